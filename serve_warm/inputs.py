@@ -1,0 +1,364 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What to replay: buckets, declared inputs, the grid over the buckets, and signatures.
+
+An `Input` names its target, the method or route that traffic uses, and the arguments to call
+it with. `shape_grid` writes one `Input` for each point of a `Buckets` object, the same object
+that the handler pads to (`buckets.fit`), so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_warm.errors import InputError
+
+HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
+"""A target such as `POST /embed`."""
+
+
+class Buckets(Mapping[str, tuple[int, ...]]):
+    """The sizes that are compiled, axis by axis; what the grid lists and the handler pads to.
+
+    >>> buckets = Buckets(batch=[1, 8], length=[16, 64, 128])
+    >>> buckets.fit(batch=3, length=20)
+    {'batch': 8, 'length': 64}
+    >>> [point["length"] for point in buckets.grid()]
+    [128, 64, 16, 128, 64, 16]
+    """
+
+    def __init__(self, **axes: Iterable[int]) -> None:
+        if not axes:
+            raise InputError(
+                "Buckets() has no axis", hint="for example Buckets(batch=[1, 8], length=[16, 64])"
+            )
+        self._axes = {name: tuple(sorted(set(sizes))) for name, sizes in axes.items()}
+        for name, sizes in self._axes.items():
+            if not sizes or any(not isinstance(s, int) or s < 1 for s in sizes):
+                raise InputError(
+                    f"Buckets axis {name!r} has sizes {list(sizes)!r}",
+                    hint="sizes are whole numbers from 1 on, at least one an axis",
+                )
+
+    def __getitem__(self, axis: str) -> tuple[int, ...]:
+        return self._axes[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+    def __repr__(self) -> str:
+        return f"Buckets({', '.join(f'{k}={list(v)}' for k, v in self._axes.items())})"
+
+    def fit(self, **sizes: int) -> dict[str, int]:
+        """Return the smallest bucket that holds each of `sizes`.
+
+        Raises:
+            InputError: an axis is unknown, or a size is larger than its largest bucket.
+        """
+        fitted = {}
+        for axis, size in sizes.items():
+            if axis not in self._axes:
+                raise InputError(f"no axis {axis!r} in {self!r}", hint="check the name")
+            fitting = [bucket for bucket in self._axes[axis] if bucket >= size]
+            if not fitting:
+                raise InputError(
+                    f"{axis}={size} is larger than the largest bucket of {self!r}",
+                    hint=f"truncate or split the request, or add a bucket to {axis!r}",
+                    axis=axis,
+                    size=size,
+                )
+            fitted[axis] = fitting[0]
+        return fitted
+
+    def grid(self) -> list[dict[str, int]]:
+        """Return every combination of sizes, largest (by product) first.
+
+        Largest first because a CUDA graph's memory pool can be reused by later captures that
+        fit into it, and because what runs out of memory should do so at once.
+        """
+        points = [
+            dict(zip(self._axes, sizes, strict=True))
+            for sizes in itertools.product(*(reversed(v) for v in self._axes.values()))
+        ]
+        return sorted(points, key=lambda point: -math.prod(point.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One thing to replay: the call of a method or an HTTP request, and how often at once.
+
+    >>> Input(target="POST /embed", json={"text": "hello"}).name
+    'POST /embed'
+    """
+
+    target: Callable[..., Any] | str
+    """A bound method, the name of a method, or `"POST /path"` for a route (or for `__call__` of
+    a class without an ASGI app). Called as Ray Serve calls it: the same thread, the same loop."""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    json: Any = None
+    """Body of an HTTP request, encoded as JSON."""
+    body: bytes = b""
+    """Raw body of an HTTP request, where it is not JSON."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    concurrency: int = 1
+    """How many of these calls are made at once: a batch of this size in `@serve.batch`."""
+    model_id: str = ""
+    """Multiplexed model id the request would carry."""
+    name: str = ""
+    """Unique name in reports; made from the target when empty."""
+    size: int = 0
+    """Relative cost: inputs are replayed largest first, in declared order among equals."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise InputError(f"concurrency={self.concurrency} of an input", hint="1 or more")
+        if isinstance(self.target, str):
+            is_http = HTTP_TARGET.fullmatch(self.target) is not None
+            if not is_http and not self.target.isidentifier():
+                raise InputError(
+                    f"unknown kind of target {self.target!r}",
+                    hint='name a method ("embed") or a request ("POST /embed")',
+                )
+            if not is_http and (self.json is not None or self.body or self.headers):
+                raise InputError(
+                    f"target {self.target!r} is a method, and json, body and headers are for HTTP",
+                    hint='use args and kwargs, or a target such as "POST /path"',
+                )
+        elif not callable(self.target):
+            raise InputError(
+                f"target of an input is {type(self.target).__name__}, not a method",
+                hint='pass a bound method, its name, or "POST /path"',
+            )
+        if not self.name:
+            object.__setattr__(self, "name", self.target_name)
+
+    @property
+    def target_name(self) -> str:
+        """The method's name, or `POST /path`."""
+        if isinstance(self.target, str):
+            return self.target
+        return str(getattr(self.target, "__name__", repr(self.target)))
+
+    @property
+    def http(self) -> tuple[str, str] | None:
+        """Method and path of an HTTP target; `None` for a method of the class."""
+        match = HTTP_TARGET.fullmatch(self.target) if isinstance(self.target, str) else None
+        return (match[1], match[2]) if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """How to make one tensor argument of a grid point.
+
+    `axes` are names of bucket axes or fixed sizes. Values are whole numbers from `low` to
+    `high`, both included, for integer types and uniform reals between them for the others,
+    drawn from a generator seeded by the argument's name: every start replays the same values.
+    """
+
+    axes: tuple[str | int, ...]
+    dtype: str = "int64"
+    low: float = 1
+    high: float = 1
+    """Ones by default: a token id that every vocabulary has, and a mask that masks nothing."""
+
+    def tensor(self, name: str, point: Mapping[str, int]) -> Any:
+        """Return the tensor for a grid point."""
+        import torch  # noqa: PLC0415  (this module is imported where torch must not be)
+
+        shape = [axis if isinstance(axis, int) else point[axis] for axis in self.axes]
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise InputError(f"{name}: no dtype {self.dtype!r} in torch", hint='"int64", "float32"')
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+        generator = torch.Generator().manual_seed(seed)
+        if dtype.is_floating_point:
+            reals = torch.rand(shape, generator=generator) * (self.high - self.low) + self.low
+            return reals.to(dtype)
+        if dtype is torch.bool:
+            return torch.ones(shape, dtype=dtype)
+        return torch.randint(
+            int(self.low), int(self.high) + 1, shape, generator=generator, dtype=dtype
+        )
+
+
+def shape_grid(
+    target: Callable[..., Any] | str,
+    buckets: Buckets,
+    *,
+    make: Callable[..., Mapping[str, Any]] | None = None,
+    fields: Mapping[str, Field] | None = None,
+    concurrency: str | None = None,
+    budget: int = 128,
+    model_id: str = "",
+) -> list[Input]:
+    """Return one input for each point of `buckets`, largest first.
+
+    Args:
+        target: what to call: a method, its name, or `"POST /path"`.
+        make: called with the sizes of a point by axis name; returns the keyword arguments of
+            the call, or for HTTP a mapping with `json`, `body` or `headers`.
+        fields: tensors to make instead, by argument name. With neither, each argument that
+            `target` requires gets an int64 tensor of ones over all axes.
+        concurrency: the axis that is not a dimension but a number of calls at once, for
+            targets behind `@serve.batch`.
+        budget: the most inputs that may come out; more is an error, not a cut.
+        model_id: multiplexed model id of every input.
+
+    Raises:
+        InputError: the grid is larger than `budget`, or the arguments do not go together.
+
+    >>> inputs = shape_grid("embed", Buckets(batch=[1, 2]), fields={"x": Field(axes=("batch", 4))})
+    >>> [(i.name, tuple(i.kwargs["x"].shape)) for i in inputs]
+    [('embed batch=2', (2, 4)), ('embed batch=1', (1, 4))]
+    """
+    points = buckets.grid()
+    if len(points) > budget:
+        raise InputError(
+            f"{buckets!r} makes {len(points)} inputs, and the budget is {budget}",
+            hint="use fewer buckets, or pass budget= if the replica may take that long",
+        )
+    if concurrency is not None and concurrency not in buckets:
+        raise InputError(f"concurrency={concurrency!r} is no axis of {buckets!r}")
+    if make is not None and fields is not None:
+        raise InputError("shape_grid got make= and fields=", hint="pass one of them")
+    is_http = isinstance(target, str) and HTTP_TARGET.fullmatch(target) is not None
+    if make is None and is_http:
+        raise InputError(f"{target!r} needs make=", hint='make=lambda length: {"json": {...}}')
+    if make is None and fields is None:
+        dimensions = tuple(axis for axis in buckets if axis != concurrency)
+        fields = {name: Field(axes=dimensions) for name in _required_arguments(target)}
+    for name, spec in (fields or {}).items():
+        unknown = [a for a in spec.axes if isinstance(a, str) and a not in buckets]
+        if unknown:
+            raise InputError(f"field {name!r} names {unknown[0]!r}, no axis of {buckets!r}")
+
+    inputs = []
+    for point in points:
+        sizes = {axis: size for axis, size in point.items() if axis != concurrency}
+        if make is not None:
+            made: Mapping[str, Any] = make(**sizes)
+        else:
+            made = {name: spec.tensor(name, sizes) for name, spec in (fields or {}).items()}
+        call: dict[str, Any] = dict(made) if is_http else {"kwargs": dict(made)}
+        label = target if isinstance(target, str) else getattr(target, "__name__", "call")
+        inputs.append(
+            Input(
+                target=target,
+                name=f"{label} " + " ".join(f"{axis}={size}" for axis, size in point.items()),
+                concurrency=point[concurrency] if concurrency else 1,
+                model_id=model_id,
+                size=math.prod(point.values()),
+                **call,
+            )
+        )
+    return inputs
+
+
+def _required_arguments(target: Callable[..., Any] | str) -> list[str]:
+    if isinstance(target, str):
+        raise InputError(
+            f"the arguments of {target!r} are not known", hint="pass make= or fields=, or self.method"
+        )
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [
+        name
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in kinds and parameter.default is inspect.Parameter.empty
+    ]
+    if not names:
+        raise InputError(
+            f"{getattr(target, '__name__', target)!r} takes no argument to make tensors for",
+            hint="pass make= or fields=",
+        )
+    return names
+
+
+def ordered(declared: Any, *, of: str) -> list[Input]:
+    """Return the declared inputs checked, named uniquely and largest first.
+
+    Raises:
+        InputError: `declared` is no collection of inputs, or an empty one.
+    """
+    if isinstance(declared, Input):
+        declared = [declared]
+    if not isinstance(declared, Iterable):
+        raise InputError(
+            f"{of}.warmup_inputs() returned {type(declared).__name__}",
+            hint="return a list of Input, for example shape_grid(self.embed, self.buckets)",
+        )
+    inputs = list(declared)
+    if not inputs:
+        raise InputError(
+            f"{of}.warmup_inputs() returned no inputs",
+            hint="a replica cannot be proven warm for nothing: declare at least one, or set "
+            "user_config.warmup.enabled: false",
+        )
+    wrong = [item for item in inputs if not isinstance(item, Input)]
+    if wrong:
+        raise InputError(
+            f"{of}.warmup_inputs() returned a {type(wrong[0]).__name__} among its inputs",
+            hint="wrap calls as Input(target=self.method, args=(...)), or use shape_grid",
+        )
+    return sorted(_uniquely_named(inputs), key=lambda item: -item.size)
+
+
+def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
+    import dataclasses  # noqa: PLC0415
+
+    seen: dict[str, int] = {}
+    for item in inputs:
+        seen[item.name] = seen.get(item.name, 0) + 1
+        if seen[item.name] == 1:
+            yield item
+        else:
+            yield dataclasses.replace(item, name=f"{item.name} #{seen[item.name]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSignature:
+    """What compiled code depends on in a call: tensors' metadata and plain values, by path."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
+        """Return the signature of named values; containers are entered `depth` levels deep."""
+        return cls(entries=tuple(_entries(values, "", depth)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{path}={what}" for path, what in self.entries)
+
+
+def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and depth:
+        for key, item in value.items():
+            yield from _entries(item, f"{path}.{key}" if path else str(key), depth - 1)
+    elif isinstance(value, (list, tuple)) and depth:
+        for index, item in enumerate(value[:16]):
+            yield from _entries(item, f"{path}[{index}]", depth - 1)
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        shape = "×".join(str(size) for size in value.shape) or "scalar"
+        stride = "" if _contiguous(value) else f" stride {tuple(value.stride())}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        yield path, f"{dtype}[{shape}]{stride}"
+    elif isinstance(value, (bool, int, float)):
+        yield path, repr(value)
+    elif isinstance(value, str):
+        # A value of a request: its length can matter to a graph, its text is nobody's business.
+        yield path, f"str[{len(value)}]"
+
+
+def _contiguous(tensor: Any) -> bool:
+    check = getattr(tensor, "is_contiguous", None)
+    return bool(check()) if callable(check) else True

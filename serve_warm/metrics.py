@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One table of metrics, and the sink that exports it through Ray.
+
+Each metric is a pure function of a `Report`. Ray's path to Prometheus sets the rules: a gauge
+that is set once disappears after about 20 s, so all are set again every `PERIOD_S`; histogram
+sums are rebuilt from bucket midpoints, so exact seconds are gauges; a counter cannot be
+incremented by 0. Ray adds the labels application, deployment and replica, the prefix `ray_`, and
+`_total` to counters.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_warm.report import Report, Stage, Verdict
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+"""Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: str
+    """`gauge` or `counter`."""
+    help: str
+    label: str | None = None
+    """Its own label, beside those that the sink adds; values come from a closed set."""
+    read: Callable[[Report], Mapping[str, float]]
+    """Value by label value; the label value is empty where the metric has none."""
+
+
+def _one(value: Callable[[Report], float]) -> Callable[[Report], Mapping[str, float]]:
+    return lambda report: {"": float(value(report))}
+
+
+def _stage_seconds(report: Report) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for time in report.stages:
+        label = time.stage.value.lower()
+        seconds[label] = seconds.get(label, 0.0) + time.seconds
+    return seconds
+
+
+METRICS = (
+    Metric(
+        name="serve_warm_ready",
+        kind="gauge",
+        help="1 once the replica is proven warm, or serves by policy; 0 before.",
+        read=_one(lambda r: r.stage is Stage.READY),
+    ),
+    Metric(
+        name="serve_warm_degraded",
+        kind="gauge",
+        help="1 for a ready replica that serves late or with uncovered inputs.",
+        read=_one(lambda r: bool(r.degraded)),
+    ),
+    Metric(
+        name="serve_warm_stage",
+        kind="gauge",
+        label="stage",
+        help="1 for the stage that the start is in, 0 for the others.",
+        read=lambda r: {s.value.lower(): float(r.stage is s) for s in Stage},
+    ),
+    Metric(
+        name="serve_warm_verdict",
+        kind="gauge",
+        label="verdict",
+        help="1 for the verdict of the artifact in this start, 0 for the others.",
+        read=lambda r: {v.value: float(r.verdict is v) for v in Verdict},
+    ),
+    Metric(
+        name="serve_warm_stage_seconds",
+        kind="gauge",
+        label="stage",
+        help="Exact wall seconds that the stages of this start took.",
+        read=_stage_seconds,
+    ),
+    Metric(
+        name="serve_warm_to_proof_seconds",
+        kind="gauge",
+        help="Exact wall seconds from the end of __init__ to the end of the proof.",
+        read=_one(lambda r: r.to_proof_s),
+    ),
+    Metric(
+        name="serve_warm_inputs_expected",
+        kind="gauge",
+        help="Inputs that are declared.",
+        read=_one(lambda r: r.covered.expected),
+    ),
+    Metric(
+        name="serve_warm_inputs_proven",
+        kind="gauge",
+        help="Inputs that went through the pass in which compiling is forbidden.",
+        read=_one(lambda r: r.covered.proven),
+    ),
+    Metric(
+        name="serve_warm_compiler_processes",
+        kind="gauge",
+        help="Compiler processes run during warm-up that produced an object.",
+        read=_one(lambda r: r.warmup.compiler_processes),
+    ),
+    Metric(
+        name="serve_warm_compiler_seconds",
+        kind="gauge",
+        help="Wall seconds in compiler processes during warm-up, summed over threads.",
+        read=_one(lambda r: r.warmup.compiler_s),
+    ),
+    Metric(
+        name="serve_warm_compiles_after_ready",
+        kind="counter",
+        help="Frames compiled in traffic after the replica was ready: should stay 0.",
+        read=_one(lambda r: r.after_ready.compiles),
+    ),
+    Metric(
+        name="serve_warm_captures_after_ready",
+        kind="counter",
+        help="CUDA graphs recorded in traffic after the replica was ready: should stay 0.",
+        read=_one(lambda r: r.after_ready.captures),
+    ),
+    Metric(
+        name="serve_warm_eager_falls_after_ready",
+        kind="counter",
+        help="Functions that fell to eager for good in traffic: should stay 0.",
+        read=_one(lambda r: r.after_ready.eager_falls),
+    ),
+)
+
+
+class RaySink:
+    """Exports the table through `ray.serve.metrics`, again and again, from a daemon thread."""
+
+    def __init__(self, report: Callable[[], Report]) -> None:
+        from ray.serve import metrics  # noqa: PLC0415  (the table is read without Ray)
+
+        self._report = report
+        self._lock = threading.Lock()
+        self._exported: dict[tuple[str, str], float] = {}
+        self._series: list[tuple[Metric, Any]] = []
+        for metric in METRICS:
+            kind = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
+            keys = (metric.label,) if metric.label else ()
+            self._series.append((metric, kind(metric.name, description=metric.help, tag_keys=keys)))
+        self._stopped = threading.Event()
+        # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because
+        # nothing here is worth keeping a process alive for.
+        threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
+
+    def __call__(self, report: Report) -> None:
+        """Export one report: gauges are set, counters move on by what was added."""
+        with self._lock:
+            for metric, series in self._series:
+                for label, value in metric.read(report).items():
+                    tags = {metric.label: label} if metric.label else {}
+                    if metric.kind == "gauge":
+                        series.set(value, tags=tags)
+                        continue
+                    added = value - self._exported.get((metric.name, label), 0.0)
+                    if added > 0:
+                        series.inc(added, tags=tags)
+                        self._exported[metric.name, label] = value
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _repeat(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            self(self._report())
+
+
+def markdown() -> str:
+    """Return the table for the documentation."""
+    rows = [
+        f"| `{m.name}` | {m.kind} | {f'`{m.label}`' if m.label else ''} | {m.help} |"
+        for m in METRICS
+    ]
+    return "\n".join(["| metric | type | label | meaning |", "|---|---|---|---|", *rows])

@@ -1,0 +1,290 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Run the declared inputs until nothing compiles any more, then prove it.
+
+Nobody here knows how often a path must run to be warm: an Inductor hit still traces once, a
+CUDA graph takes three calls, a graph break more. Passes are repeated until a whole one changes
+no count, and then one more is run in which compiling is forbidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from serve_warm import compiler
+from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
+from serve_warm.inputs import Input
+from serve_warm.report import Counts, InputResult, Stage
+
+logger = logging.getLogger(__name__)
+
+WAIT_NOTICE_S = 10.0
+"""After this long awaiting one input, the log says so: other deployments may not be up yet."""
+
+PROOF_ATTEMPTS = 3
+"""Proofs tried before giving up. A failed one is followed by passes in which compiling is
+allowed again. Concurrent calls can lose a race in Dynamo's lookup and fail without cause."""
+
+Call = Callable[[Input], Awaitable[None]]
+"""Replays one input once, the way traffic would, and raises what the target raised."""
+
+
+class Deadline:
+    """A point in time, and how long is left until then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._at = time.perf_counter() + seconds
+
+    def left(self) -> float:
+        """Return the seconds left, negative when it has passed."""
+        return self._at - time.perf_counter()
+
+
+@dataclass
+class Progress:
+    """What a replay has reached; observers read it while it changes."""
+
+    inputs: Sequence[Input] = ()
+    passes: int = 0
+    """Passes begun."""
+    done: int = 0
+    """Inputs replayed in the pass under way."""
+    first_s: dict[str, float] = field(default_factory=dict)
+    steady_s: dict[str, float] = field(default_factory=dict)
+    compiles: dict[str, int] = field(default_factory=dict)
+    unproven: dict[str, str] = field(default_factory=dict)
+    """Reason by input name, for those that the proof did not go through."""
+    proven: set[str] = field(default_factory=set)
+    threads: set[int] = field(default_factory=set)
+    """Native ids of the threads that made compiled calls in the proof pass."""
+
+    def results(self) -> tuple[InputResult, ...]:
+        """Return one record an input, in replay order."""
+        return tuple(
+            InputResult(
+                name=item.name,
+                proven=item.name in self.proven,
+                first_s=self.first_s.get(item.name, 0.0),
+                steady_s=self.steady_s.get(item.name, 0.0),
+                compiles=self.compiles.get(item.name, 0),
+                note=""
+                if item.name in self.proven
+                else self.unproven.get(item.name, "not reached"),
+            )
+            for item in self.inputs
+        )
+
+
+class Replay:
+    """Replays `inputs` through `call`, counting with `seen`; `changed` is called on progress."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        call: Call,
+        *,
+        seen: compiler.Watch,
+        deadline: Deadline,
+        input_deadline_s: float,
+        max_passes: int,
+        waits_for: Sequence[str] = (),
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.progress = Progress(inputs=inputs)
+        self._call = call
+        self._seen = seen
+        self._deadline = deadline
+        self._input_deadline_s = input_deadline_s
+        self._max_passes = max_passes
+        self._waits_for = tuple(waits_for)
+        self._changed = changed
+
+    async def until_quiet(self) -> None:
+        """Replay all inputs until a whole pass changes no compile or capture count.
+
+        Raises:
+            ReplayFailed: an input raised.
+            WarmupTimeout: a deadline passed.
+            NotProven: `max_passes` passes, and the last one still compiled.
+        """
+        for _ in range(self._max_passes):
+            before = self._seen.counts()
+            await self._one_pass()
+            changed = self._seen.counts() - before
+            if changed.quiet:
+                return
+        raise NotProven(
+            f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs the model "
+            f"still compiles ({_described(changed)} in the last pass)",
+            hint="look for inputs that change from call to call (Python numbers, strides, new "
+            f"shapes); the last reason was: {_last_reason(self._seen) or 'none given'}",
+            stage=Stage.REPLAYING.value,
+        )
+
+    async def prove(self) -> None:
+        """Replay all inputs once with compiling forbidden, and note which went through.
+
+        Not raising does not mean that all are proven: `progress` says which are.
+
+        Raises:
+            ReplayFailed: an input raised for another reason than the proof.
+            WarmupTimeout: a deadline passed.
+        """
+        for attempt in range(1, PROOF_ATTEMPTS + 1):
+            await self._proof_pass()
+            failed = [n for n, why in self.progress.unproven.items() if why not in self._gave_up()]
+            if not failed or attempt == PROOF_ATTEMPTS:
+                return
+            logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, len(failed))
+            await self.until_quiet()
+
+    async def _one_pass(self) -> None:
+        progress = self.progress
+        progress.passes += 1
+        progress.done = 0
+        # What Dynamo has given up on runs eagerly without a word from then on: every later
+        # input of this pass that compiled nothing of its own may be such a one.
+        first = progress.passes == 1
+        for item in progress.inputs:
+            before = self._seen.counts()
+            seconds = await self._replay(item)
+            change = self._seen.counts() - before
+            progress.first_s.setdefault(item.name, seconds)
+            progress.steady_s[item.name] = seconds
+            progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
+            if change.eager_falls or (first and self._eager_since and not change.compiles):
+                self._fell_to_eager(item)
+            progress.done += 1
+            self._changed()
+
+    async def _proof_pass(self) -> None:
+        progress = self.progress
+        progress.passes += 1
+        progress.done = 0
+        progress.proven.clear()
+        progress.unproven = {
+            name: why for name, why in progress.unproven.items() if why in self._gave_up()
+        }
+        with self._seen.calling_threads() as threads, compiler.forbid():
+            for item in progress.inputs:
+                met, before = self._seen.forbidden_count, self._seen.counts()
+                seconds, error = await self._replay_reporting(item)
+                change = self._seen.counts() - before
+                if self._seen.forbidden_count > met:
+                    reason = _last_reason(self._seen)
+                    progress.unproven[item.name] = f"would compile: {reason}"
+                elif error is not None:
+                    raise error
+                elif not change.quiet:
+                    progress.unproven[item.name] = f"not quiet: {_described(change)}"
+                elif item.name not in progress.unproven:
+                    progress.proven.add(item.name)
+                    progress.steady_s[item.name] = seconds
+                progress.done += 1
+                self._changed()
+        progress.threads = set(threads)
+
+    _eager_since: bool = False
+
+    def _fell_to_eager(self, item: Input) -> None:
+        self._eager_since = True
+        (reason,) = self._gave_up()
+        self.progress.unproven[item.name] = reason
+
+    def _gave_up(self) -> tuple[str]:
+        needed = len(self.progress.inputs)
+        return (
+            "runs eagerly, without a word from torch: there are more compiled variants than the "
+            f"recompile limit allows; pass torch.compile(..., recompile_limit={max(16, needed)}) "
+            "or declare fewer shapes",
+        )
+
+    async def _replay(self, item: Input) -> float:
+        seconds, error = await self._replay_reporting(item)
+        if error is not None:
+            raise error
+        return seconds
+
+    async def _replay_reporting(self, item: Input) -> tuple[float, ReplayFailed | None]:
+        limit_s = min(self._input_deadline_s, self._deadline.left())
+        if limit_s <= 0:
+            raise self._timeout(item, self._deadline.seconds)
+        start = time.perf_counter()
+        # A task rather than wait_for: its exception is a value, so that whatever the target
+        # raises is named with its input, and nothing is swallowed on the way.
+        task = asyncio.ensure_future(self._call(item))
+        while not task.done():
+            left = limit_s - (time.perf_counter() - start)
+            if left <= 0:
+                task.cancel()
+                await asyncio.wait({task}, timeout=1.0)
+                raise self._timeout(item, limit_s)
+            await asyncio.wait({task}, timeout=min(left, WAIT_NOTICE_S))
+            if not task.done():
+                logger.info(
+                    "still waiting for input=%r after %.0f s%s",
+                    item.name,
+                    time.perf_counter() - start,
+                    self._waiting_text(),
+                )
+        seconds = time.perf_counter() - start
+        if task.cancelled():
+            raise asyncio.CancelledError
+        error = task.exception()
+        if error is None:
+            return seconds, None
+        if not isinstance(error, Exception):
+            raise error
+        failed = ReplayFailed(
+            f"input {item.name!r} raised {type(error).__name__}: {_first_line(error)}",
+            hint="warm-up replays it as traffic would: call the same method with the same "
+            "arguments, or correct warmup_inputs()",
+            stage=Stage.REPLAYING.value,
+            input=item.name,
+        )
+        failed.__cause__ = error
+        return seconds, failed
+
+    def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
+        progress = self.progress
+        covered = f"{len(progress.first_s)} of {len(progress.inputs)} inputs were replayed"
+        return WarmupTimeout(
+            f"no end of input {item.name!r} within {limit_s:.0f} s; {covered}, "
+            f"{len(progress.proven)} proven{self._waiting_text()}",
+            hint="raise deadline_s or input_deadline_s, build an artifact so that less is "
+            "compiled, or set on_deadline: serve",
+            stage=Stage.REPLAYING.value,
+            covered=covered,
+        )
+
+    def _waiting_text(self) -> str:
+        if not self._waits_for:
+            return ""
+        return "; it may wait for other deployments: " + ", ".join(self._waits_for)
+
+
+def _described(change: Counts) -> str:
+    parts = {
+        "compiles": change.compiles,
+        "compiler runs": change.compiler_processes,
+        "captures": change.captures,
+        "falls to eager": change.eager_falls,
+    }
+    return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"
+
+
+def _last_reason(seen: compiler.Watch) -> str:
+    events = seen.events()
+    if not events:
+        return ""
+    last = events[-1]
+    return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]

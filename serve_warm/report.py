@@ -1,0 +1,241 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What happened in a start: frozen records that become JSON or text.
+
+The records hold facts only. Whoever decides (`serve_warm.stages`) fills them in; whoever shows
+them (logs, metrics, the command line) reads them. Nothing here imports more than the standard
+library, so that a report can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+SCHEMA = 1
+"""Version of the JSON form; a reader of another major version must say so, not guess."""
+
+
+class Stage(str, Enum):
+    """Where a start is. The order is the order of the flow; FAILED can follow any of them."""
+
+    PENDING = "PENDING"
+    WAITING = "WAITING"
+    PULLING = "PULLING"
+    VERIFYING = "VERIFYING"
+    LOADING = "LOADING"
+    REPLAYING = "REPLAYING"
+    PROVING = "PROVING"
+    READY = "READY"
+    FAILED = "FAILED"
+
+
+class Verdict(str, Enum):
+    """What the artifact was worth in this start."""
+
+    OFF = "off"
+    """No artifact is configured, or `enabled: false`."""
+    FULL_HIT = "full_hit"
+    """Loaded, and nothing was compiled by a compiler or missed in torch's caches."""
+    PARTIAL = "partial"
+    """Loaded, and something was compiled all the same."""
+    MISS = "miss"
+    """No fitting variant, or none there; everything was compiled."""
+    REFUSED = "refused"
+    """Trust, integrity or format said no; everything was compiled."""
+    LATE = "late"
+    """The deadline passed and `on_deadline: serve` let the replica serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What torch and the compilers did inside a span of time. All are plain counts but `_s`."""
+
+    compiles: int = 0
+    """Frames that Dynamo turned into compiled code (a cache hit of Inductor still traces)."""
+    recompiles: int = 0
+    """Those of them that followed a failed guard of an earlier variant."""
+    eager_falls: int = 0
+    """Frames that Dynamo gave up on because the recompile limit was reached: eager for good."""
+    captures: int = 0
+    """CUDA graphs recorded."""
+    fx_hits: int = 0
+    fx_misses: int = 0
+    fx_bypasses: int = 0
+    aot_hits: int = 0
+    aot_misses: int = 0
+    aot_bypasses: int = 0
+    compiler_processes: int = 0
+    """Compiler processes that produced an object file or a shared library."""
+    compiler_s: float = 0.0
+    """Wall seconds spent in them, summed over threads."""
+    compile_s: float = 0.0
+    """Wall seconds spent in Dynamo's compile callback, everything below it included."""
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        return Counts(
+            **{
+                f.name: getattr(self, f.name) - getattr(earlier, f.name)
+                for f in dataclasses.fields(self)
+            }
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing was compiled, captured or given up on."""
+        return not (self.compiles or self.captures or self.eager_falls or self.compiler_processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileEvent:
+    """One compile, capture or fall to eager, with its reason."""
+
+    kind: str
+    """`compile`, `recompile`, `eager` (the recompile limit), `capture` or `forbidden`."""
+    function: str
+    """Name of the frame, with file and line."""
+    signature: str
+    """Tensors and scalars of the frame: the input that caused it."""
+    reason: str
+    """The guard that failed, in torch's words; empty for a first compile."""
+    seconds: float
+    thread: int
+    """Native thread id."""
+    at_unix: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTime:
+    """Wall seconds of one stage."""
+
+    stage: Stage
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputResult:
+    """What became of one declared input."""
+
+    name: str
+    proven: bool
+    """Whether the pass that forbids compiling went through it."""
+    first_s: float
+    """Seconds of its first replay: compile, cache loading and compute."""
+    steady_s: float
+    """Seconds of its last replay: compute alone."""
+    compiles: int
+    note: str = ""
+    """Why it is not proven, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How many of the declared inputs are proven warm."""
+
+    expected: int = 0
+    proven: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactUse:
+    """Which artifact this start looked at, and what came of it."""
+
+    store: str
+    statement: str = ""
+    """Key of the chosen statement; empty when none was chosen."""
+    created: str = ""
+    stored_bytes: int = 0
+    raw_bytes: int = 0
+    reason: str = ""
+    """Why it was not loaded, in a sentence."""
+    trace: tuple[str, ...] = ()
+    """One line a variant that was looked at: accepted, or rejected with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One start of one replica, from the end of the user's `__init__` on.
+
+    `to_proof_s` ends with the proof. `overhead_s` is `to_proof_s` less the steady compute of the
+    passes that were run. `cpu_s` is the process' own CPU time and that of the compilers it
+    waited for, since the process began.
+    """
+
+    application: str = ""
+    deployment: str = ""
+    replica: str = ""
+    stage: Stage = Stage.PENDING
+    verdict: Verdict = Verdict.OFF
+    degraded: tuple[str, ...] = ()
+    """Why a ready replica is not a clean one; empty for a clean one."""
+    covered: Coverage = field(default_factory=Coverage)
+    stages: tuple[StageTime, ...] = ()
+    inputs: tuple[InputResult, ...] = ()
+    passes: int = 0
+    to_proof_s: float = 0.0
+    overhead_s: float = 0.0
+    cpu_s: float = 0.0
+    warmup: Counts = field(default_factory=Counts)
+    after_ready: Counts = field(default_factory=Counts)
+    events: tuple[CompileEvent, ...] = ()
+    """The last events after ready, newest last; a bounded number."""
+    artifact: ArtifactUse | None = None
+    threads: tuple[int, ...] = ()
+    """Native ids of the threads that made compiled calls in the proof pass."""
+    warnings: tuple[str, ...] = ()
+    """Problems that were found and named, each with its fix."""
+    error: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    pid: int = 0
+    started_unix: float = 0.0
+    """When warm-up began, seconds since the epoch."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts, lists, strings and numbers."""
+        plain: dict[str, Any] = _plain(self)
+        return {"schema": SCHEMA, **plain}
+
+    def text(self) -> str:
+        """Return the report as lines for a log or a terminal."""
+        lines = [
+            f"{self.application}#{self.deployment} {self.stage.value} verdict={self.verdict.value} "
+            f"proven={self.covered.proven}/{self.covered.expected} "
+            f"to_proof={self.to_proof_s:.2f} s passes={self.passes}"
+        ]
+        lines += [f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s" for s in self.stages]
+        c = self.warmup
+        lines.append(
+            f"  compiled: {c.compiles} frames in {c.compile_s:.2f} s, "
+            f"{c.compiler_processes} compiler runs in {c.compiler_s:.2f} s, "
+            f"fx {c.fx_hits} hit / {c.fx_misses} missed / {c.fx_bypasses} bypassed, "
+            f"{c.captures} captures"
+        )
+        a = self.after_ready
+        lines.append(
+            f"  after ready: {a.compiles} compiles, {a.captures} captures, "
+            f"{a.eager_falls} falls to eager"
+        )
+        if self.artifact is not None:
+            lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())
+            if self.artifact.reason:
+                lines.append(f"    {self.artifact.reason}")
+        lines += [f"  not proven: {i.name}: {i.note}" for i in self.inputs if not i.proven]
+        lines += [f"  degraded: {reason}" for reason in self.degraded]
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        if self.error:
+            lines.append(f"  error: {self.error}")
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value

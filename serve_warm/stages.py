@@ -1,0 +1,508 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a start: the stages, their deadlines, the policies. Nothing else knows the order.
+
+A `Warmup` is one start of one replica. It asks a `Replica` for what only the deployment knows
+(its inputs, how to call them, what it compiles with) and tells its observers of each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serve_warm import artifact, compiler, transfer
+from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
+from serve_warm.errors import (
+    ArtifactNotFound,
+    ArtifactRefused,
+    NotProven,
+    ServeWarmError,
+    StoreError,
+    WarmupFailed,
+    WarmupTimeout,
+)
+from serve_warm.fingerprint import Fingerprint, read_app, read_machine
+from serve_warm.inputs import Input, ordered
+from serve_warm.replay import Deadline, Replay
+from serve_warm.report import (
+    ArtifactUse,
+    CompileEvent,
+    Counts,
+    Coverage,
+    Report,
+    Stage,
+    StageTime,
+    Verdict,
+)
+from serve_warm.stores import open_store
+from serve_warm.trust import load_trust
+
+if TYPE_CHECKING:
+    from serve_warm.trust import Trust
+
+logger = logging.getLogger(__name__)
+
+RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses between tries of a store that does not answer, the last one repeated, until
+`pull_deadline_s`. They stand here and not in Serve: a start that fails is begun anew at once."""
+
+EVENT_LOG_PERIOD_S = 10.0
+"""At most one log line in this time for compiles after ready; the rest is counted in it."""
+
+ISA_FACT = "isa_checks"
+"""Name of the manifest fact that holds torch's ISA probe answers."""
+
+
+class Replica(Protocol):
+    """What a warm-up needs of the deployment that it runs in."""
+
+    application: str
+    deployment: str
+    replica: str
+    owner: Any
+    """The user's object: its attributes are searched for compiled callables."""
+
+    async def warmup_inputs(self) -> Any:
+        """Return what the user declared."""
+
+    async def call(self, item: Input) -> None:
+        """Replay one input as Ray Serve would."""
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        """Raise `InputError` for an input whose target does not exist."""
+
+    def serving_threads(self) -> set[int]:
+        """Return the native ids of the threads that live as long as the replica."""
+
+    def waits_for(self) -> Sequence[str]:
+        """Return the names of the deployments that this one calls."""
+
+    def trust(self) -> Trust | None:
+        """Return who is trusted where the code says so, else `None`: the machine's files."""
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        """Return what a request gets that would compile under `after_ready: forbid`."""
+
+
+Observer = Callable[[Report], None]
+
+
+class Warmup:
+    """One start of one replica: `run()` once, `report()` at any time and from any thread."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        config: WarmupConfig,
+        *,
+        cache_directory: Path | None = None,
+    ) -> None:
+        self._replica = replica
+        self._config = config
+        self._observers: tuple[Observer, ...] = ()
+        self.cache_directory = cache_directory
+        """Where torch's caches are pointed at; private to this process."""
+        self.fingerprint: Fingerprint | None = None
+        """What this start was compared with; read before anything is pulled."""
+        self._stage = Stage.PENDING
+        self._times: list[StageTime] = []
+        self._verdict = Verdict.OFF
+        self._degraded: list[str] = []
+        self._warnings: list[str] = []
+        self._artifact: ArtifactUse | None = None
+        self._replay: Replay | None = None
+        self._error = ""
+        self._seen: compiler.Watch | None = None
+        self._at_start = Counts()
+        self._at_ready: Counts | None = None
+        self._warmup_counts = Counts()
+        self._events_at_ready = 0
+        self._to_proof_s = 0.0
+        self._cpu_s = 0.0
+        self._started_unix = 0.0
+        self._log_silent_until = 0.0
+        self._unlogged = 0
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """Call each of `observers` with the report whenever it changes."""
+        self._observers = tuple(observers)
+
+    async def run(self) -> Report:
+        """Warm up and prove it, or raise: returning means that the replica may become ready.
+
+        Raises:
+            WarmupFailed: an input, a deadline or a policy says that it may not.
+            ConfigError: the inputs, the trust files or the configuration cannot be used.
+        """
+        self._started_unix = time.time()
+        start = time.perf_counter()
+        deadline = Deadline(self._config.deadline_s)
+        try:
+            try:
+                await self._prepare()
+                await self._load(deadline)
+                await self._replay_and_prove(deadline)
+            except WarmupTimeout as error:
+                if self._config.on_deadline == "fail":
+                    raise
+                self._verdict = Verdict.LATE
+                self._degraded.append(f"late: {error.message}")
+                logger.error("served late, by on_deadline: serve: %s", error)
+            self._to_proof_s = time.perf_counter() - start
+            self._become_ready()
+        except ServeWarmError as error:
+            self._error = str(error)
+            self._to_proof_s = time.perf_counter() - start
+            self._enter(Stage.FAILED)
+            logger.error("warm-up failed: %s", error)
+            raise
+        finally:
+            self._cpu_s = compiler.cpu_seconds()
+        report = self.report()
+        logger.info("warm-up done\n%s", report.text())
+        self._tell()
+        return report
+
+    def report(self) -> Report:
+        """Return what has happened until now."""
+        progress = self._replay.progress if self._replay is not None else None
+        results = progress.results() if progress else ()
+        steady_s = sum(result.steady_s for result in results)
+        passes = progress.passes if progress else 0
+        seen, at_ready = self._seen, self._at_ready
+        after = seen.counts() - at_ready if seen and at_ready else Counts()
+        events = seen.events() if seen and at_ready else ()
+        now = (seen.counts() - self._at_start) if seen and not at_ready else self._warmup_counts
+        return Report(
+            application=self._replica.application,
+            deployment=self._replica.deployment,
+            replica=self._replica.replica,
+            stage=self._stage,
+            verdict=self._verdict,
+            degraded=tuple(self._degraded),
+            covered=Coverage(
+                expected=len(results), proven=sum(result.proven for result in results)
+            ),
+            stages=tuple(self._times),
+            inputs=results,
+            passes=passes,
+            to_proof_s=self._to_proof_s,
+            overhead_s=max(0.0, self._to_proof_s - passes * steady_s),
+            cpu_s=self._cpu_s,
+            warmup=now,
+            after_ready=after,
+            events=tuple(e for e in events if e.at_unix >= self._ready_unix),
+            artifact=self._artifact,
+            threads=tuple(sorted(progress.threads)) if progress else (),
+            warnings=tuple(self._warnings),
+            error=self._error,
+            versions=compiler.versions() if seen else {},
+            pid=os.getpid(),
+            started_unix=self._started_unix,
+        )
+
+    _ready_unix: float = 0.0
+
+    @property
+    def done_in_pass(self) -> int:
+        """Inputs replayed in the pass under way."""
+        return self._replay.progress.done if self._replay is not None else 0
+
+    # The steps, in their order --------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        self._enter(Stage.PENDING)
+        with self._timed(Stage.PENDING):
+            compiler.require_compiler(environment())
+            if self.cache_directory is None:
+                self._new_cache_directory()
+            declared = await self._replica.warmup_inputs()
+            self._inputs = ordered(declared, of=type(self._replica.owner).__name__)
+            self._replica.check(self._inputs)
+            await asyncio.to_thread(compiler.import_compiler)
+            self._seen = compiler.watch()
+            self._at_start = self._seen.counts()
+            compiler.isa_checks()
+            # On this thread, not in a worker: grad mode and autocast are the thread's.
+            app = read_app(
+                environment(), compile_arguments=compiler.compile_arguments(self._replica.owner)
+            )
+            machine = await asyncio.to_thread(read_machine, environment())
+            self.fingerprint = Fingerprint(machine=machine, app=app)
+
+    async def _load(self, deadline: Deadline) -> None:
+        uri = self._config.artifact
+        if uri is None:
+            return
+        self._artifact = ArtifactUse(store=uri)
+        try:
+            pulled = await self._pull(uri, deadline)
+            self._enter(Stage.LOADING)
+            with self._timed(Stage.LOADING):
+                await asyncio.to_thread(self._put_in_place, pulled)
+        except (ArtifactNotFound, StoreError) as error:
+            self._not_loaded(Verdict.MISS, error, self._config.on_missing)
+        except ArtifactRefused as error:
+            self._not_loaded(Verdict.REFUSED, error, self._config.on_refused)
+        else:
+            # Until the replay has shown otherwise.
+            self._verdict = Verdict.FULL_HIT
+
+    async def _pull(self, uri: str, deadline: Deadline) -> transfer.Pulled:
+        fingerprint = self.fingerprint
+        if fingerprint is None:  # pragma: no cover  (set by _prepare)
+            raise AssertionError
+        limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
+        trust = self._replica.trust() or load_trust()
+        self._enter(Stage.PULLING)
+
+        def pull() -> transfer.Pulled:
+            return transfer.pull(
+                open_store(uri),
+                deployment=self._replica.deployment,
+                fingerprint=fingerprint,
+                trust=trust,
+                parts=self._config.parts,
+            )
+
+        start = time.perf_counter()
+        tries = 0
+        while True:
+            try:
+                pulled = await asyncio.wait_for(asyncio.to_thread(pull), max(0.1, limit.left()))
+            except (asyncio.TimeoutError, TimeoutError) as error:
+                self._times.append(_time(Stage.PULLING, start))
+                raise StoreError(
+                    f"{uri}: nothing was pulled within {limit.seconds:.0f} s",
+                    hint="check that the store can be reached from this node, or raise "
+                    "pull_deadline_s",
+                ) from error
+            except StoreError as error:
+                pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
+                tries += 1
+                if limit.left() < pause_s:
+                    self._times.append(_time(Stage.PULLING, start))
+                    raise
+                logger.warning("try=%d of %s failed: %s", tries, uri, error)
+                await asyncio.sleep(pause_s)
+            except ServeWarmError:
+                self._times.append(_time(Stage.PULLING, start))
+                raise
+            else:
+                break
+        verify_s = pulled.verify_s
+        elapsed_s = time.perf_counter() - start
+        self._times.append(StageTime(stage=Stage.PULLING, seconds=max(0.0, elapsed_s - verify_s)))
+        self._enter(Stage.VERIFYING)
+        self._times.append(StageTime(stage=Stage.VERIFYING, seconds=verify_s))
+        self._artifact = ArtifactUse(
+            store=uri,
+            statement=pulled.statement_key,
+            created=pulled.manifest.created,
+            stored_bytes=pulled.stored_bytes,
+            raw_bytes=sum(len(raw) for raw in pulled.raw.values()),
+            trace=tuple(str(considered) for considered in pulled.trace),
+        )
+        return pulled
+
+    def _put_in_place(self, pulled: transfer.Pulled) -> None:
+        directory = self.cache_directory
+        if directory is None:  # pragma: no cover  (set by _prepare)
+            raise AssertionError
+        if "cache" in pulled.raw:
+            artifact.unpack_directory(pulled.raw["cache"], directory)
+            # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
+            # torch's bytes alone stock torch is what is measured, and kernels are compiled
+            # anyway: the probe stays.
+            answers = pulled.manifest.facts.get(ISA_FACT, {})
+            compiler.isa_checks().give({str(k): bool(v) for k, v in dict(answers).items()})
+        if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(pulled.raw["torch_bytes"]):
+            raise ArtifactRefused(
+                "torch did not accept the part torch_bytes",
+                reason="bad_archive",
+                hint="build the artifact again with this version of torch",
+            )
+
+    def _not_loaded(self, verdict: Verdict, error: ServeWarmError, policy: str) -> None:
+        self._verdict = verdict
+        trace = tuple(str(considered) for considered in getattr(error, "trace", ()))
+        self._artifact = ArtifactUse(
+            store=str(self._config.artifact), reason=str(error), trace=trace
+        )
+        # Whatever was written until now is not built upon.
+        self._new_cache_directory()
+        if policy == "fail":
+            setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
+            raise WarmupFailed(
+                f"verdict {verdict.value}, and {setting} is fail: {error.message}",
+                hint=error.hint,
+                stage=self._stage.value,
+            ) from error
+        logger.warning("verdict=%s, compiling cold: %s", verdict.value, error)
+
+    async def _replay_and_prove(self, deadline: Deadline) -> None:
+        config, seen = self._config, self._seen
+        if seen is None:  # pragma: no cover  (set by _prepare)
+            raise AssertionError
+        self._replay = replay = Replay(
+            self._inputs,
+            self._replica.call,
+            seen=seen,
+            deadline=deadline,
+            input_deadline_s=config.input_deadline_s,
+            max_passes=config.max_passes,
+            waits_for=self._replica.waits_for(),
+            changed=self._tell,
+        )
+        self._enter(Stage.REPLAYING)
+        with self._timed(Stage.REPLAYING):
+            await replay.until_quiet()
+        self._enter(Stage.PROVING)
+        with self._timed(Stage.PROVING):
+            await replay.prove()
+        self._judge_threads(replay)
+        self._judge_coverage(replay)
+
+    def _judge_threads(self, replay: Replay) -> None:
+        """Name, or with CUDA graphs refuse, handlers whose compiled calls change threads."""
+        strangers = replay.progress.threads - self._replica.serving_threads()
+        if not strangers:
+            return
+        fix = (
+            "make the handler `async def`, or call the model with "
+            "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
+        )
+        if compiler.uses_cuda_graphs(self._replica.owner):
+            raise WarmupFailed(
+                "CUDA graphs belong to the thread that recorded them, and compiled calls were "
+                f"made from {len(strangers)} threads that end with their request",
+                hint=fix,
+                stage=Stage.PROVING.value,
+            )
+        self._warnings.append(
+            f"compiled calls were made from {len(strangers)} threads that end with their request "
+            "(a sync handler): concurrent calls can lose a race in Dynamo's lookup and recompile; "
+            + fix
+        )
+
+    def _judge_coverage(self, replay: Replay) -> None:
+        unproven = replay.progress.unproven
+        if not unproven:
+            return
+        name, why = next(iter(unproven.items()))
+        text = (
+            f"{len(unproven)} of {len(self._inputs)} inputs are not proven warm; {name!r} {why}"
+        )
+        if self._config.on_uncovered == "fail":
+            raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
+        self._degraded.append(f"uncovered: {text}")
+        logger.warning("served uncovered, by on_uncovered: serve: %s", text)
+
+    def _become_ready(self) -> None:
+        seen = self._seen
+        if seen is None:
+            # The deadline passed before anything could be watched.
+            self._enter(Stage.READY)
+            return
+        at_ready = seen.counts()
+        self._warmup_counts = at_ready - self._at_start
+        if self._verdict is Verdict.FULL_HIT:
+            compiled = self._warmup_counts
+            if compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses:
+                self._verdict = Verdict.PARTIAL
+        self._ready_unix = time.time()
+        self._at_ready = at_ready
+        seen.on_event = self._after_ready
+        if self._config.after_ready == "forbid":
+            seen.forbidden = self._replica.refusal
+        self._enter(Stage.READY)
+
+    def _after_ready(self, event: CompileEvent) -> None:
+        """Log a compile in traffic, at a limited rate; counting is the watch's own."""
+        now = time.monotonic()
+        self._unlogged += 1
+        if now < self._log_silent_until:
+            return
+        self._log_silent_until = now + EVENT_LOG_PERIOD_S
+        logger.warning(
+            "after ready: kind=%s function=%s input=[%s] seconds=%.2f reason=[%s] events=%d; "
+            "declare this input in warmup_inputs(), or pad to a bucket",
+            event.kind,
+            event.function,
+            event.signature,
+            event.seconds,
+            event.reason,
+            self._unlogged,
+        )
+        self._unlogged = 0
+
+    # Bookkeeping -----------------------------------------------------------------------------
+
+    def _new_cache_directory(self) -> None:
+        self.cache_directory = compiler.private_directory()
+        point_torch_caches_at(self.cache_directory)
+
+    @contextlib.contextmanager
+    def _timed(self, stage: Stage) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._times.append(_time(stage, start))
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage = stage
+        logger.info(
+            "stage=%s deployment=%s replica=%s",
+            stage.value,
+            self._replica.deployment,
+            self._replica.replica,
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._observers:
+            return
+        report = self.report()
+        for observer in self._observers:
+            try:
+                observer(report)
+            except Exception:
+                # An observer shows what happens. Losing a metric or a state file is no reason
+                # to lose the replica; it is dropped, so that it is logged once.
+                self._observers = tuple(o for o in self._observers if o is not observer)
+                logger.exception("an observer of the warm-up raised; going on without it")
+
+
+def _time(stage: Stage, start: float) -> StageTime:
+    return StageTime(stage=stage, seconds=time.perf_counter() - start)
+
+
+def pack_parts(cache_directory: Path) -> dict[str, bytes]:
+    """Return the raw parts of an artifact from this process' caches. Once per process."""
+    parts = {"cache": artifact.pack_directory(cache_directory)}
+    torch_bytes = compiler.save_torch_bytes()
+    if torch_bytes:
+        parts["torch_bytes"] = torch_bytes
+    return parts
+
+
+def build_facts(report: Report) -> Mapping[str, Any]:
+    """Return what a manifest says about the build, beside fingerprint and parts."""
+    return {
+        ISA_FACT: compiler.isa_checks().answers,
+        "inputs": [result.name for result in report.inputs],
+        "passes": report.passes,
+        "to_proof_s": round(report.to_proof_s, 3),
+        "compiler_processes": report.warmup.compiler_processes,
+        "versions": report.versions,
+    }
+
+

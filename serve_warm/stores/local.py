@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A folder as a store: on a disk, a network share or a mounted volume.
+
+An object appears under its key by a hard link to a complete and synced temporary file. So a crash
+at any byte leaves nothing visible, and nothing that is visible is ever replaced.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
+from serve_warm.stores import check_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStore:
+    """A folder whose files are the objects; it need not exist before the first `create`."""
+
+    root: Path
+    """Absolute."""
+
+    @property
+    def uri(self) -> str:
+        """The folder as `file:///...`."""
+        return self.root.as_uri()
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        """Return the files that begin with `prefix`; leftovers of crashes are not among them."""
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        folder = prefix.rpartition("/")[0]
+        with self._border("list", prefix):
+            found = _files(self.root / folder, f"{folder}/" if folder else "")
+            return sorted(key for key in found if key.startswith(prefix))
+
+    def size(self, key: str) -> int:
+        """Return the bytes of an object."""
+        with self._border("read", key):
+            status = self._path(key).stat()
+            self._check_regular(status, key)
+            return status.st_size
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """Return an object of at most `max_bytes`."""
+        # Not blocking, so that a pipe put in the file's place cannot hang a start.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        with self._border("read", key), os.fdopen(os.open(self._path(key), flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            self._check_regular(status, key)
+            # The size is asked for again while reading: the file may be growing.
+            data = file.read(min(status.st_size, max_bytes) + 1)
+        if len(data) > max_bytes:
+            raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
+        return data
+
+    def create(self, key: str, data: bytes) -> None:
+        """Store an object; concurrent writers of one key leave one complete object."""
+        target = self._path(key)
+        with self._border("write", key):
+            _make_directories(target.parent)
+            created = not os.path.lexists(target) and _publish(target, data)
+            # Also when somebody else was first: they may not have come this far.
+            _sync_directory(target.parent)
+        if not created and not self._holds(key, data):
+            raise ObjectExists(key, store=self.uri)
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            return self.get(key, max_bytes=len(data)) == data
+        except (ObjectTooLarge, ObjectNotFound):
+            return False
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self.root / key
+
+    def _check_regular(self, status: os.stat_result, key: str) -> None:
+        if stat.S_ISDIR(status.st_mode):
+            raise ObjectNotFound(key, store=self.uri)
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(f"{self.uri}: {key!r} is not a regular file", key=key)
+
+    @contextmanager
+    def _border(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR):
+                raise ObjectNotFound(key, store=self.uri) from error
+            raise StoreError(
+                f"{self.uri}: cannot {verb} {key!r}: {error.strerror}",
+                hint="a store must be on a file system with hard links; where there are none, "
+                "write it elsewhere and copy it"
+                if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+                else "",
+                key=key,
+            ) from error
+
+
+def _files(directory: Path, prefix: str) -> Iterator[str]:
+    try:
+        entries = list(os.scandir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return  # an empty store, or one that is being pruned
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        # Links to directories are not followed: they can form a loop.
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_file():
+            # Somebody else's file in the folder, with a name that is no key, is not an object.
+            with suppress(StoreError):
+                check_key(prefix + entry.name)
+                yield prefix + entry.name
+
+
+def _publish(target: Path, data: bytes) -> bool:
+    """Write a complete file; False when somebody else was faster."""
+    temporary = target.with_name(f".{secrets.token_hex(16)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _make_directories(directory: Path) -> None:
+    if directory.is_dir():
+        return
+    _make_directories(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync_directory(directory.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a directory, and need not.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,520 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints: every factor counts, the comparison is pure, the reading is exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serve_warm import fingerprint
+from serve_warm.fingerprint import Fingerprint, Mismatch, cpu_isa, read_app, read_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+MACHINE_FACTORS = (
+    "platform",
+    "libc",
+    "cpu_isa",
+    "cpu_capability",
+    "python",
+    "python_include",
+    "python_lib",
+    "torch_install",
+    "torch",
+    "triton",
+    "compiler",
+    "cuda",
+    "gpu",
+    "driver",
+)
+APP_FACTORS = (
+    "threads",
+    "grad_mode",
+    "inference_mode",
+    "autocast",
+    "default_dtype",
+    "matmul_precision",
+    "deterministic",
+    "torch_environment",
+    "compile_arguments",
+)
+FACTORS = [("machine", factor) for factor in MACHINE_FACTORS]
+FACTORS += [("app", factor) for factor in APP_FACTORS]
+
+AVX512 = """\
+processor	: 0
+vendor_id	: AuthenticAMD
+model name	: AMD EPYC
+flags		: fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush \
+mmx fxsr sse sse2 ht syscall nx mmxext fxsr_opt pdpe1gb rdtscp lm constant_tsc \
+rep_good nopl xtopology nonstop_tsc cpuid extd_apicid tsc_known_freq pni \
+pclmulqdq ssse3 fma cx16 pcid sse4_1 sse4_2 x2apic movbe popcnt \
+tsc_deadline_timer aes xsave avx f16c rdrand hypervisor lahf_lm cmp_legacy \
+cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw topoext vmmcall fsgsbase \
+tsc_adjust bmi1 avx2 smep bmi2 erms invpcid avx512f avx512dq adx smap avx512ifma \
+clflushopt clwb avx512cd sha_ni avx512bw avx512vl xsaveopt xsavec xgetbv1 xsaves \
+avx_vnni avx512_bf16 clzero xsaveerptr arat avx512vbmi umip avx512_vbmi2 gfni \
+vaes vpclmulqdq avx512_vnni avx512_bitalg avx512_vpopcntdq rdpid fsrm \
+avx512_vp2intersect
+bugs		: sysret_ss_attrs null_seg
+"""
+AVX2 = """\
+processor	: 0
+vendor_id	: AuthenticAMD
+model name	: AMD EPYC 7B12
+flags		: fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush \
+mmx fxsr sse sse2 ht syscall nx mmxext fxsr_opt pdpe1gb rdtscp lm constant_tsc \
+rep_good nopl nonstop_tsc cpuid extd_apicid tsc_known_freq pni pclmulqdq ssse3 \
+fma cx16 sse4_1 sse4_2 movbe popcnt aes xsave avx f16c rdrand hypervisor lahf_lm \
+cmp_legacy cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw topoext ssbd ibrs \
+ibpb stibp vmmcall fsgsbase tsc_adjust bmi1 avx2 smep bmi2 rdseed adx smap \
+clflushopt clwb sha_ni xsaveopt xsavec xgetbv1 clzero xsaveerptr arat npt \
+nrip_save umip rdpid sme sev
+"""
+NEOVERSE_V1 = """\
+processor	: 0
+BogoMIPS	: 2100.00
+Features	: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm \
+jscvt fcma lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc \
+flagm ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng
+CPU implementer	: 0x41
+CPU part	: 0xd40
+"""
+
+AVX512_ISA = (
+    "abm adx aes avx avx2 avx512_bf16 avx512_bitalg avx512_vbmi2 avx512_vnni avx512_vp2intersect "
+    "avx512_vpopcntdq avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl avx_vnni "
+    "bmi1 bmi2 cx16 f16c fma gfni movbe pclmulqdq pni popcnt sha_ni sse sse2 sse4_1 sse4_2 sse4a "
+    "ssse3 vaes vpclmulqdq"
+)
+AVX2_ISA = (
+    "abm adx aes avx avx2 bmi1 bmi2 cx16 f16c fma movbe pclmulqdq pni popcnt sha_ni sse sse2 "
+    "sse4_1 sse4_2 sse4a ssse3"
+)
+NEOVERSE_V1_ISA = (
+    "aes asimd asimddp asimdfhm asimdhp asimdrdm atomics bf16 crc32 fcma flagm fp fphp i8mm "
+    "ilrcpc jscvt lrcpc pmull sha1 sha2 sha3 sha512 sm3 sm4 sve svebf16 svei8mm uscat"
+)
+
+# Each with a value that torch accepts: the test below starts torch under all of them.
+EXCLUDED = {
+    "TORCHDYNAMO_DEBUG_FUNCTION": "forward",
+    "TORCHDYNAMO_EXTENDED_ADVICE": "0",
+    "TORCHDYNAMO_EXTENDED_DEBUG_CPP": "1",
+    "TORCHDYNAMO_EXTENDED_DEBUG_CREATE_SYMBOL": "u0",
+    "TORCHDYNAMO_EXTENDED_DEBUG_GUARD_ADDED": "Eq(s0, 1)",
+    "TORCHDYNAMO_PRINT_MISSING": "1",
+    "TORCHDYNAMO_VERBOSE": "1",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_CACHE_DIR": "/elsewhere",
+    "TORCHINDUCTOR_CACHE_DUMP_FILE_PATH": "/elsewhere/dump",
+    "TORCHINDUCTOR_COMPILE_THREADS": "3",
+    "TORCHINDUCTOR_CONV_LOGGING_FILE": "/elsewhere/conv",
+    "TORCHINDUCTOR_DUMP_MEMOIZER_CACHE": "0",
+    "TORCHINDUCTOR_FLEX_ATTENTION_LOGGING_FILE": "/elsewhere/flex",
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_MM_LOGGING_FILE": "/elsewhere/mm",
+    "TORCHINDUCTOR_REDIS_HOST": "redis",
+    "TORCHINDUCTOR_REDIS_PORT": "6380",
+    "TORCHINDUCTOR_REDIS_URL": "redis://user:secret@redis:6380",
+    "TORCHINDUCTOR_WORKER_START": "spawn",
+    "TORCHINDUCTOR_WRITE_MISSING_OPS": "1",
+    "TORCH_COMPILE_CPROFILE": "1",
+    "TORCH_COMPILE_DEBUG_DIR": "/elsewhere",
+    "TORCH_COMPILE_DYNAMO_PROFILER": "1",
+    "TORCH_COMPILE_JOB_ID": "run-17",
+    "TORCH_COMPILE_STROBELIGHT": "0",
+}
+
+PRINT_TORCH_KEY_PARTS = """
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
+from torch._inductor.codecache import FxGraphHashDetails
+config = inductor.save_config_portable(ignore_private_configs=False)
+ignored = tuple(inductor._cache_config_ignore_prefix)
+print({name: repr(value) for name, value in config.items() if not name.startswith(ignored)})
+print(sorted(functorch.save_config_portable().items(), key=repr))
+"""
+
+
+@pytest.fixture(scope="module")
+def here() -> Fingerprint:
+    """This process, as it is read when a replica starts."""
+    return Fingerprint(
+        machine=read_machine(os.environ),
+        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
+    )
+
+
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    """Put torch's process-wide settings back to what they were."""
+    import torch
+
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    matmuls = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    precisions = [matmul.fp32_precision for matmul in matmuls]
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    for matmul, precision in zip(matmuls, precisions, strict=True):
+        matmul.fp32_precision = precision
+
+
+def changed(fingerprint: Fingerprint, group: str, factor: str, value: str | None) -> Fingerprint:
+    """Return the fingerprint with one factor set to `value`, or without it when that is None."""
+    data = fingerprint.to_json()
+    if value is None:
+        del data[group][factor]
+    else:
+        data[group][factor] = value
+    return Fingerprint.from_json(data)
+
+
+def test_the_factors_read_are_the_factors_tested(here: Fingerprint) -> None:
+    """A factor that is added or lost shows here, so that the tests below cover all of them."""
+    assert tuple(here.machine) == MACHINE_FACTORS
+    assert tuple(here.app) == APP_FACTORS
+
+
+def test_a_process_fits_itself(here: Fingerprint) -> None:
+    """Reading twice gives one fingerprint: nothing in it varies from start to start."""
+    again = Fingerprint(
+        machine=read_machine(os.environ),
+        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
+    )
+
+    assert here.compare(again) == ()
+    assert here.key == again.key
+
+
+@pytest.mark.parametrize(("group", "factor"), FACTORS)
+def test_each_factor_alone_is_a_named_difference(
+    here: Fingerprint, group: str, factor: str
+) -> None:
+    """A change of any one factor is found, named with both values, and changes the key."""
+    artifact = changed(here, group, factor, "other")
+    ours = here.to_json()[group][factor]
+
+    mismatches = artifact.compare(here)
+
+    assert mismatches == (Mismatch(group=group, factor=factor, artifact="other", here=ours),)
+    assert str(mismatches[0]) == f"{factor}: artifact other, here {ours}"
+    assert artifact.key != here.key
+
+
+@pytest.mark.parametrize(("group", "factor"), FACTORS)
+def test_a_factor_on_one_side_only_is_a_difference(
+    here: Fingerprint, group: str, factor: str
+) -> None:
+    """An artifact of an older or newer version, with other factors, never fits by omission."""
+    without = changed(here, group, factor, None)
+    value = here.to_json()[group][factor]
+
+    old_artifact = without.compare(here)
+    new_artifact = here.compare(without)
+
+    assert old_artifact == (Mismatch(group=group, factor=factor, artifact=None, here=value),)
+    assert new_artifact == (Mismatch(group=group, factor=factor, artifact=value, here=None),)
+    assert str(old_artifact[0]) == f"{factor}: artifact without it, here {value}"
+    assert str(new_artifact[0]) == f"{factor}: artifact {value}, here without it"
+
+
+def test_machine_factors_come_first() -> None:
+    """All differences are reported at once, the machine's before the app's, sorted by name."""
+    artifact = Fingerprint(machine={"torch": "1", "gpu": "A"}, app={"threads": "1", "autocast": ""})
+    other = Fingerprint(machine={"torch": "2", "gpu": "B"}, app={"threads": "2", "autocast": "x"})
+
+    mismatches = artifact.compare(other)
+
+    assert [mismatch.factor for mismatch in mismatches] == ["gpu", "torch", "autocast", "threads"]
+
+
+def test_unknown_fits_nothing() -> None:
+    """Two machines whose instruction sets could not be read are not taken for equal."""
+    machine = Fingerprint(machine={"cpu_isa": "unknown"}, app={})
+
+    (mismatch,) = machine.compare(machine)
+
+    assert str(mismatch) == "cpu_isa: artifact unknown, here unknown"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "here", "text"),
+    [
+        ("avx512f", "avx2", "artifact avx512f, here avx2"),
+        ("avx2 avx512f fma", "avx2 fma", "only in the artifact avx512f"),
+        ("avx2 fma", "amx_tile avx2 fma", "only here amx_tile"),
+        ("avx2 avx512f", "amx_tile avx2", "only in the artifact avx512f; only here amx_tile"),
+        ("it's broken", "it's not", "only in the artifact broken; only here not"),
+    ],
+)
+def test_of_two_lists_only_the_difference_is_shown(artifact: str, here: str, text: str) -> None:
+    """What two instruction sets share is not printed; strange text from a manifest is."""
+    mismatch = Mismatch(group="machine", factor="cpu_isa", artifact=artifact, here=here)
+
+    assert str(mismatch).replace('"', "").replace("it's ", "") == f"cpu_isa: {text}"
+
+
+def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
+    """The key is the variant's name: 16 hexadecimal digits, whatever the order of factors."""
+    data = here.to_json()
+    reversed_order = Fingerprint(
+        machine=dict(reversed(data["machine"].items())), app=dict(reversed(data["app"].items()))
+    )
+
+    assert reversed_order.key == here.key
+    assert len(here.key) == 16
+    assert set(here.key) <= set("0123456789abcdef")
+
+
+def test_key_is_the_same_in_every_version() -> None:
+    """Stored artifacts are found by this name: another derivation would orphan all of them."""
+    assert Fingerprint(machine={"gpu": "none"}, app={"threads": "4"}).key == "f96e57240d6dcfab"
+
+
+def test_key_tells_groups_apart() -> None:
+    """The same factor in the other group is another variant."""
+    assert (
+        Fingerprint(machine={"a": "1"}, app={}).key != Fingerprint(machine={}, app={"a": "1"}).key
+    )
+
+
+def test_round_trip_through_json(here: Fingerprint) -> None:
+    """What a manifest holds is read back as the same fingerprint."""
+    data = json.loads(json.dumps(here.to_json(), sort_keys=True))
+
+    assert Fingerprint.from_json(data) == here
+    assert Fingerprint.from_json(data).key == here.key
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "fingerprint",
+        {},
+        {"machine": {}},
+        {"machine": {}, "app": {}, "more": {}},
+        {"machine": [], "app": {}},
+        {"machine": {}, "app": None},
+        {"machine": {"gpu": None}, "app": {}},
+        {"machine": {}, "app": {"threads": 4}},
+        {"machine": {}, "app": {"threads": ["4"]}},
+        {"machine": {4: "4"}, "app": {}},
+    ],
+)
+def test_from_json_refuses_other_shapes(data: Any) -> None:
+    """A manifest is input from outside: every shape but the right one is a ValueError."""
+    with pytest.raises(ValueError, match="fingerprint"):
+        Fingerprint.from_json(data)
+
+
+def test_a_fingerprint_does_not_change() -> None:
+    """Neither its fields nor the maps that it was made of can change it afterwards."""
+    machine = {"gpu": "none"}
+    frozen = Fingerprint(machine=machine, app={})
+    key = frozen.key
+
+    machine["gpu"] = "other"
+    frozen.to_json()["machine"]["gpu"] = "other"
+
+    assert frozen.key == key
+    with pytest.raises(FrozenInstanceError):
+        frozen.app = {}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (AVX512, AVX512_ISA),
+        (AVX2, AVX2_ISA),
+        (NEOVERSE_V1, NEOVERSE_V1_ISA),
+        ("processor\t: 0\nisa\t\t: rv64imafdc\n", "unknown"),
+        ("flags\t: fpu vme\n", "unknown"),
+        ("", "unknown"),
+    ],
+    ids=["avx512", "avx2", "arm", "riscv", "nothing usable", "empty"],
+)
+def test_cpu_isa_keeps_what_code_can_use(cpuinfo: str, expected: str) -> None:
+    """Real processors give their vector and arithmetic extensions, without the system flags."""
+    assert cpu_isa(cpuinfo) == expected
+
+
+def test_cpu_isa_is_what_all_processors_share() -> None:
+    """A kernel may run on any core, so that an extension of some cores only does not count."""
+    assert cpu_isa(AVX512 + "\n" + AVX2) == cpu_isa(AVX2)
+    assert cpu_isa(AVX512 + "\n" + AVX512) == cpu_isa(AVX512)
+
+
+def test_mitigations_and_counters_are_no_difference() -> None:
+    """Two equal processors under two kernels or hypervisors have one instruction set."""
+    assert cpu_isa(AVX2.replace(" sme sev", "").replace(" smep", "")) == cpu_isa(AVX2)
+
+
+def test_excluded_variables_leave_no_trace() -> None:
+    """Cache paths, compile threads, logging and credentials are in no fingerprint."""
+    assert fingerprint.torch_environment(EXCLUDED) == "none"
+    assert set(EXCLUDED) == fingerprint._EXCLUDED_VARIABLES
+
+
+def test_excluded_variables_are_in_no_key_of_torch() -> None:
+    """What torch hashes of its configuration may not be excluded: it would miss unexplained."""
+
+    def key_parts(environ: Mapping[str, str]) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", PRINT_TORCH_KEY_PARTS],
+            env={**plain, **environ},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}
+    default = key_parts({})
+
+    assert key_parts(EXCLUDED) == default
+    assert key_parts({"TORCHINDUCTOR_SHAPE_PADDING": "0"}) != default
+
+
+def test_compiler_variables_are_a_sorted_factor() -> None:
+    """Variables that steer torch's compiler count, unknown ones too, and others do not."""
+    environ = {
+        "TORCH_COMPILE_DYNAMIC_SOURCES": "L['x'], L['y']",
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+        "TORCHDYNAMO_NOT_YET_INVENTED": "",
+        "TORCH_LOGS": "recompiles",
+        "HOME": "/home/user",
+    }
+
+    text = fingerprint.torch_environment(environ)
+
+    assert text == (
+        "TORCHDYNAMO_NOT_YET_INVENTED= TORCHINDUCTOR_MAX_AUTOTUNE=1 "
+        """'TORCH_COMPILE_DYNAMIC_SOURCES=L['"'"'x'"'"'], L['"'"'y'"'"']'"""
+    )
+
+
+def test_two_sets_of_compile_arguments_never_read_the_same() -> None:
+    """Quoting keeps values with blanks apart, so that no two settings share a fingerprint."""
+    one = read_app({}, compile_arguments={"mode": "default dynamic=False"})
+    two = read_app({}, compile_arguments={"mode": "default", "dynamic": "False"})
+
+    assert one["compile_arguments"] == "'mode=default dynamic=False'"
+    assert two["compile_arguments"] == "dynamic=False mode=default"
+    assert read_app({})["compile_arguments"] == "none"
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_app_factors_follow_the_process() -> None:
+    """Each mode that torch's keys or guards contain is read from the thread that asks."""
+    import torch
+
+    before = read_app({})
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = read_app({})
+
+    assert {factor for factor in before if before[factor] != inside[factor]} == {
+        "threads",
+        "grad_mode",
+        "inference_mode",
+        "autocast",
+        "default_dtype",
+        "matmul_precision",
+        "deterministic",
+    }
+    assert inside["autocast"] == "cpu=bfloat16"
+    assert inside["deterministic"] == "warn_only"
+    assert (inside["grad_mode"], inside["inference_mode"]) == ("off", "on")
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_matmul_precision_is_read_after_mixed_setters() -> None:
+    """A program that used torch's old and new precision settings can still be read."""
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new"):
+        torch.get_float32_matmul_precision()
+
+    assert read_app({})["matmul_precision"].startswith("cuda=tf32 cpu=ieee ")
+
+
+def test_cpu_capability_unset_is_not_the_capability_default() -> None:
+    """`ATEN_CPU_CAPABILITY=default` switches vectors off; not setting it does not."""
+    assert read_machine({})["cpu_capability"] == "unset"
+    assert read_machine({"ATEN_CPU_CAPABILITY": "default"})["cpu_capability"] == "default"
+
+
+def test_compiler_is_the_one_that_torch_would_call(tmp_path: Path) -> None:
+    """CXX decides, its version counts, and so does the word by which it is called."""
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++ (Test) 99.1'\necho more\n")
+    compiler.chmod(0o755)
+
+    found = read_machine({"PATH": str(tmp_path)})["compiler"]
+    by_path = read_machine({"PATH": "", "CXX": str(compiler)})["compiler"]
+    two_words = read_machine({"PATH": str(tmp_path), "CXX": "ccache g++"})["compiler"]
+
+    assert found == "g++ (Test) 99.1"
+    assert by_path == f"{compiler}: g++ (Test) 99.1"
+    assert two_words == "none"
+
+
+def test_no_compiler_is_a_value(tmp_path: Path) -> None:
+    """Neither a missing compiler nor one that fails stops the reading."""
+    failing = tmp_path / "c++"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+
+    assert read_machine({"PATH": str(tmp_path)})["compiler"] == "none"
+    assert read_machine({"PATH": "", "CXX": str(failing)})["compiler"] == "none"
+
+
+def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
+    """Built kernels are named by this command line: the directories in it are factors."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import invalid_vec_isa
+
+    options = CppTorchDeviceOptions(vec_isa=invalid_vec_isa, device_type="cpu")
+    command = CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()
+    machine = read_machine(os.environ)
+    directories = {word[2:] for word in command.split() if word.startswith(("-I/", "-L/"))}
+
+    covered = (machine["python_include"], machine["python_lib"], machine["torch_install"])
+
+    assert {path for path in directories if path.startswith(covered)} == directories
+    for prefix in covered:
+        assert any(path.startswith(prefix) for path in directories)
+
+
+def test_devices_are_listed_in_order() -> None:
+    """Equal neighbours are counted, and the order stays: a device's index is in torch's key."""
+    listed = fingerprint._device_list(["H200 sm_90", "H200 sm_90", "L4 sm_89", "H200 sm_90"])
+
+    assert listed == "2 x H200 sm_90, L4 sm_89, H200 sm_90"
+    assert fingerprint._device_list([]) == "none"
+
+
+def test_importing_the_module_imports_no_torch() -> None:
+    """Inspecting an artifact on a laptop needs no torch."""
+    program = "import serve_warm.fingerprint, sys; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

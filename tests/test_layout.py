@@ -1,0 +1,407 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The structure that CONTRIBUTING.md promises: who may import whom, and what stands in one place.
+
+The rules are data at the top, the checks read sources and return one sentence a violation. Each
+check is also run on a source that breaks its rule, so that none can pass by seeing nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import serve_warm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGE = Path(serve_warm.__file__).parent
+
+# From the bottom up. A module imports from rows below its own; a package is one unit with all its
+# modules. `stages` alone knows the order of a start, so that nothing below may know of it.
+LAYERS = (
+    ("errors", "report"),
+    ("fingerprint", "inputs", "config", "trust"),
+    ("artifact", "recorder", "stores"),
+    ("transfer", "compiler", "precompile", "replay"),
+    ("stages",),
+    ("metrics", "node", "cluster"),
+    ("deployment",),
+    ("builder", "bench"),
+    ("cli",),
+)
+
+# Imports inside a row, each with the reason; every other one is a violation.
+BESIDE = {
+    ("precompile", "compiler"): "levels 2 and 3 are compiled through the module that knows torch",
+    ("replay", "compiler"): "whether a pass was quiet is what the compiler's counts say",
+    ("replay", "precompile"): "a replayed input may be served by a precompiled entry",
+}
+
+# Packages that only these modules import, wherever in the module.
+OWNED = {
+    "ray": {"deployment", "cluster", "metrics", "builder", "bench"},
+    "huggingface_hub": {"stores.hub"},
+    "obstore": {"stores.object_store"},
+    "jinja2": {"cli"},
+}
+
+# What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
+LIGHT = {
+    *("errors", "report", "fingerprint", "inputs", "config", "trust"),
+    *("artifact", "stores", "transfer", "node", "cli"),
+}
+
+ENVIRONMENT_READERS = {"config"}
+
+# One broad handler each, because what they call is the user's and may not break the caller.
+BROAD_HANDLERS = {
+    "stages": "an observer may not break a warm-up",
+    "recorder": "the recorder may not break a request",
+}
+
+VAGUE_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "managers", "misc"}
+VAGUE_NAMES |= {"service", "services", "shared", "tools", "util", "utils"}
+
+
+def unit_of(module: str) -> str:
+    """Return the entry of the layer table that a dotted name inside the package belongs to."""
+    return module.partition(".")[0]
+
+
+def row_of(unit: str) -> int:
+    return next(number for number, row in enumerate(LAYERS) if unit in row)
+
+
+def known(unit: str) -> bool:
+    return any(unit in row for row in LAYERS)
+
+
+def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[str, int]]:
+    """Yield the full name and line of each import, of names in a module as `module.name`."""
+    package = ["serve_warm", *(module.split(".") if module else [])]
+    if not is_package:
+        package = package[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            parent = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{parent}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value, node.lineno
+
+
+def runs_at_import(tree: ast.Module) -> ast.Module:
+    """Return the part of a module that runs when it is imported, and at run time at all."""
+
+    class Pruned(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None: ...
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None: ...
+
+        def visit_Lambda(self, node: ast.Lambda) -> ast.Constant:
+            return ast.Constant(value=None)
+
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            if ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                return [self.visit(child) for child in node.orelse]
+            return self.generic_visit(node)
+
+    return Pruned().visit(ast.parse(ast.unparse(tree)))
+
+
+def layer_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Imports of the package's own modules that point up or beside."""
+    unit = unit_of(module)
+    for name, line in imported(ast.parse(source), module, is_package=is_package):
+        if unit_of(name) != "serve_warm" or name == "serve_warm.__version__":
+            continue
+        other = unit_of(name.partition(".")[2])
+        if not known(other):
+            yield f"{module}:{line} imports {name}: import from the module that defines it"
+        elif other == unit or (unit, other) in BESIDE or row_of(other) < row_of(unit):
+            continue
+        else:
+            direction = "beside" if row_of(other) == row_of(unit) else "up"
+            yield f"{module}:{line} imports {name}, which points {direction}"
+
+
+def owner_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Imports of a package that another module owns."""
+    for name, line in imported(ast.parse(source), module, is_package=is_package):
+        owners = OWNED.get(unit_of(name))
+        if owners is not None and not owners & {module, unit_of(module)}:
+            yield f"{module}:{line} imports {name}: only {', '.join(sorted(owners))} may"
+
+
+def weight_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Imports of torch that run when a light module is imported."""
+    if unit_of(module) not in LIGHT and module:
+        return
+    for name, _ in imported(runs_at_import(ast.parse(source)), module, is_package=is_package):
+        if unit_of(name) == "torch":
+            yield f"{module or '__init__'} imports {name} at the top"
+
+
+def environment_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Uses of the process environment outside the module that owns it."""
+    if module in ENVIRONMENT_READERS:
+        return
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {f"os.{n}" for n in names}:
+            yield f"{module}:{node.lineno} uses os.{node.attr}"
+    for name, line in imported(tree, module, is_package=is_package):
+        if name in {f"os.{n}" for n in names}:
+            yield f"{module}:{line} imports {name}"
+
+
+def broad_handlers(source: str) -> list[int]:
+    """Return the lines that catch everything: handlers and `contextlib.suppress`."""
+    broad = {"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"}
+
+    def catches_all(types: list[ast.expr]) -> bool:
+        flat = [t for each in types for t in (each.elts if isinstance(each, ast.Tuple) else [each])]
+        return any(ast.unparse(each) in broad for each in flat)
+
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if (isinstance(node, ast.ExceptHandler) and (node.type is None or catches_all([node.type])))
+        or (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("suppress")
+            and catches_all(node.args)
+        )
+    ]
+
+
+def handler_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Broad handlers, but for one in each module that is allowed one."""
+    del is_package
+    lines = broad_handlers(source)
+    allowed = 1 if module in BROAD_HANDLERS else 0
+    if len(lines) > allowed:
+        yield f"{module}: catches everything on lines {lines}, {allowed} allowed"
+
+
+def name_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Modules without a place in the layers, or named for no subject or for a public name."""
+    del source, is_package
+    if not module:
+        return
+    if not known(unit_of(module)):
+        yield f"{module} has no layer: add it to the table in {Path(__file__).name}"
+    if VAGUE_NAMES & set(module.split(".")):
+        yield f"{module}: a module is named for the one thing that it hides"
+    if module in set(serve_warm.__all__) - {"errors"}:
+        yield f"{module} would replace the public name serve_warm.{module} once it is imported"
+
+
+CHECKS: list[Callable[..., Iterator[str]]] = [
+    layer_violations,
+    owner_violations,
+    weight_violations,
+    environment_violations,
+    handler_violations,
+    name_violations,
+]
+
+
+def modules() -> Iterator[tuple[str, str, bool]]:
+    """Yield the name below the package, the source and whether it is a package, of all modules."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        yield ".".join(parts[:-1] if is_package else parts), path.read_text(), is_package
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) -> None:
+    """No module breaks a rule of the table."""
+    skipped = {""} if check is layer_violations else set()  # the façade names all, lazily
+
+    violations = [
+        violation
+        for module, source, is_package in modules()
+        if module not in skipped
+        for violation in check(source, module, is_package=is_package)
+    ]
+
+    assert violations == []
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "source", "message"),
+    [
+        (layer_violations, "report", "import serve_warm.stages", "points up"),
+        (layer_violations, "inputs", "from serve_warm import deployment", "points up"),
+        (layer_violations, "artifact", "from serve_warm.stages import Warmup", "points up"),
+        (layer_violations, "stores.local", "from ..artifact import pack", "points beside"),
+        (layer_violations, "stores", "from .. import transfer", "points up"),
+        (layer_violations, "compiler", "def f():\n from serve_warm import replay", "points beside"),
+        (layer_violations, "compiler", "from serve_warm.precompile import f", "points beside"),
+        (
+            layer_violations,
+            "config",
+            "import importlib as i\ni.import_module('serve_warm.cli')",
+            "up",
+        ),
+        (layer_violations, "cli", "from serve_warm import WarmupMixin", "the module that defines"),
+        (layer_violations, "cli.main", "import serve_warm", "the module that defines it"),
+        (owner_violations, "cli", "def f():\n import ray", "only bench, builder"),
+        (owner_violations, "stages", "from ray.serve import get_replica_context", "only bench"),
+        (owner_violations, "stores", "import huggingface_hub.errors", "only stores.hub may"),
+        (owner_violations, "stores.hub", "import obstore", "only stores.object_store may"),
+        (weight_violations, "", "import torch", "__init__ imports torch at the top"),
+        (weight_violations, "stores.hub", "from torch import nn", "imports torch.nn"),
+        (weight_violations, "cli.main", "try:\n import torch\nexcept ImportError: ...", "torch"),
+        (weight_violations, "config", "class C:\n import torch._dynamo", "torch._dynamo"),
+        (environment_violations, "trust", "import os\nx = os.environ['HOME']", "os.environ"),
+        (environment_violations, "cli", "import os\ndef f(): return os.getenv('X')", "os.getenv"),
+        (environment_violations, "node", "from os import environ", "imports os.environ"),
+        (handler_violations, "trust", "try: f()\nexcept Exception: ...", "lines [2], 0 allowed"),
+        (handler_violations, "trust", "try: f()\nexcept: ...", "lines [2], 0 allowed"),
+        (handler_violations, "cli", "try: f()\nexcept (OSError, BaseException): ...", "lines [2]"),
+        (handler_violations, "cli", "with contextlib.suppress(Exception): f()", "lines [1]"),
+        (
+            handler_violations,
+            "recorder",
+            "try: f()\nexcept Exception: ...\ntry: g()\nexcept Exception: ...",
+            "lines [2, 4], 1 allowed",
+        ),
+        (name_violations, "stores.utils", "", "named for the one thing"),
+        (name_violations, "core", "", "has no layer"),
+        (name_violations, "warmup", "", "replace the public name serve_warm.warmup"),
+    ],
+)
+def test_a_violation_is_found(
+    check: Callable[..., Iterator[str]], module: str, source: str, message: str
+) -> None:
+    """Each rule finds a source that breaks it, and says what is wrong."""
+    is_package = module in {"", "stores", "cli"}
+
+    violations = list(check(source, module, is_package=is_package))
+
+    assert message in " · ".join(violations)
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "source"),
+    [
+        (layer_violations, "stages", "from serve_warm import artifact, transfer"),
+        (layer_violations, "stores.local", "from serve_warm.stores import Store"),
+        (layer_violations, "stores", "def f():\n from .local import LocalStore"),
+        (layer_violations, "replay", "from serve_warm import compiler"),
+        (layer_violations, "builder", "from serve_warm import __version__"),
+        (owner_violations, "cluster", "import ray"),
+        (owner_violations, "cli.report", "import jinja2"),
+        (owner_violations, "trust", "import rayon"),
+        (weight_violations, "fingerprint", "def f():\n import torch"),
+        (weight_violations, "fingerprint", "if TYPE_CHECKING:\n import torch"),
+        (weight_violations, "inputs", "class C:\n def f(self):\n  import torch"),
+        (weight_violations, "compiler", "import torch"),
+        (environment_violations, "config", "import os\nos.environ['X'] = '1'"),
+        (environment_violations, "trust", "def f(environ): return environ.get('X')"),
+        (handler_violations, "recorder", "try: f()\nexcept Exception: log()"),
+        (handler_violations, "trust", "try: f()\nexcept (OSError, ValueError): ..."),
+        (handler_violations, "trust", "with contextlib.suppress(OSError): f()"),
+        (name_violations, "stores.object_store", ""),
+    ],
+)
+def test_what_is_allowed_is_no_violation(
+    check: Callable[..., Iterator[str]], module: str, source: str
+) -> None:
+    """The rules do not stand in the way of what the design needs."""
+    assert list(check(source, module, is_package=module in {"stores", "cli"})) == []
+
+
+def test_permissions_are_in_use() -> None:
+    """A permission that nothing needs any more is taken back, not kept for later."""
+    found = {
+        module: {name for name, _ in imported(ast.parse(source), module, is_package=is_package)}
+        for module, source, is_package in modules()
+    }
+    handled = {module for module, source, _ in modules() if broad_handlers(source)}
+
+    unused = [
+        f"{user} does not import {other}"
+        for user, other in BESIDE
+        if user in found
+        and other in found
+        and not any(f"{name}.".startswith(f"serve_warm.{other}.") for name in found[user])
+    ]
+    unused += [
+        f"{module} has no broad handler"
+        for module in BROAD_HANDLERS.keys() & found.keys() - handled
+    ]
+
+    assert unused == []
+
+
+def in_a_fresh_process(program: str) -> str:
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
+
+
+def test_importing_the_package_imports_neither_torch_nor_ray() -> None:
+    """`import serve_warm` is free: nothing heavy comes with it, by whatever way."""
+    program = "import serve_warm, sys; print({'torch', 'ray', 'pydantic'} & set(sys.modules))"
+
+    assert in_a_fresh_process(program) == "set()"
+
+
+def test_light_modules_import_neither_torch_nor_ray() -> None:
+    """Inspecting and verifying artifacts and probing a node need no second of imports."""
+    light = [f"serve_warm.{module}" for module, _, _ in modules() if unit_of(module) in LIGHT]
+
+    program = f"import sys, {', '.join(light)}; print({{'torch', 'ray'}} & set(sys.modules))"
+
+    assert in_a_fresh_process(program) == "set()"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    """What the package lists is there, and is the object that its module defines."""
+    for name in serve_warm.__all__:
+        value = getattr(serve_warm, name)
+        home = sys.modules[serve_warm._HOMES[name]]
+
+        assert value is (home if name == "errors" else getattr(home, name))
+        assert name in dir(serve_warm)
+
+
+def test_other_names_are_attribute_errors() -> None:
+    """A mistyped name fails as it does in any module."""
+    with pytest.raises(AttributeError, match="has no attribute 'WarmUpMixin'"):
+        _ = serve_warm.WarmUpMixin
+
+
+def test_public_names_stay_what_they_are() -> None:
+    """No import of a module, in whatever order, replaces a public name by the module."""
+    names = [f"serve_warm.{module}" for module, _, _ in modules() if module]
+
+    kinds = in_a_fresh_process(
+        f"import {', '.join(names)}, types, serve_warm\n"
+        "print([n for n in serve_warm.__all__"
+        " if isinstance(getattr(serve_warm, n), types.ModuleType)])"
+    )
+
+    assert kinds == "['errors']"
