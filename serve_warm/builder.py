@@ -11,7 +11,6 @@ second, fresh replica must load the artifact and reach the proof without one com
 from __future__ import annotations
 
 import contextlib
-import datetime
 import importlib
 import logging
 import os
@@ -381,7 +380,7 @@ def _manifest(
     manifest = artifact.Manifest(
         format=artifact.FORMAT,
         deployment=app.deployment,
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created=artifact.utc_now(),
         fingerprint=Fingerprint.from_json(packed["fingerprint"]),
         parts=tuple(parts),
         facts=packed["facts"],

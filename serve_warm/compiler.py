@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import resource
 import shlex
 import shutil
@@ -473,8 +472,4 @@ def private_directory(parent: Path | None = None) -> Path:
     """Return a new directory that only this user can read, for this process' caches."""
     import tempfile  # noqa: PLC0415
 
-    path = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=parent))  # 0700 by contract
-    (path / "inductor").mkdir(mode=0o700)
-    (path / "triton").mkdir(mode=0o700)
-    os.chmod(path, 0o700)  # noqa: PTH101
-    return path
+    return Path(tempfile.mkdtemp(prefix="serve_warm-", dir=parent))  # 0700 by contract

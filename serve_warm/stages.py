@@ -313,9 +313,8 @@ class Warmup:
         return pulled
 
     def _put_in_place(self, pulled: transfer.Pulled) -> None:
-        directory = self.cache_directory
-        if directory is None:  # pragma: no cover  (set by _prepare)
-            raise AssertionError
+        # Into a new directory: what user code made torch write into the present one stays out.
+        directory = self._new_cache_directory()
         if "cache" in pulled.raw:
             artifact.unpack_directory(pulled.raw["cache"], directory)
             # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
@@ -445,9 +444,10 @@ class Warmup:
 
     # Bookkeeping -----------------------------------------------------------------------------
 
-    def _new_cache_directory(self) -> None:
+    def _new_cache_directory(self) -> Path:
         self.cache_directory = compiler.private_directory()
         point_torch_caches_at(self.cache_directory)
+        return self.cache_directory
 
     @contextlib.contextmanager
     def _timed(self, stage: Stage) -> Iterator[None]:

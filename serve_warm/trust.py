@@ -420,31 +420,37 @@ def _parse_pin(text: Any, path: Path) -> str:
 def _read_guarded(path: Path) -> bytes | None:
     """Read a file only root or this user can have written; None when it is not there."""
     try:
-        # Not blocking, so that a pipe in the file's place cannot hang the start.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(path, "rb", opener=_open_at_once) as file:
+            _check_guarded(path, os.fstat(file.fileno()))
+            data = file.read(MAX_TRUST_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is not a regular file")
-        # The file may be reached by a link: neither the link nor what it names may be replaced.
-        directories = {path.parent, Path(os.path.realpath(path)).parent}
-        problems = [_open_to_others(path, status)]
-        problems += [_open_to_others(directory, directory.stat()) for directory in directories]
-        found = [problem for problem in problems if problem]
-        if found:
-            raise ConfigError(
-                "whoever can change the trusted keys can run code here: "
-                + "; ".join(what for what, _ in found),
-                hint="; ".join(fix for _, fix in found),
-            )
-        data = file.read(MAX_TRUST_FILE_BYTES + 1)
     if len(data) > MAX_TRUST_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_TRUST_FILE_BYTES} bytes")
     return data
+
+
+def _check_guarded(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is not a regular file")
+    # The file may be reached by a link: neither the link nor what it names may be replaced.
+    directories = {path.parent, Path(os.path.realpath(path)).parent}
+    problems = [_open_to_others(path, status)]
+    problems += [_open_to_others(directory, directory.stat()) for directory in directories]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise ConfigError(
+            "whoever can change the trusted keys can run code here: "
+            + "; ".join(what for what, _ in found),
+            hint="; ".join(fix for _, fix in found),
+        )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Not blocking, so that a pipe in the file's place cannot hang the start.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _open_to_others(path: Path, status: os.stat_result) -> tuple[str, str] | None:

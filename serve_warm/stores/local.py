@@ -52,9 +52,8 @@ class LocalStore:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`."""
-        # Not blocking, so that a pipe put in the file's place cannot hang a start.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        with self._border("read", key), os.fdopen(os.open(self._path(key), flags), "rb") as file:
+        path = self._path(key)
+        with self._border("read", key), open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             self._check_regular(status, key)
             # The size is asked for again while reading: the file may be growing.
@@ -95,7 +94,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR):
+            if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
                 raise ObjectNotFound(key, store=self.uri) from error
             raise StoreError(
                 f"{self.uri}: cannot {verb} {key!r}: {error.strerror}",
@@ -105,6 +104,11 @@ class LocalStore:
                 else "",
                 key=key,
             ) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Not blocking, so that a pipe put in a file's place cannot hang a start.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _files(directory: Path, prefix: str) -> Iterator[str]:

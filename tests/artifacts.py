@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Small artifacts for tests, made by the package itself, and the means to forge bad ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from serve_warm.artifact import Manifest, Part, pack_directory, pack_part
+from serve_warm.fingerprint import Fingerprint
+from serve_warm.trust import Trust, TrustedKey, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from serve_warm.stores import Store
+
+DEPLOYMENT = "Embedder"
+MACHINE = {
+    "cpu_isa": "avx2 avx512f",
+    "python": "CPython 3.11.7",
+    "torch": "2.13.0+cpu",
+    "triton": "none",
+    "compiler": "g++ 12.2.0",
+    "gpu": "none",
+}
+APP = {"threads": "4", "grad_mode": "inference", "compile_arguments": "dynamic=False"}
+
+
+def new_key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+def trusting(*keys: Ed25519PrivateKey, pinned: frozenset[str] = frozenset()) -> Trust:
+    return Trust(
+        keys=tuple(
+            TrustedKey(name=f"key{number}", raw=key.public_key().public_bytes_raw())
+            for number, key in enumerate(keys)
+        ),
+        pinned=pinned,
+    )
+
+
+def fingerprint(**factors: str) -> Fingerprint:
+    """Return the usual fingerprint with some factors changed."""
+    return Fingerprint(
+        machine={name: factors.get(name, value) for name, value in MACHINE.items()},
+        app={name: factors.get(name, value) for name, value in APP.items()},
+    )
+
+
+def cache_directory(directory: Path) -> Path:
+    """Fill a directory with the kinds of names and contents that torch's cache has."""
+    files = {
+        "fxgraph/m2/fm225qgkjwe6hzsmup6stp52ogf5gku3wxzzasu4q45pdrvvzek7/vn5fvpc": b"\x80\x04graph",
+        f"aotautograd/a{'n' * 51}/{'y' * 120}": b"a name that needs a long tar header" * 9,
+        "24/c244b2rga7kqcbbf2xhyb.so": bytes(range(256)) * 64,
+        "24/c244b2rga7kqcbbf2xhyb.cpp": b"int main() {}\n",
+        "empty.best_config": b"",
+        "locks/c244b2rga7kqcbbf2xhyb.lock": b"",
+        "24/.4711.0815.tmp": b"half a file",
+    }
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (directory / "an_empty_one").mkdir()
+    return directory
+
+
+def build(
+    *,
+    deployment: str = DEPLOYMENT,
+    created: str = "2026-11-20T10:00:00.000000Z",
+    built_for: Fingerprint | None = None,
+    raw: Mapping[str, bytes] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return a manifest and the stored bytes of its parts; `raw` is by part name."""
+    packed = [pack_part(name, data) for name, data in (raw or {"cache": b"kernels"}).items()]
+    manifest = Manifest(
+        deployment=deployment,
+        created=created,
+        fingerprint=built_for or fingerprint(),
+        parts=tuple(part for part, _ in packed),
+        facts=facts or {},
+    )
+    return manifest, {part.name: stored for part, stored in packed}
+
+
+def packed_cache(directory: Path) -> bytes:
+    return pack_directory(cache_directory(directory))
+
+
+def blob_key(part: Part) -> str:
+    return f"blobs/sha256/{part.sha256}"
+
+
+def publish_statement(store: Store, payload: bytes, *keys: Ed25519PrivateKey, name: str) -> str:
+    """Put a statement of any content into a store, signed but otherwise unchecked."""
+    key = f"statements/{DEPLOYMENT}/{name}.dsse.json"
+    store.create(key, sign(payload, *keys))
+    return key
+
+
+def edited(envelope: bytes, **members: Any) -> bytes:
+    """Return an envelope with some members replaced and the signatures left as they were."""
+    return json.dumps({**json.loads(envelope), **members}).encode()
+
+
+def container(
+    *sections: tuple[str, list[tuple[str, bytes]]], version: int = 1, count: int | None = None
+) -> bytes:
+    """Return what torch's serializer would write, without torch; `count` lies about a section."""
+    body = version.to_bytes(8, "big")
+    for section, entries in sections:
+        number = len(entries) if count is None else count
+        body += _sized(base64.b64encode(section.encode())) + number.to_bytes(8, "big")
+        for key, content in entries:
+            body += _sized(base64.b64encode(key.encode())) + _sized(content)
+    return checksummed(body)
+
+
+def checksummed(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def _sized(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "big") + data

@@ -1,0 +1,191 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every store must do. A store's test file subclasses StoreContract and inherits the tests.
+
+The subclass gives two fixtures: `store`, an empty one, and `raw`, which reads and writes what is
+behind it without going through the store, so that a bug in `create` is not hidden by the same bug
+in `get`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
+from serve_warm.stores import open_store
+
+if TYPE_CHECKING:
+    from serve_warm.stores import Store
+
+KEY = "blobs/sha256/00ff"
+BAD_KEYS = (
+    "",
+    "/etc/passwd",
+    "..",
+    "../outside",
+    "blobs/../../outside",
+    "blobs/./x",
+    "blobs//x",
+    "blobs/",
+    "blobs\\x",
+    "blobs/.hidden",
+    "blobs/new\nline",
+    "blobs/nul\0",
+    "blobs/" + 256 * "x",
+    "/".join(600 * "xx"),
+)
+
+
+class Raw(Protocol):
+    def read(self, key: str) -> bytes: ...
+
+    def write(self, key: str, data: bytes) -> None: ...
+
+
+class StoreContract:
+    def test_create_stores_the_bytes_as_they_are(self, store: Store, raw: Raw):
+        """What is behind the key afterwards is what was given, byte for byte."""
+        data = bytes(range(256)) * 20_000
+
+        store.create(KEY, data)
+
+        assert raw.read(KEY) == data
+
+    def test_get_returns_what_is_there(self, store: Store, raw: Raw):
+        """An object that another program wrote is read as it is."""
+        raw.write(KEY, b"\0 any bytes\r\n")
+
+        data = store.get(KEY, max_bytes=1000)
+
+        assert data == b"\0 any bytes\r\n"
+
+    def test_get_takes_an_object_of_just_the_limit(self, store: Store, raw: Raw):
+        """The limit is inclusive."""
+        raw.write(KEY, b"12345")
+
+        assert store.get(KEY, max_bytes=5) == b"12345"
+
+    def test_get_refuses_an_object_over_the_limit(self, store: Store, raw: Raw):
+        """One byte more than the limit is an error, never a cut-off object."""
+        raw.write(KEY, b"123456")
+
+        with pytest.raises(ObjectTooLarge, match="larger than 5 bytes"):
+            store.get(KEY, max_bytes=5)
+
+    def test_an_empty_object_is_an_object(self, store: Store):
+        """No bytes are stored, found, sized and listed like any others."""
+        store.create(KEY, b"")
+
+        assert (store.get(KEY, max_bytes=0), store.size(KEY)) == (b"", 0)
+        assert store.list("") == [KEY]
+
+    def test_size_counts_bytes(self, store: Store, raw: Raw):
+        """The size is that of the object, without reading it."""
+        raw.write(KEY, b"x" * 12_345)
+
+        assert store.size(KEY) == 12_345
+
+    def test_a_missing_object_is_named(self, store: Store):
+        """Reading what is not there says which key, in an empty store and in a used one."""
+        with pytest.raises(ObjectNotFound, match=KEY):
+            store.get(KEY, max_bytes=10)
+        store.create("blobs/sha256/other", b"x")
+        with pytest.raises(ObjectNotFound, match=KEY):
+            store.size(KEY)
+
+    def test_a_prefix_of_keys_is_not_an_object(self, store: Store):
+        """What other stores call a folder has no bytes."""
+        store.create(KEY, b"x")
+
+        with pytest.raises(ObjectNotFound):
+            store.get("blobs/sha256", max_bytes=10)
+
+    def test_list_of_an_empty_store_is_empty(self, store: Store):
+        """A store that nobody has written to is no error."""
+        assert store.list("statements/app/") == []
+
+    def test_list_returns_sorted_keys_that_begin_with_the_prefix(self, store: Store):
+        """A prefix is text, not a folder, and keys come in order however they were written."""
+        for key in ("s/b/2", "s/a-b/1", "s/a/9", "s/a/10", "t/a/1", "s/ab"):
+            store.create(key, b"x")
+
+        assert store.list("s/a") == ["s/a-b/1", "s/a/10", "s/a/9", "s/ab"]
+        assert store.list("s/a/") == ["s/a/10", "s/a/9"]
+        assert store.list("s/a/1") == ["s/a/10"]
+        assert store.list("x/") == []
+        assert len(store.list("")) == 6
+
+    def test_create_twice_with_the_same_bytes_is_success(self, store: Store, raw: Raw):
+        """A push that is repeated after an interruption finds its own objects and goes on."""
+        store.create(KEY, b"same")
+
+        store.create(KEY, b"same")
+
+        assert raw.read(KEY) == b"same"
+
+    @pytest.mark.parametrize("other", [b"othe", b"other", b"oth", b""])
+    def test_create_never_overwrites(self, store: Store, raw: Raw, other: bytes):
+        """Other bytes under a taken key are refused, whatever their length, and the first stay."""
+        store.create(KEY, b"mine")
+
+        with pytest.raises(ObjectExists):
+            store.create(KEY, other)
+
+        assert raw.read(KEY) == b"mine"
+
+    def test_of_racing_writers_one_wins(self, store: Store, raw: Raw):
+        """Of eight writers of different bytes one succeeds, and its object is whole."""
+        barrier = Barrier(8)
+        contents = [bytes([number]) * 200_000 for number in range(8)]
+
+        def write(data: bytes) -> bytes | None:
+            barrier.wait()
+            try:
+                store.create(KEY, data)
+            except ObjectExists:
+                return None
+            return data
+
+        with ThreadPoolExecutor(8) as pool:
+            winners = [data for data in pool.map(write, contents) if data is not None]
+
+        assert winners == [raw.read(KEY)]
+
+    def test_racing_writers_of_the_same_bytes_all_succeed(self, store: Store, raw: Raw):
+        """Two builders that publish the same blob do not disturb each other."""
+        barrier = Barrier(8)
+
+        def write(data: bytes) -> None:
+            barrier.wait()
+            store.create(KEY, data)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, [b"same" * 50_000] * 8))
+
+        assert raw.read(KEY) == b"same" * 50_000
+
+    @pytest.mark.parametrize("key", BAD_KEYS)
+    def test_a_key_that_could_lead_elsewhere_is_refused(self, store: Store, key: str):
+        """Keys are checked before they become a path or an address, by every method."""
+        with pytest.raises(StoreError, match="not a key"):
+            store.create(key, b"x")
+        with pytest.raises(StoreError, match="not a key"):
+            store.get(key, max_bytes=10)
+        with pytest.raises(StoreError, match="not a key"):
+            store.size(key)
+        assert store.list("") == []
+
+    def test_a_prefix_that_could_lead_elsewhere_is_refused(self, store: Store):
+        """Listing cannot look outside either."""
+        with pytest.raises(StoreError, match="not a key"):
+            store.list("../")
+
+    def test_the_uri_opens_the_same_store(self, store: Store):
+        """What logs and reports show can be opened again."""
+        store.create(KEY, b"x")
+
+        assert open_store(store.uri).list("") == [KEY]

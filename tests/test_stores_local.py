@@ -1,0 +1,224 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Folders as stores: the contract, crashes at every stage of a write, and odd files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from store_contract import KEY, StoreContract
+
+from serve_warm.errors import ConfigError, ObjectNotFound, StoreError
+from serve_warm.stores import open_store
+from serve_warm.stores.local import LocalStore
+
+
+@dataclass
+class Folder:
+    root: Path
+
+    def read(self, key: str) -> bytes:
+        return (self.root / key).read_bytes()
+
+    def write(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "store")
+
+
+@pytest.fixture
+def store(raw: Folder) -> LocalStore:
+    return LocalStore(root=raw.root)
+
+
+class TestLocalStore(StoreContract):
+    pass
+
+
+# --- crashes -------------------------------------------------------------------------------
+
+DATA = bytes(range(256)) * 1000
+
+# The kernel ends (or fails) the write at exactly the given byte.
+WRITER = """
+import resource, signal, sys
+from serve_warm.stores import open_store
+uri, key, limit, action = sys.argv[1:]
+store = open_store(uri)
+data = bytes(range(256)) * 1000
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL if action == "die" else signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+store.create(key, data)
+"""
+
+
+def write_until(store: LocalStore, limit: int, action: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WRITER, store.uri, KEY, str(limit), action]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4096, len(DATA) - 1])
+def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Folder, limit: int):
+    """A writer killed in the middle leaves no object and no listed leftover; the next succeeds."""
+    crashed = write_until(store, limit, "die")
+
+    assert crashed.returncode == -signal.SIGXFSZ
+    assert store.list("") == []
+    with pytest.raises(ObjectNotFound):
+        store.get(KEY, max_bytes=len(DATA))
+    store.create(KEY, DATA)
+    assert (store.list(""), raw.read(KEY)) == ([KEY], DATA)
+
+
+def test_a_writer_that_is_not_killed_completes(store: LocalStore, raw: Folder):
+    """The limit of the test above is what ends the writers there: at the full size none ends."""
+    completed = write_until(store, len(DATA), "die")
+
+    assert (completed.returncode, raw.read(KEY)) == (0, DATA)
+
+
+def test_a_full_disk_is_a_store_error_and_leaves_no_file(store: LocalStore, raw: Folder):
+    """A write that fails is reported as what it is, and its temporary file is removed."""
+    failed = write_until(store, 4096, "fail")
+
+    assert "StoreError" in failed.stderr
+    assert "File too large" in failed.stderr
+    assert [path for path in raw.root.rglob("*") if path.is_file()] == []
+
+
+RACER = """
+import pathlib, sys, time
+from serve_warm.errors import ObjectExists
+from serve_warm.stores import open_store
+uri, go, number = sys.argv[1:]
+store = open_store(uri)
+print("ready", flush=True)
+while not pathlib.Path(go).exists():
+    time.sleep(0.001)
+try:
+    store.create("blobs/x", number.encode() * 300_000)
+    print("won")
+except ObjectExists:
+    print("lost")
+"""
+
+
+def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: Path):
+    """Processes share no lock, and still leave one whole object of one of them."""
+    go = tmp_path / "go"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, store.uri, str(go), str(number)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        racer.stdout.readline()
+
+    go.touch()
+    results = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+
+    assert sorted(results) == ["lost"] * 7 + ["won"]
+    assert raw.read("blobs/x") == str(results.index("won")).encode() * 300_000
+
+
+# --- what else can stand in a folder -------------------------------------------------------
+
+
+def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Folder):
+    """A start must not wait for a writer that never comes."""
+    raw.root.mkdir()
+    os.mkfifo(raw.root / "x")
+
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.get("x", max_bytes=10)
+    assert store.list("") == []
+
+
+def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder):
+    """A link back up would make listing endless."""
+    raw.write("a/x", b"1")
+    (raw.root / "a" / "loop").symlink_to(raw.root)
+
+    assert store.list("") == ["a/x"]
+
+
+def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
+    """Files of other programs are not objects, so that every listed key can be read."""
+    for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
+        raw.write(name, b"1")
+
+    assert store.list("") == ["x"]
+
+
+def test_a_file_in_place_of_the_folder_is_a_store_error(tmp_path: Path):
+    """A wrong path is told on writing, with the reason of the system."""
+    (tmp_path / "file").write_bytes(b"")
+    store = LocalStore(root=tmp_path / "file")
+
+    with pytest.raises(StoreError, match=r"Not a directory|File exists"):
+        store.create(KEY, b"x")
+    assert store.list("") == []
+
+
+# --- addresses -----------------------------------------------------------------------------
+
+
+def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A relative path is fixed when it is opened; a URI is percent-decoded."""
+    monkeypatch.chdir(tmp_path)
+    stores = [open_store(uri) for uri in ("./a b", "a b", f"{tmp_path}/a b")]
+    stores.append(open_store((tmp_path / "a b").as_uri()))
+    monkeypatch.chdir("/")
+    stores[0].create("x", b"1")
+
+    assert [store.list("") for store in stores] == [["x"]] * 4
+    assert {store.uri for store in stores} == {f"{tmp_path.as_uri()}/a%20b"}
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/x", "gs://b", "az://b", "hf://org/repo", "S3://b"])
+def test_remote_stores_are_named_as_not_supported(uri: str):
+    """What this release cannot read is said, instead of a folder called `s3:` being made."""
+    with pytest.raises(ConfigError, match="reads folders only"):
+        open_store(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://user:secret@host/x?X-Amz-Signature=secret",
+        "http://169.254.169.254/secret",
+        "ftp://secret",
+        "file://secret/share",
+        "file:secret",
+    ],
+)
+def test_other_addresses_are_refused_without_repeating_them(uri: str):
+    """An address may hold a password, so that the error names its scheme only."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(uri)
+
+    assert uri.partition(":")[0] in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["", "~/artifacts", "a\0b", "file:///a%00b"])
+def test_paths_that_mean_nothing_are_refused(uri: str):
+    """An empty path would be the working directory, and ~ a folder of that name."""
+    with pytest.raises(ConfigError):
+        open_store(uri)

@@ -1,0 +1,619 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures over statements, the files that name trusted keys, and the user's own key."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from artifacts import edited, new_key, trusting
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from serve_warm import trust
+from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
+from serve_warm.trust import (
+    MAX_ENVELOPE_BYTES,
+    MAX_SIGNATURES,
+    Envelope,
+    Trust,
+    TrustedKey,
+    key_id,
+    load_signing_key,
+    load_trust,
+    sign,
+    trust_lines,
+    user_key,
+    verify,
+)
+
+PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1"}'
+KEY = new_key()
+OTHER = new_key()
+
+
+def refusal(envelope: bytes, whom: Trust) -> ArtifactRefused:
+    with pytest.raises(ArtifactRefused) as caught:
+        verify(envelope, whom)
+    return caught.value
+
+
+def public_pem(key: Any) -> str:
+    public = key.public_key()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+# --- envelopes -----------------------------------------------------------------------------
+
+
+def test_verify_returns_what_was_signed():
+    """A payload signed by a trusted key comes back byte for byte."""
+    assert verify(sign(PAYLOAD, KEY), trusting(KEY)) == PAYLOAD
+
+
+def test_one_trusted_signature_among_several_is_enough():
+    """While keys are rotated an envelope carries both, and readers may know either."""
+    envelope = sign(PAYLOAD, OTHER, KEY)
+
+    assert verify(envelope, trusting(KEY)) == PAYLOAD
+    assert verify(envelope, trusting(OTHER)) == PAYLOAD
+
+
+def test_signing_twice_gives_the_same_bytes():
+    """Publishing again is no conflict in a write-once store."""
+    assert sign(PAYLOAD, KEY) == sign(PAYLOAD, KEY)
+
+
+def test_the_envelope_is_dsse():
+    """Other tools can check it: the signature is over DSSE's encoding of type and payload."""
+    envelope = json.loads(sign(PAYLOAD, KEY))
+
+    signature = base64.b64decode(envelope["signatures"][0]["sig"])
+    KEY.public_key().verify(
+        signature, b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(PAYLOAD), PAYLOAD)
+    )
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    assert base64.b64decode(envelope["payload"]) == PAYLOAD
+    der = KEY.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert envelope["signatures"][0]["keyid"] == hashlib.sha256(der).hexdigest()
+
+
+def test_an_unknown_signer_is_untrusted():
+    """A valid signature by somebody else is worth nothing, and the refusal names the key id."""
+    refused = refusal(sign(PAYLOAD, OTHER), trusting(KEY))
+
+    assert refused.reason == "untrusted"
+    assert key_id(OTHER.public_key())[:16] in refused.message
+
+
+def test_every_flipped_bit_of_the_payload_is_noticed():
+    """No change of the signed bytes passes, wherever it is."""
+    envelope = sign(PAYLOAD, KEY)
+    reasons = set()
+
+    for place in range(len(PAYLOAD)):
+        flipped = bytearray(PAYLOAD)
+        flipped[place] ^= 1
+        forged = edited(envelope, payload=base64.b64encode(flipped).decode())
+        reasons.add(refusal(forged, trusting(KEY)).reason)
+
+    assert reasons == {"bad_signature"}
+
+
+def test_a_claimed_key_id_proves_nothing():
+    """The key id is a hint: an enemy who writes ours next to his own signature is told apart."""
+    envelope = json.loads(sign(PAYLOAD, OTHER))
+    envelope["signatures"][0]["keyid"] = key_id(KEY.public_key())
+
+    refused = refusal(json.dumps(envelope).encode(), trusting(KEY))
+
+    assert refused.reason == "bad_signature"
+
+
+@pytest.mark.parametrize("hint", [None, "", "nonsense", key_id(OTHER.public_key())])
+def test_a_wrong_or_missing_key_id_does_no_harm(hint: str | None):
+    """A good signature is found whatever the hint says."""
+    envelope = json.loads(sign(PAYLOAD, KEY))
+    if hint is None:
+        del envelope["signatures"][0]["keyid"]
+    else:
+        envelope["signatures"][0]["keyid"] = hint
+
+    assert verify(json.dumps(envelope).encode(), trusting(KEY)) == PAYLOAD
+
+
+def test_a_repeated_signature_counts_once():
+    """Writing one signature twice does not make two signers of it."""
+    envelope = json.loads(sign(PAYLOAD, KEY, OTHER))
+    envelope["signatures"] = [envelope["signatures"][0]] * 3
+
+    signers = Envelope.parse(json.dumps(envelope).encode()).signers(trusting(KEY, OTHER))
+
+    assert [signer.name for signer in signers] == ["key0"]
+
+
+def test_a_signature_of_another_payload_is_refused():
+    """A signature cannot be carried from one statement to another."""
+    taken = json.loads(sign(b"something else", KEY))["signatures"]
+
+    assert refusal(edited(sign(PAYLOAD, KEY), signatures=taken), trusting(KEY)).reason == (
+        "bad_signature"
+    )
+
+
+def test_the_type_is_signed_with_the_payload():
+    """A key that signs other kinds of documents has not signed a statement by that."""
+    text = "text/plain"
+    message = b"DSSEv1 %d %s %d %s" % (len(text), text.encode(), len(PAYLOAD), PAYLOAD)
+    signature = {
+        "keyid": key_id(KEY.public_key()),
+        "sig": base64.b64encode(KEY.sign(message)).decode(),
+    }
+    honest = edited(sign(PAYLOAD, KEY), payloadType=text, signatures=[signature])
+    relabelled = edited(sign(PAYLOAD, KEY), signatures=[signature])
+
+    assert refusal(honest, trusting(KEY)).reason == "bad_statement"
+    assert refusal(relabelled, trusting(KEY)).reason == "bad_signature"
+
+
+MALFORMED = {
+    "empty": b"",
+    "not_json": b"PK\x03\x04",
+    "not_utf8": b'"\xff"',
+    "cut_short": sign(PAYLOAD, KEY)[:-1],
+    "list": b"[]",
+    "nested": b"[" * 200_000,
+    "huge_number": b'{"payload":' + b"9" * 10_000 + b"}",
+    "not_a_number": edited(sign(PAYLOAD, KEY), extra=float("nan")),
+    "repeated_member": sign(PAYLOAD, KEY)[:-1] + b',"payload":"AAAA"}',
+    "no_payload": edited(sign(PAYLOAD, KEY), payload=None),
+    "payload_not_base64": edited(sign(PAYLOAD, KEY), payload="e30=!"),
+    "payload_not_ascii": edited(sign(PAYLOAD, KEY), payload="\u00e9\ud800"),
+    "signatures_object": edited(sign(PAYLOAD, KEY), signatures={}),
+    "signature_string": edited(sign(PAYLOAD, KEY), signatures=["x"]),
+    "signature_number": edited(sign(PAYLOAD, KEY), signatures=[{"sig": 1, "keyid": ""}]),
+    "key_id_number": edited(sign(PAYLOAD, KEY), signatures=[{"sig": "AAAA", "keyid": 1}]),
+    "sig_not_base64": edited(sign(PAYLOAD, KEY), signatures=[{"sig": "***", "keyid": ""}]),
+    "too_many": edited(sign(PAYLOAD, KEY), signatures=[{"sig": ""}] * (MAX_SIGNATURES + 1)),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_what_is_no_envelope_is_refused(name: str):
+    """Whatever stands in the statement's place becomes a refusal and nothing else."""
+    assert refusal(MALFORMED[name], trusting(KEY)).reason == "bad_statement"
+
+
+def test_an_unsigned_envelope_is_untrusted():
+    """No signature is no reason to believe."""
+    unsigned = edited(sign(PAYLOAD, KEY), signatures=[])
+
+    assert refusal(unsigned, trusting(KEY)).reason == "untrusted"
+
+
+def test_an_empty_signature_is_not_valid():
+    """A signature of no bytes passes no key."""
+    empty = edited(sign(PAYLOAD, KEY), signatures=[{"keyid": "", "sig": ""}])
+
+    assert refusal(empty, trusting(KEY)).reason == "untrusted"
+
+
+def test_an_envelope_over_the_cap_is_refused_unread():
+    """The size is looked at before anything is parsed."""
+    padded = sign(PAYLOAD, KEY).ljust(MAX_ENVELOPE_BYTES + 1)
+
+    assert verify(padded[:-1], trusting(KEY)) == PAYLOAD
+    assert refusal(padded, trusting(KEY)).reason == "too_large"
+
+
+def test_a_statement_that_nobody_would_read_is_not_signed():
+    """The cap of readers is told to the builder."""
+    with pytest.raises(BuildFailed, match="the limit is"):
+        sign(b" " * MAX_ENVELOPE_BYTES, KEY)
+
+
+def test_signing_needs_a_key():
+    """An envelope without signatures would be refused by every reader."""
+    with pytest.raises(ConfigError, match="at least one key"):
+        sign(PAYLOAD)
+
+
+def test_nothing_configured_refuses_and_says_which_lines_to_add(tmp_path: Path):
+    """The hint holds the three lines of a trust file, which do parse once a key is filled in."""
+    refused = refusal(sign(PAYLOAD, KEY), Trust())
+
+    lines = refused.hint.splitlines()[1:]
+    assert refused.reason == "no_trust"
+    assert "/etc/serve_warm/trust.toml" in refused.hint
+    assert [line.split(" ")[0] for line in lines] == ["[[keys]]", "name", "pem"]
+    filled = trust_lines(KEY.public_key(), name="builder").splitlines()
+    assert lines[:2] == filled[:2]
+    assert lines[2].split("...")[0] == filled[2][: len(lines[2].split("...")[0])]
+    assert load_trust([write_trust(tmp_path, "\n".join(filled))]).keys[0].name == "builder"
+
+
+def test_a_pinned_statement_is_believed_whoever_signed_it():
+    """A digest in the trust file is as good as a key, for exactly these bytes."""
+    pin = trusting(pinned=frozenset({hashlib.sha256(PAYLOAD).hexdigest()}))
+
+    assert verify(sign(PAYLOAD, OTHER), pin) == PAYLOAD
+    assert refusal(sign(PAYLOAD + b" ", OTHER), pin).reason == "untrusted"
+
+
+def test_a_pin_is_of_the_statement_and_not_of_its_envelope():
+    """Signing a pinned statement with another key does not unpin it; editing it does."""
+    envelope = sign(PAYLOAD, OTHER)
+
+    assert refusal(envelope, Trust(pinned=frozenset({hashlib.sha256(envelope).hexdigest()})))
+
+
+def test_a_pin_must_be_a_digest():
+    """A pin that can match nothing is a mistake to be told."""
+    with pytest.raises(ConfigError, match="64 hex digits"):
+        Trust(pinned=frozenset({"9f2c"}))
+
+
+def test_hostile_key_ids_are_not_repeated():
+    """Text of an unknown writer reaches no log and no terminal."""
+    envelope = edited(sign(PAYLOAD, OTHER), signatures=[{"keyid": "\x1b[2J evil", "sig": "AAAA"}])
+
+    assert "evil" not in str(refusal(envelope, trusting(KEY)))
+
+
+# --- trust files ---------------------------------------------------------------------------
+
+
+def write_trust(directory: Path, text: str, name: str = "trust.toml") -> Path:
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def test_keys_of_all_files_are_merged(tmp_path: Path):
+    """The machine's file and the user's add up; a key in both counts once, under its first name."""
+    system = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="ci"))
+    user = write_trust(
+        tmp_path / "home",
+        f'pinned = ["sha256:{"ab" * 32}"]\n'
+        + trust_lines(KEY.public_key(), name="copy")
+        + trust_lines(OTHER.public_key(), name="me"),
+    )
+
+    loaded = load_trust([system, user, tmp_path / "absent" / "trust.toml"])
+
+    assert [key.name for key in loaded.keys] == ["ci", "me"]
+    assert [key.id for key in loaded.keys] == [key_id(k.public_key()) for k in (KEY, OTHER)]
+    assert loaded.pinned == {"ab" * 32}
+
+
+def test_no_file_trusts_nobody(tmp_path: Path):
+    """Trust must be said; it is never a default."""
+    assert load_trust([tmp_path / "trust.toml"]) == Trust()
+
+
+def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
+    """`file` is looked for beside the trust file, whatever the working directory."""
+    path = write_trust(tmp_path, '[[keys]]\nname = "release"\nfile = "release.pem"\n')
+    write_trust(tmp_path, public_pem(KEY), "release.pem")
+
+    loaded = load_trust([path])
+
+    assert loaded.keys == (TrustedKey(name="release", raw=KEY.public_key().public_bytes_raw()),)
+
+
+def test_the_home_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Whoever can set HOME for the process cannot add a key by it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    files = trust.default_trust_files()
+
+    assert files[0] == Path("/etc/serve_warm/trust.toml")
+    assert not any(path.is_relative_to(tmp_path) for path in files)
+
+
+PEM_LINE = trust_lines(KEY.public_key(), name="x").splitlines()[2]
+BROKEN = {
+    "not_toml": "keys = [",
+    "unknown_setting": "key = []",
+    "keys_no_list": "keys = 1",
+    "keys_no_tables": "keys = [1]",
+    "no_name": f"[[keys]]\n{PEM_LINE}",
+    "no_key": '[[keys]]\nname = "x"',
+    "empty_name": f'[[keys]]\nname = ""\n{PEM_LINE}',
+    "both": f'[[keys]]\nname = "x"\nfile = "x.pem"\n{PEM_LINE}',
+    "unknown_in_key": f'[[keys]]\nname = "x"\nscope = "y"\n{PEM_LINE}',
+    "no_file": '[[keys]]\nname = "x"\nfile = "absent.pem"',
+    "file_is_directory": '[[keys]]\nname = "x"\nfile = "."',
+    "not_pem": '[[keys]]\nname = "x"\npem = "AAAA"',
+    "private_pem": '[[keys]]\nname = "x"\npem = """'
+    + KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    + '"""',
+    "other_kind": '[[keys]]\nname = "x"\npem = """'
+    + public_pem(ec.generate_private_key(ec.SECP256R1()))
+    + '"""',
+    "pinned_no_list": 'pinned = "sha256:00"',
+    "pinned_short": 'pinned = ["sha256:00"]',
+    "pinned_without_kind": f'pinned = ["{"00" * 32}"]',
+    "pinned_number": "pinned = [1]",
+    "too_long": "#" * (1 << 20) + "\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
+    """A mistake in a trust file is told with the file's name, never read as an empty file."""
+    path = write_trust(tmp_path, BROKEN[name])
+
+    with pytest.raises(ConfigError) as caught:
+        load_trust([path])
+
+    assert str(tmp_path) in str(caught.value) or "'x'" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+@pytest.mark.parametrize("what", ["file", "directory", "pem"])
+def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: int):
+    """File, folder and key file must be safe from others; the error says which and the fix."""
+    path = write_trust(tmp_path / "etc", '[[keys]]\nname = "x"\nfile = "x.pem"\n')
+    pem = write_trust(tmp_path / "etc", public_pem(KEY), "x.pem")
+    assert load_trust([path]).keys
+    target = {"file": path, "directory": path.parent, "pem": pem}[what]
+    target.chmod(mode | 0o111 if what == "directory" else mode)
+
+    with pytest.raises(ConfigError, match="written by group or others") as caught:
+        load_trust([path])
+
+    assert caught.value.hint == f"chmod go-w {target}"
+
+
+def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
+    """What a link names must be as safe as the link."""
+    real = write_trust(tmp_path / "shared", trust_lines(KEY.public_key(), name="x"))
+    (tmp_path / "etc").mkdir()
+    link = tmp_path / "etc" / "trust.toml"
+    link.symlink_to(real)
+    assert load_trust([link]).keys
+    real.parent.chmod(0o777)
+
+    with pytest.raises(ConfigError, match="shared can be written"):
+        load_trust([link])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str):
+    """Only root and this user may say whom to believe."""
+    path = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="x"))
+    target = path if what == "file" else path.parent
+    os.chown(target, 12345, -1)
+
+    with pytest.raises(ConfigError, match="belongs to user id 12345") as caught:
+        load_trust([path])
+
+    assert caught.value.hint == f"chown root {target}"
+
+
+def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
+    """A trust file that is no file is an error at once."""
+    os.mkfifo(tmp_path / "trust.toml", 0o600)
+
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_trust([tmp_path / "trust.toml"])
+
+
+MOUNTED = """
+set -e
+mount -t tmpfs none "$1"
+cp "$2" "$1/trust.toml"
+chmod 777 "$1"
+[ "$3" = rw ] || mount -o remount,ro "$1"
+exec "$4" -c "
+import sys, pathlib
+from serve_warm.trust import load_trust
+print(len(load_trust([pathlib.Path(sys.argv[1]) / 'trust.toml']).keys))" "$1"
+"""
+
+
+@pytest.mark.parametrize(("mount", "trusted"), [("ro", True), ("rw", False)])
+def test_a_read_only_mount_cannot_be_written_whatever_its_mode(
+    tmp_path: Path, mount: str, *, trusted: bool
+):
+    """Kubernetes mounts a ConfigMap read-only and with mode 0777: that is safe."""
+    namespace = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount anything")
+    source = write_trust(tmp_path / "source", trust_lines(KEY.public_key(), name="x"))
+    (tmp_path / "mount").mkdir()
+
+    result = subprocess.run(
+        [*namespace, "sh", "-c", MOUNTED, "-", tmp_path / "mount", source, mount, sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (result.stdout == "1\n") == trusted
+    assert ("can be written by group or others" in result.stderr) != trusted
+
+
+# --- the user's own key --------------------------------------------------------------------
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
+    """What a user signs that user can load, from the first call on; the second changes nothing."""
+    directory = tmp_path / "config" / "serve_warm"
+    first = user_key(directory)
+    before = (directory / "trust.toml").read_bytes()
+
+    second = user_key(directory)
+
+    assert first.private_bytes_raw() == second.private_bytes_raw()
+    assert (directory / "trust.toml").read_bytes() == before
+    assert verify(sign(PAYLOAD, second), load_trust([directory / "trust.toml"])) == PAYLOAD
+
+
+def test_the_user_key_is_private(tmp_path: Path):
+    """Nobody else can read the key or change what is trusted, whatever the umask; no file is left."""
+    old = os.umask(0)
+    try:
+        user_key(tmp_path / "serve_warm")
+    finally:
+        os.umask(old)
+
+    assert mode_of(tmp_path / "serve_warm") == 0o700
+    assert {path.name: mode_of(path) for path in (tmp_path / "serve_warm").iterdir()} == {
+        "signing_key.pem": 0o600,
+        "trust.toml": 0o600,
+    }
+
+
+def test_the_key_file_is_what_openssl_writes(tmp_path: Path):
+    """The private key is PKCS#8 PEM, so that it can be moved to a CI secret as it is."""
+    key = user_key(tmp_path / "serve_warm")
+
+    pem = (tmp_path / "serve_warm" / "signing_key.pem").read_bytes()
+
+    assert pem == key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def test_a_trust_file_that_is_there_is_kept(tmp_path: Path):
+    """The user's own keys and comments stay; the new key is added at the end."""
+    text = "# ours\npinned = []\n" + trust_lines(OTHER.public_key(), name="ci").rstrip()
+    path = write_trust(tmp_path / "serve_warm", text)
+
+    key = user_key(tmp_path / "serve_warm")
+
+    assert path.read_text().startswith(text)
+    assert [trusted.id for trusted in load_trust([path]).keys] == [
+        key_id(OTHER.public_key()),
+        key_id(key.public_key()),
+    ]
+
+
+def test_a_trust_file_that_cannot_be_extended_is_kept(tmp_path: Path):
+    """A file in another notation is left as it is, and the error has the lines to add by hand."""
+    path = write_trust(tmp_path / "serve_warm", "keys = []\n")
+
+    with pytest.raises(ConfigError, match="cannot be extended") as caught:
+        user_key(tmp_path / "serve_warm")
+
+    assert path.read_text() == "keys = []\n"
+    assert "BEGIN PUBLIC KEY" in caught.value.hint
+
+
+def test_no_key_is_made_where_others_can_write(tmp_path: Path):
+    """A folder that others can write would let them swap the key."""
+    (tmp_path / "serve_warm").mkdir()
+    (tmp_path / "serve_warm").chmod(0o777)
+
+    with pytest.raises(ConfigError, match="can be written"):
+        user_key(tmp_path / "serve_warm")
+
+    assert list((tmp_path / "serve_warm").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
+    """A home that is no folder is told in a sentence."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match="cannot be written"):
+        user_key(tmp_path / "file" / "serve_warm")
+
+
+RACER = """
+import pathlib, sys, time
+from serve_warm.trust import key_id, user_key
+directory, go = map(pathlib.Path, sys.argv[1:])
+print("ready", flush=True)
+while not go.exists():
+    time.sleep(0.001)
+print(key_id(user_key(directory).public_key()))
+"""
+
+
+def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
+    """Eight processes that all come first get one and the same key, trusted once."""
+    directory, go = tmp_path / "serve_warm", tmp_path / "go"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(directory), str(go)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        racer.stdout.readline()
+
+    go.touch()
+    ids = {racer.communicate(timeout=60)[0].strip() for racer in racers}
+
+    assert len(ids) == 1
+    assert {key.id for key in load_trust([directory / "trust.toml"]).keys} == ids
+    assert len(list(directory.iterdir())) == 2
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_signing_key_that_others_can_read_is_not_used(tmp_path: Path, mode: int):
+    """A key that may have been copied signs nothing; the fix is named."""
+    user_key(tmp_path / "serve_warm")
+    path = tmp_path / "serve_warm" / "signing_key.pem"
+    path.chmod(mode)
+
+    with pytest.raises(ConfigError, match="read by other users") as caught:
+        load_signing_key(path)
+
+    assert f"chmod 600 {path}" in caught.value.hint
+
+
+UNUSABLE = {
+    "absent": None,
+    "empty": b"",
+    "public": public_pem(KEY).encode(),
+    "encrypted": KEY.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    ),
+    "other_kind": ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_key_file_that_holds_no_usable_key_is_an_error(tmp_path: Path, name: str):
+    """What is wrong with the file is said without a word of what is in it."""
+    path = tmp_path / "key.pem"
+    data = UNUSABLE[name]
+    if data is not None:
+        path.write_bytes(data)
+        path.chmod(0o600)
+
+    with pytest.raises(ConfigError, match=r"key\.pem") as caught:
+        load_signing_key(path)
+
+    assert "PRIVATE" not in str(caught.value).replace("BEGIN PRIVATE KEY", "")
