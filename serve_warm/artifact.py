@@ -449,20 +449,14 @@ def unpack_directory(raw: bytes, target: Path) -> None:
         OSError: something could not be written; what was is still there.
     """
     _check_private(target)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-            members = archive.getmembers()
-            _check_members(members, raw, target)
-            for member in members:
-                path = target / member.name
-                if member.isdir():
-                    path.mkdir(mode=0o700)
-                    continue
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-                    file.write(memoryview(raw)[member.offset_data :][: member.size])
-    except (tarfile.TarError, ValueError, RecursionError) as error:
-        raise ArtifactRefused(f"not a packed directory: {error}", reason="bad_archive") from error
+    for member in _read_members(raw, target):
+        path = target / member.name
+        if member.isdir():
+            path.mkdir(mode=0o700)
+            continue
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(memoryview(raw)[member.offset_data :][: member.size])
 
 
 def _check_private(target: Path) -> None:
@@ -480,6 +474,17 @@ def _check_private(target: Path) -> None:
             reason="unsafe_directory",
             hint="unpack into a new directory of mode 0700",
         )
+
+
+def _read_members(raw: bytes, target: Path) -> list[tarfile.TarInfo]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            members = archive.getmembers()
+        _check_members(members, raw, target)
+    # A damaged header can also make tarfile seek too far or call itself without end.
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise ArtifactRefused(f"not a packed directory: {error}", reason="bad_archive") from error
+    return members
 
 
 def _check_members(members: list[tarfile.TarInfo], raw: bytes, target: Path) -> None:

@@ -270,6 +270,7 @@ def cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cl
     from ray import serve  # noqa: PLC0415
 
     port = _free_port()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     else:
@@ -284,8 +285,7 @@ def cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cl
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield Cluster(_port_of_serve(port))
     finally:
-        if address is None:
-            serve.shutdown()
+        # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
         ray.shutdown()
 
 

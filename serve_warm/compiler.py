@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import logging
+import pickle
 import resource
 import shlex
 import shutil
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from serve_warm.errors import CompilerMissing
@@ -60,13 +64,14 @@ class Watch:
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self._threads: set[int] | None = None
+        self._fallen: set[CodeType] = set()
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """While set, a compile is not made: what this returns is raised in its place."""
 
     def counts(self) -> Counts:
         """Return everything counted since the process was first watched."""
-        from torch._dynamo.utils import counters  # noqa: PLC0415  (private; stable 2.6 to 2.15)
+        from torch._dynamo.utils import counters  # private; the same from 2.6 to 2.15
 
         aot, inductor = counters["aot_autograd"], counters["inductor"]
         with self._lock:
@@ -134,6 +139,8 @@ class _Watched:
         # torch follows this attribute to the backend, to match cache entries with it.
         self._torchdynamo_orig_backend = callback
         self._seen = seen
+        # What is watched already is not watched twice: torch restores callbacks by the same way.
+        self._serve_warm_watched = self
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         callback, seen = self._torchdynamo_orig_backend, self._seen
@@ -149,6 +156,9 @@ class _Watched:
             kind = "recompile" if reason else "compile"
             seen._note(_event(kind, frame, reason=reason, seconds=seconds))
         elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
+            # From now on Dynamo runs this code eagerly, without calling back, where none of its
+            # variants fits.
+            seen._fallen.add(frame.f_code)
             reason = f"recompile limit reached; {_recompile_reason()}"
             seen._note(_event("eager", frame, reason=reason, seconds=seconds))
         return result
@@ -156,7 +166,7 @@ class _Watched:
 
 def _would_compile(frame: Any) -> bool:
     # The two questions that torch's own fail_on_recompile asks before it raises.
-    from torch._dynamo import convert_frame, trace_rules  # noqa: PLC0415
+    from torch._dynamo import convert_frame, trace_rules
 
     return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
 
@@ -176,7 +186,7 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
 
 
 def _recompile_reason() -> str:
-    from torch._dynamo.utils import get_compilation_metrics  # noqa: PLC0415
+    from torch._dynamo.utils import get_compilation_metrics
 
     metrics = get_compilation_metrics()
     return (metrics[-1].recompile_reason or "") if metrics else ""
@@ -200,19 +210,19 @@ def watch() -> Watch:
 
 
 def _hook_dynamo(seen: Watch) -> None:
-    from torch._dynamo import eval_frame  # noqa: PLC0415
+    from torch._dynamo import eval_frame
 
-    original = eval_frame._callback_from_stance
+    original: Callable[[Any], Any] = eval_frame._callback_from_stance
     get_native_id = threading.get_native_id
 
     def callback_from_stance(callback: Any) -> Any:
+        chosen = original(callback)
+        if callback is None or callback is False:
+            return chosen  # a function that compiling is disabled for
         threads = seen._threads
         if threads is not None:
             threads.add(get_native_id())
-        chosen = original(callback)
         if chosen is callback:
-            if callback is None or callback is False:
-                return callback
             try:
                 return callback._serve_warm_watched
             except AttributeError:
@@ -240,12 +250,13 @@ class _Refused:
         try:
             return self._torchdynamo_orig_backend(frame, *args)
         except RuntimeError as error:
-            self._seen._note(_event("forbidden", frame, reason=str(error)))
+            fallen = frame.f_code in self._seen._fallen
+            self._seen._note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
             raise
 
 
 def _hook_captures(seen: Watch) -> None:
-    from torch._dynamo.callback import CallbackTrigger, on_compile_start  # noqa: PLC0415
+    from torch._dynamo.callback import CallbackTrigger, on_compile_start
 
     def started(args: Any) -> None:
         if args.callback_trigger is CallbackTrigger.CUDAGRAPH_RECORDING:
@@ -266,7 +277,7 @@ def _hook_captures(seen: Watch) -> None:
 def _hook_compiler_runs(seen: Watch) -> None:
     # Inductor compiles C++ in threads of this process, each run through this one function
     # (private; 2.5 to 2.15). It is checked against the process table by tests/test_cold_warm.py.
-    from torch._inductor import cpp_builder  # noqa: PLC0415
+    from torch._inductor import cpp_builder
 
     original = cpp_builder.run_compile_cmd
 
@@ -291,12 +302,27 @@ def _makes_object(cmd_line: str) -> bool:
 def forbid() -> Iterator[None]:
     """Make every compile inside the block raise `RuntimeError`: the proof.
 
-    The stance is process-wide, not per thread, and is restored whatever happens.
+    So does what would run eagerly without a word, because its recompile limit is reached. The
+    stance is process-wide, not per thread, and is restored whatever happens.
     """
-    import torch  # noqa: PLC0415
+    import torch
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
 
-    with torch.compiler.set_stance("fail_on_recompile"):
-        yield
+    def treat_fallen(action: _FrameAction) -> None:
+        for code in fallen:
+            set_code_exec_strategy(code, _FrameExecStrategy(action, action))
+
+    fallen = tuple(_the_watch._fallen) if _the_watch is not None else ()
+    treat_fallen(_FrameAction.DEFAULT)
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            yield
+    finally:
+        treat_fallen(_FrameAction.RUN_ONLY)
 
 
 # The caches -----------------------------------------------------------------------------------
@@ -308,28 +334,34 @@ def save_torch_bytes() -> bytes:
     Once per process only: bytes of a second save, with compiles in between, lose the first
     batch when they are loaded (torch 2.13 to 2.15).
     """
-    import torch  # noqa: PLC0415
-    import torch._dynamo  # noqa: PLC0415  (save fails before Dynamo has been imported)
+    import torch
+    import torch._dynamo  # save fails before Dynamo has been imported
 
     saved = torch.compiler.save_cache_artifacts()
     return saved[0] if saved is not None else b""
 
 
 def load_torch_bytes(raw: bytes) -> bool:
-    """Load bytes of `save_torch_bytes`; return whether torch accepted the container.
+    """Load bytes of `save_torch_bytes`; return whether torch accepted them.
 
-    This executes what the bytes say. Only call it with bytes whose signature was checked.
+    This executes what the bytes say. Only call it with bytes whose signature was checked. Where
+    it returns False, entries before the bad one may have been written to the cache directory.
     """
-    import torch  # noqa: PLC0415
-    import torch._dynamo  # noqa: PLC0415
+    import torch
+    import torch._dynamo
 
-    return torch.compiler.load_cache_artifacts(raw) is not None
+    try:
+        return torch.compiler.load_cache_artifacts(raw) is not None
+    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError):
+        # What unpickling an entry can raise. torch up to 2.13 lets it out, for some entries.
+        logger.warning("torch could not read an entry of its cache artifacts", exc_info=True)
+        return False
 
 
 def import_compiler() -> None:
     """Import what the first compile would import (about 1.5 s), so that a stage pays for it."""
-    import torch._dynamo  # noqa: PLC0415
-    import torch._inductor.compile_fx  # noqa: PLC0415, F401
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
 
 
 def require_compiler(environ: Mapping[str, str]) -> None:
@@ -338,12 +370,12 @@ def require_compiler(environ: Mapping[str, str]) -> None:
     Inductor asks for one on CPU even when every kernel is in the cache. On a CUDA machine it
     is only needed for CPU kernels, so nothing is required there.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     if torch.cuda.is_available():
         return
     wanted = environ.get("CXX") or "g++"
-    if shutil.which(wanted) is None:
+    if shutil.which(wanted, path=environ.get("PATH")) is None:
         raise CompilerMissing(wanted)
 
 
@@ -365,9 +397,10 @@ class IsaChecks:
 
     def hook(self) -> bool:
         """Put this in front of torch's probe; return whether this torch has one we know."""
-        from torch._inductor import cpu_vec_isa  # noqa: PLC0415
+        from torch._inductor import cpu_vec_isa
 
-        original = getattr(cpu_vec_isa.VecISA, "check_build", None)
+        vec_isa: Any = cpu_vec_isa.VecISA
+        original = getattr(vec_isa, "check_build", None)
         if original is None:
             return False
 
@@ -380,7 +413,7 @@ class IsaChecks:
                 self.answers[question] = bool(original(isa, code))
             return self.answers[question]
 
-        cpu_vec_isa.VecISA.check_build = check_build
+        vec_isa.check_build = check_build
         return True
 
 
@@ -413,18 +446,18 @@ def compile_arguments(owner: Any) -> dict[str, str]:
         if backend is None:
             continue
         config = dict(getattr(backend, "config", {}) or {})
-        facts = {
-            "backend": getattr(backend, "compiler_name", type(backend).__name__),
-            "dynamic": getattr(backend, "dynamic", None),
-            **{key: config[key] for key in sorted(config)},
-        }
-        found[name] = " ".join(f"{key}={value!r}" for key, value in facts.items())
+        words = [
+            str(getattr(backend, "compiler_name", type(backend).__name__)),
+            f"dynamic={getattr(backend, 'dynamic', None)}",
+            *(f"{key}={config[key]}" for key in sorted(config)),
+        ]
+        found[name] = ",".join(words)
     return found
 
 
 def uses_cuda_graphs(owner: Any) -> bool:
     """Whether something compiled on `owner` records CUDA graphs on this machine."""
-    import torch  # noqa: PLC0415
+    import torch
 
     if not torch.cuda.is_available():
         return False
@@ -434,9 +467,16 @@ def uses_cuda_graphs(owner: Any) -> bool:
 
 def _backend_of(value: Any) -> Any:
     """Return the backend object of a compiled module or function, or `None`."""
-    from torch._dynamo.eval_frame import innermost_backend  # noqa: PLC0415
+    import torch
+    from torch._dynamo.eval_frame import innermost_backend
 
-    compiled = getattr(value, "_compiled_call_impl", None) or value
+    # By type: a DeploymentHandle has every attribute that it is asked for.
+    if isinstance(value, torch.nn.Module):
+        compiled: Any = getattr(value, "_compiled_call_impl", None) or value
+    elif inspect.isroutine(value):
+        compiled = value
+    else:
+        return None
     context = getattr(compiled, "dynamo_ctx", None)
     callback = getattr(context, "callback", None)
     if callback is None:
@@ -449,14 +489,14 @@ def _backend_of(value: Any) -> Any:
 
 def clone_outputs(value: Any) -> Any:
     """Return `value` with every CUDA tensor in it cloned: a graph's next run overwrites them."""
-    from torch.utils._pytree import tree_map  # noqa: PLC0415
+    from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)
 
 
 def versions() -> dict[str, str]:
     """Return the versions that a report names."""
-    import torch  # noqa: PLC0415
+    import torch
 
     return {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
 
@@ -470,6 +510,4 @@ def cpu_seconds() -> float:
 
 def private_directory(parent: Path | None = None) -> Path:
     """Return a new directory that only this user can read, for this process' caches."""
-    import tempfile  # noqa: PLC0415
-
     return Path(tempfile.mkdtemp(prefix="serve_warm-", dir=parent))  # 0700 by contract

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What deployment code, the Serve YAML and the environment may set; the only reader of `os.environ`.
+"""What deployment code, the Serve YAML and the environment may set; no other reads `os.environ`.
 
 Three sources, the later wins: the class (`warmup_config` or the decorator's arguments), the
 environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's `user_config`.
@@ -93,7 +93,7 @@ def resolve(
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environ:
             text = environ[variable]
-            values[name] = text.split(",") if name == "parts" else text
+            values[name] = [p.strip() for p in text.split(",")] if name == "parts" else text
             origin[name] = variable
     section = user_config.get("warmup") if isinstance(user_config, Mapping) else None
     if section is not None:

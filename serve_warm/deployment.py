@@ -6,7 +6,7 @@ Serve calls `reconfigure(user_config, rank)` of a replica after `__init__`, life
 `servable_object`, before the first health check and before any router knows of the replica, and
 waits for it without a limit. That is where a warm-up belongs. It is called even without a
 `user_config` because the hook names `rank`. The hook is an attribute of the *instance*: the
-class keeps the user's own `reconfigure` and its `super()` calls as they were written.
+class keeps the user's own `reconfigure`, its `super()` calls and its place in the order of bases.
 
 Private names of Ray Serve that are used, each seen in 2.60 (and checked by the tests):
 `ReplicaContext._deployment_config` (the user_config before `reconfigure` has it),
@@ -42,7 +42,7 @@ from starlette.responses import Response
 
 from serve_warm import compiler, node
 from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
-from serve_warm.errors import ConfigError, InputError, WarmupFailed
+from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.metrics import RaySink
 from serve_warm.report import CompileEvent, Report, Stage
@@ -110,7 +110,7 @@ class WarmupMixin:
         self = super().__new__(cls)
         replica = _Replica(self)
         self.__dict__[ATTRIBUTE] = replica
-        self.__dict__["reconfigure"] = replica.reconfigure
+        self.__dict__["reconfigure"] = _Hook(replica)
         return self
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
@@ -120,9 +120,6 @@ class WarmupMixin:
             hint="define warmup_inputs(self), for example: "
             "return shape_grid(self.embed, self.buckets)",
         )
-
-    def reconfigure(self, user_config: Any) -> None:
-        """Do nothing: the end of `super().reconfigure(user_config)` calls."""
 
     async def warm_up(self) -> dict[str, Any]:
         """Warm up now, or join the warm-up under way, or return at once when it is done.
@@ -138,6 +135,10 @@ class WarmupMixin:
     def warmup_report(self) -> dict[str, Any]:
         """Return the report of this start until now, compiles in traffic included."""
         return _of(self).report().to_json()
+
+    def warmup_requests(self) -> list[Input]:
+        """Return the inputs as data: targets by name, largest first, to be sent by a client."""
+        return _of(self).requests()
 
     def warmup_artifact(self) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
@@ -211,6 +212,31 @@ def _of(instance: Any) -> _Replica:
     return replica
 
 
+class _Hook:
+    """What Serve finds as `reconfigure` of an instance.
+
+    An object, because Serve runs a plain function in a worker thread, and a coroutine function
+    would be wrong for the user's own calls: `self.reconfigure(config)` in `__init__` has to run
+    what the class defines, at once. Only Serve's calls name `rank` and no other keyword.
+    """
+
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter("user_config", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            inspect.Parameter("rank", inspect.Parameter.KEYWORD_ONLY, default=None),
+        ]
+    )
+
+    def __init__(self, replica: _Replica) -> None:
+        self._replica = replica
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and kwargs.keys() == {"rank"}:
+            return self._replica.reconfigure(*args, **kwargs)
+        owner = self._replica.owner
+        return type(owner).reconfigure(owner, *args, **kwargs)
+
+
 class _Replica:
     """What `serve_warm.stages` needs of a deployment, for one instance of the user's class."""
 
@@ -241,7 +267,7 @@ class _Replica:
 
     # The hook --------------------------------------------------------------------------------
 
-    async def reconfigure(self, user_config: Any, rank: Any = None) -> None:
+    async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
         """Do what Serve would have done with the user's own `reconfigure`, then warm up once."""
         if self._warmup is None:
             self._config = resolve(self.owner.warmup_config, user_config=user_config)
@@ -255,8 +281,8 @@ class _Replica:
             await self.warm_up()
 
     async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
-        method = type(self.owner).reconfigure
-        if method is WarmupMixin.reconfigure:
+        method = getattr(type(self.owner), "reconfigure", None)
+        if method is None:
             if user_config is not None:
                 raise RayServeException(
                     f"user_config has {sorted(user_config) if isinstance(user_config, dict) else user_config!r} "
@@ -272,12 +298,7 @@ class _Replica:
 
     async def warm_up(self) -> Report:
         if not self._config.enabled:
-            return Report(
-                application=self.application,
-                deployment=self.deployment,
-                replica=self.replica,
-                stage=Stage.READY,
-            )
+            return self.report()
         with self._lock:
             if self._task is None:
                 # One task that anybody can join, never a flag: a second call of Serve after a
@@ -329,12 +350,20 @@ class _Replica:
         return write
 
     def report(self) -> Report:
-        """Return the report until now; an empty one before warm-up began."""
+        """Return the report until now; an empty one before warm-up began, or without one."""
         if self._warmup is not None:
             return self._warmup.report()
         return Report(
-            application=self.application, deployment=self.deployment, replica=self.replica
+            application=self.application,
+            deployment=self.deployment,
+            replica=self.replica,
+            stage=Stage.PENDING if self._config.enabled else Stage.READY,
         )
+
+    def requests(self) -> list[Input]:
+        """Return the replayed inputs with the names of their targets in place of methods."""
+        inputs = self._warmup.inputs if self._warmup is not None else ()
+        return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
     def artifact(self) -> dict[str, Any]:
         """Return fingerprint, raw parts and build facts."""
@@ -357,8 +386,17 @@ class _Replica:
     # What stages.Replica asks for ------------------------------------------------------------
 
     async def warmup_inputs(self) -> Any:
-        declared = self.owner.warmup_inputs()
-        return await declared if inspect.isawaitable(declared) else declared
+        try:
+            declared = self.owner.warmup_inputs()
+            return await declared if inspect.isawaitable(declared) else declared
+        except ServeWarmError:
+            raise
+        except Exception as error:
+            name = type(self.owner).__name__
+            raise InputError(
+                f"{name}.warmup_inputs() raised {type(error).__name__}: {error}",
+                hint="correct it: the replica runs it after __init__, before it is ready",
+            ) from error
 
     def check(self, inputs: Sequence[Input]) -> None:
         for item in inputs:
@@ -450,15 +488,14 @@ class _Replica:
     async def on_model_thread(
         self, fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
-        if self._executor is None:
-            with self._lock:
-                if self._executor is None:
-                    self._executor = ThreadPoolExecutor(
-                        max_workers=1, thread_name_prefix="serve_warm-model"
-                    )
-            self._model_thread_id = await asyncio.get_running_loop().run_in_executor(
-                self._executor, threading.get_native_id
-            )
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(
+                    max_workers=1, thread_name_prefix="serve_warm-model"
+                )
+                self._model_thread_id = self._executor.submit(threading.get_native_id).result()
+        if self._task is None or not self._task.done():
+            # Asked at each call of the start: the first may be those that compile the model.
             self._own_outputs = compiler.uses_cuda_graphs(self.owner)
         # torch.*.config is per context: the model sees the request's, as it would inline.
         run = contextvars.copy_context().run

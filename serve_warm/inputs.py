@@ -9,6 +9,7 @@ that the handler pads to (`buckets.fit`), so that the two cannot drift apart.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import itertools
@@ -22,6 +23,9 @@ from serve_warm.errors import InputError
 
 HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""
+
+HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
+"""What an `Input` of an HTTP target carries."""
 
 
 class Buckets(Mapping[str, tuple[int, ...]]):
@@ -39,13 +43,15 @@ class Buckets(Mapping[str, tuple[int, ...]]):
             raise InputError(
                 "Buckets() has no axis", hint="for example Buckets(batch=[1, 8], length=[16, 64])"
             )
-        self._axes = {name: tuple(sorted(set(sizes))) for name, sizes in axes.items()}
-        for name, sizes in self._axes.items():
-            if not sizes or any(not isinstance(s, int) or s < 1 for s in sizes):
+        self._axes: dict[str, tuple[int, ...]] = {}
+        for name, given in axes.items():
+            sizes = list(given) if isinstance(given, Iterable) else []
+            if not sizes or any(type(size) is not int or size < 1 for size in sizes):
                 raise InputError(
-                    f"Buckets axis {name!r} has sizes {list(sizes)!r}",
-                    hint="sizes are whole numbers from 1 on, at least one an axis",
+                    f"Buckets axis {name!r} has sizes {sizes or given!r}",
+                    hint=f"a list of whole numbers from 1 on: Buckets({name}=[1, 8])",
                 )
+            self._axes[name] = tuple(sorted(set(sizes)))
 
     def __getitem__(self, axis: str) -> tuple[int, ...]:
         return self._axes[axis]
@@ -172,14 +178,24 @@ class Field:
     high: float = 1
     """Ones by default: a token id that every vocabulary has, and a mask that masks nothing."""
 
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise InputError(
+                f"a field with values from {self.low} to {self.high}",
+                hint="low is the least value and high the greatest, both are included",
+            )
+
     def tensor(self, name: str, point: Mapping[str, int]) -> Any:
         """Return the tensor for a grid point."""
-        import torch  # noqa: PLC0415  (this module is imported where torch must not be)
+        import torch  # not at the top: this module is imported where torch must not be
 
         shape = [axis if isinstance(axis, int) else point[axis] for axis in self.axes]
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise InputError(f"{name}: no dtype {self.dtype!r} in torch", hint='"int64", "float32"')
+            raise InputError(
+                f"field {name!r}: torch has no dtype {self.dtype!r}",
+                hint='a name of torch\'s, such as "int64", "float32" or "bool"',
+            )
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point:
@@ -229,7 +245,10 @@ def shape_grid(
             hint="use fewer buckets, or pass budget= if the replica may take that long",
         )
     if concurrency is not None and concurrency not in buckets:
-        raise InputError(f"concurrency={concurrency!r} is no axis of {buckets!r}")
+        raise InputError(
+            f"concurrency={concurrency!r} is no axis of {buckets!r}",
+            hint="name one of its axes; for a fixed number of calls use Input(concurrency=)",
+        )
     if make is not None and fields is not None:
         raise InputError("shape_grid got make= and fields=", hint="pass one of them")
     is_http = isinstance(target, str) and HTTP_TARGET.fullmatch(target) is not None
@@ -238,16 +257,14 @@ def shape_grid(
     if make is None and fields is None:
         dimensions = tuple(axis for axis in buckets if axis != concurrency)
         fields = {name: Field(axes=dimensions) for name in _required_arguments(target)}
-    for name, spec in (fields or {}).items():
-        unknown = [a for a in spec.axes if isinstance(a, str) and a not in buckets]
-        if unknown:
-            raise InputError(f"field {name!r} names {unknown[0]!r}, no axis of {buckets!r}")
+    _check_axes(fields or {}, buckets, concurrency)
 
     inputs = []
     for point in points:
         sizes = {axis: size for axis, size in point.items() if axis != concurrency}
         if make is not None:
             made: Mapping[str, Any] = make(**sizes)
+            _check_made(made, is_http=is_http)
         else:
             made = {name: spec.tensor(name, sizes) for name, spec in (fields or {}).items()}
         call: dict[str, Any] = dict(made) if is_http else {"kwargs": dict(made)}
@@ -265,10 +282,32 @@ def shape_grid(
     return inputs
 
 
+def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str | None) -> None:
+    for name, spec in fields.items():
+        for axis in spec.axes:
+            if isinstance(axis, str) and (axis not in buckets or axis == concurrency):
+                raise InputError(
+                    f"field {name!r} names {axis!r}, no dimension of {buckets!r}",
+                    hint="name its axes or give sizes; a concurrency axis is a number of calls",
+                )
+
+
+def _check_made(made: Any, *, is_http: bool) -> None:
+    wrong = not isinstance(made, Mapping) or (is_http and not made.keys() <= HTTP_ARGUMENTS)
+    if wrong:
+        found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+        raise InputError(
+            f"make= returned {found}",
+            hint="for a request a mapping with json, body or headers, for a method its keyword "
+            "arguments",
+        )
+
+
 def _required_arguments(target: Callable[..., Any] | str) -> list[str]:
     if isinstance(target, str):
         raise InputError(
-            f"the arguments of {target!r} are not known", hint="pass make= or fields=, or self.method"
+            f"the arguments of {target!r} are not known",
+            hint="pass make= or fields=, or self.method",
         )
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [
@@ -314,15 +353,16 @@ def ordered(declared: Any, *, of: str) -> list[Input]:
 
 
 def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
-    import dataclasses  # noqa: PLC0415
-
-    seen: dict[str, int] = {}
+    # Names that were given once stay; a made one is none of them.
+    taken: set[str] = set()
+    given = {item.name for item in inputs}
     for item in inputs:
-        seen[item.name] = seen.get(item.name, 0) + 1
-        if seen[item.name] == 1:
-            yield item
-        else:
-            yield dataclasses.replace(item, name=f"{item.name} #{seen[item.name]}")
+        name, number = item.name, 1
+        while name in taken or (number > 1 and name in given):
+            number += 1
+            name = f"{item.name} #{number}"
+        taken.add(name)
+        yield item if number == 1 else dataclasses.replace(item, name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,11 +387,9 @@ def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
     elif isinstance(value, (list, tuple)) and depth:
         for index, item in enumerate(value[:16]):
             yield from _entries(item, f"{path}[{index}]", depth - 1)
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):
-        shape = "×".join(str(size) for size in value.shape) or "scalar"
-        stride = "" if _contiguous(value) else f" stride {tuple(value.stride())}"
-        dtype = str(value.dtype).removeprefix("torch.")
-        yield path, f"{dtype}[{shape}]{stride}"
+    elif hasattr(type(value), "dtype") and hasattr(type(value), "shape"):
+        # By type: an object with a __getattr__ can have every attribute that it is asked for.
+        yield path, str(value.dtype).removeprefix("torch.") + _layout(value)
     elif isinstance(value, (bool, int, float)):
         yield path, repr(value)
     elif isinstance(value, str):
@@ -359,6 +397,12 @@ def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         yield path, f"str[{len(value)}]"
 
 
-def _contiguous(tensor: Any) -> bool:
-    check = getattr(tensor, "is_contiguous", None)
-    return bool(check()) if callable(check) else True
+def _layout(tensor: Any) -> str:
+    try:
+        shape = "×".join(str(size) for size in tensor.shape) or "scalar"
+        check = getattr(tensor, "is_contiguous", None)
+        contiguous = check() if callable(check) else True
+        return f"[{shape}]" if contiguous else f"[{shape}] stride {tuple(tensor.stride())}"
+    except RuntimeError:
+        # Nested tensors have no shape and some sparse ones no strides, and torch raises.
+        return f"[{str(getattr(tensor, 'layout', 'unknown')).removeprefix('torch.')}]"

@@ -140,7 +140,7 @@ class RaySink:
     """Exports the table through `ray.serve.metrics`, again and again, from a daemon thread."""
 
     def __init__(self, report: Callable[[], Report]) -> None:
-        from ray.serve import metrics  # noqa: PLC0415  (the table is read without Ray)
+        from ray.serve import metrics  # not at the top: the table is read without Ray
 
         self._report = report
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class RaySink:
         self._series: list[tuple[Metric, Any]] = []
         for metric in METRICS:
             kind = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
-            keys = (metric.label,) if metric.label else ()
+            keys: tuple[Any, ...] = (metric.label,) if metric.label else ()
             self._series.append((metric, kind(metric.name, description=metric.help, tag_keys=keys)))
         self._stopped = threading.Event()
         # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because

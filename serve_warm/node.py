@@ -31,14 +31,19 @@ class StateFile:
 
     Raises:
         PermissionError: the directory exists and belongs to another user, or others may write
-            to it: what they put there would be shown as ours.
+            to it: what they put there would be shown as ours. Or they may replace it, because
+            they may write to its parent; a sticky one, such as /tmp, does not let them.
     """
 
     def __init__(self, directory: Path, *, application: str, deployment: str, replica: str) -> None:
-        for folder in (directory.parent, directory):
+        for folder, owners, shared in (
+            (directory.parent, {0, os.getuid()}, stat.S_ISVTX),
+            (directory, {os.getuid()}, 0),
+        ):
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+            writable = stat.S_IMODE(status.st_mode) & 0o022 and not status.st_mode & shared
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or writable:
                 message = f"{folder} is not a private directory of uid {os.getuid()}"
                 raise PermissionError(message)
         name = quote(f"{application}#{deployment}#{replica}", safe="#")
@@ -68,7 +73,8 @@ def read_states(directory: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(directory.glob("*.json")):
         try:
             state = json.loads(path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            continue
-        if state.get("schema") == STATE_SCHEMA and Path(f"/proc/{state['pid']}").exists():
+        except (FileNotFoundError, ValueError):
+            continue  # removed meanwhile, or not a file of ours
+        ours = isinstance(state, dict) and state.get("schema") == STATE_SCHEMA
+        if ours and Path(f"/proc/{state['pid']}").exists():
             yield state

@@ -137,7 +137,9 @@ class Replay:
         """
         for attempt in range(1, PROOF_ATTEMPTS + 1):
             await self._proof_pass()
-            failed = [n for n, why in self.progress.unproven.items() if why not in self._gave_up()]
+            # More passes change nothing about what the recompile limit has made eager.
+            hopeless = self._runs_eagerly()
+            failed = [why for why in self.progress.unproven.values() if why != hopeless]
             if not failed or attempt == PROOF_ATTEMPTS:
                 return
             logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, len(failed))
@@ -147,9 +149,6 @@ class Replay:
         progress = self.progress
         progress.passes += 1
         progress.done = 0
-        # What Dynamo has given up on runs eagerly without a word from then on: every later
-        # input of this pass that compiled nothing of its own may be such a one.
-        first = progress.passes == 1
         for item in progress.inputs:
             before = self._seen.counts()
             seconds = await self._replay(item)
@@ -157,8 +156,6 @@ class Replay:
             progress.first_s.setdefault(item.name, seconds)
             progress.steady_s[item.name] = seconds
             progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
-            if change.eager_falls or (first and self._eager_since and not change.compiles):
-                self._fell_to_eager(item)
             progress.done += 1
             self._changed()
 
@@ -167,41 +164,34 @@ class Replay:
         progress.passes += 1
         progress.done = 0
         progress.proven.clear()
-        progress.unproven = {
-            name: why for name, why in progress.unproven.items() if why in self._gave_up()
-        }
+        progress.unproven.clear()
         with self._seen.calling_threads() as threads, compiler.forbid():
             for item in progress.inputs:
                 met, before = self._seen.forbidden_count, self._seen.counts()
                 seconds, error = await self._replay_reporting(item)
                 change = self._seen.counts() - before
-                if self._seen.forbidden_count > met:
+                if change.eager_falls:
+                    progress.unproven[item.name] = self._runs_eagerly()
+                elif self._seen.forbidden_count > met:
                     reason = _last_reason(self._seen)
                     progress.unproven[item.name] = f"would compile: {reason}"
                 elif error is not None:
                     raise error
                 elif not change.quiet:
                     progress.unproven[item.name] = f"not quiet: {_described(change)}"
-                elif item.name not in progress.unproven:
+                else:
                     progress.proven.add(item.name)
                     progress.steady_s[item.name] = seconds
                 progress.done += 1
                 self._changed()
         progress.threads = set(threads)
 
-    _eager_since: bool = False
-
-    def _fell_to_eager(self, item: Input) -> None:
-        self._eager_since = True
-        (reason,) = self._gave_up()
-        self.progress.unproven[item.name] = reason
-
-    def _gave_up(self) -> tuple[str]:
+    def _runs_eagerly(self) -> str:
         needed = len(self.progress.inputs)
         return (
             "runs eagerly, without a word from torch: there are more compiled variants than the "
             f"recompile limit allows; pass torch.compile(..., recompile_limit={max(16, needed)}) "
-            "or declare fewer shapes",
+            "or declare fewer shapes"
         )
 
     async def _replay(self, item: Input) -> float:
@@ -233,12 +223,11 @@ class Replay:
                     self._waiting_text(),
                 )
         seconds = time.perf_counter() - start
-        if task.cancelled():
-            raise asyncio.CancelledError
-        error = task.exception()
+        # Cancelled by nobody here: something inside the target has cancelled itself.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return seconds, None
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
         failed = ReplayFailed(
             f"input {item.name!r} raised {type(error).__name__}: {_first_line(error)}",

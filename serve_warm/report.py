@@ -199,11 +199,12 @@ class Report:
 
     def text(self) -> str:
         """Return the report as lines for a log or a terminal."""
-        lines = [
+        first = (
             f"{self.application}#{self.deployment} {self.stage.value} verdict={self.verdict.value} "
             f"proven={self.covered.proven}/{self.covered.expected} "
             f"to_proof={self.to_proof_s:.2f} s passes={self.passes}"
-        ]
+        )
+        lines = [first]
         lines += [f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s" for s in self.stages]
         c = self.warmup
         lines.append(

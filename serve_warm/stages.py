@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,6 +112,8 @@ class Warmup:
         """Where torch's caches are pointed at; private to this process."""
         self.fingerprint: Fingerprint | None = None
         """What this start was compared with; read before anything is pulled."""
+        self.inputs: Sequence[Input] = ()
+        """What is replayed, in order; known once the start has begun."""
         self._stage = Stage.PENDING
         self._times: list[StageTime] = []
         self._verdict = Verdict.OFF
@@ -123,7 +126,6 @@ class Warmup:
         self._at_start = Counts()
         self._at_ready: Counts | None = None
         self._warmup_counts = Counts()
-        self._events_at_ready = 0
         self._to_proof_s = 0.0
         self._cpu_s = 0.0
         self._started_unix = 0.0
@@ -154,21 +156,27 @@ class Warmup:
                     raise
                 self._verdict = Verdict.LATE
                 self._degraded.append(f"late: {error.message}")
-                logger.error("served late, by on_deadline: serve: %s", error)
+                logger.warning("served late, by on_deadline: serve: %s", error)
             self._to_proof_s = time.perf_counter() - start
             self._become_ready()
-        except ServeWarmError as error:
-            self._error = str(error)
-            self._to_proof_s = time.perf_counter() - start
-            self._enter(Stage.FAILED)
-            logger.error("warm-up failed: %s", error)
-            raise
         finally:
             self._cpu_s = compiler.cpu_seconds()
+            raised = sys.exc_info()[1]
+            if raised is not None and self._stage is not Stage.READY:
+                # Whatever it is, the user's own exceptions included: this start has ended, and
+                # who reads the state file must see it.
+                self._to_proof_s = time.perf_counter() - start
+                self._fail(raised)
         report = self.report()
         logger.info("warm-up done\n%s", report.text())
         self._tell()
         return report
+
+    def _fail(self, error: BaseException) -> None:
+        ours = isinstance(error, ServeWarmError)
+        self._error = str(error) if ours else f"{type(error).__name__}: {error}"
+        self._enter(Stage.FAILED)
+        logger.error("warm-up failed: %s", self._error)
 
     def report(self) -> Report:
         """Return what has happened until now."""
@@ -224,8 +232,8 @@ class Warmup:
             if self.cache_directory is None:
                 self._new_cache_directory()
             declared = await self._replica.warmup_inputs()
-            self._inputs = ordered(declared, of=type(self._replica.owner).__name__)
-            self._replica.check(self._inputs)
+            self.inputs = ordered(declared, of=type(self._replica.owner).__name__)
+            self._replica.check(self.inputs)
             await asyncio.to_thread(compiler.import_compiler)
             self._seen = compiler.watch()
             self._at_start = self._seen.counts()
@@ -316,7 +324,13 @@ class Warmup:
         # Into a new directory: what user code made torch write into the present one stays out.
         directory = self._new_cache_directory()
         if "cache" in pulled.raw:
-            artifact.unpack_directory(pulled.raw["cache"], directory)
+            try:
+                artifact.unpack_directory(pulled.raw["cache"], directory)
+            except OSError as error:
+                raise StoreError(
+                    f"the artifact could not be written to {directory}: {error}",
+                    hint="the folder for temporary files must have room for it",
+                ) from error
             # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
             # torch's bytes alone stock torch is what is measured, and kernels are compiled
             # anyway: the probe stays.
@@ -351,7 +365,7 @@ class Warmup:
         if seen is None:  # pragma: no cover  (set by _prepare)
             raise AssertionError
         self._replay = replay = Replay(
-            self._inputs,
+            self.inputs,
             self._replica.call,
             seen=seen,
             deadline=deadline,
@@ -396,9 +410,7 @@ class Warmup:
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
-        text = (
-            f"{len(unproven)} of {len(self._inputs)} inputs are not proven warm; {name!r} {why}"
-        )
+        text = f"{len(unproven)} of {len(self.inputs)} inputs are not proven warm; {name!r} {why}"
         if self._config.on_uncovered == "fail":
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._degraded.append(f"uncovered: {text}")
@@ -504,5 +516,3 @@ def build_facts(report: Report) -> Mapping[str, Any]:
         "compiler_processes": report.warmup.compiler_processes,
         "versions": report.versions,
     }
-
-

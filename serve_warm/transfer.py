@@ -363,6 +363,40 @@ def _with_trace(
     )
 
 
+def copy(
+    source: Store, target: Store, *, trust: Trust, deployment: str | None = None
+) -> list[str]:
+    """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
+
+    Each is checked first, as far as that goes without a fingerprint: signature, statement, sizes,
+    digests, unpacking. An artifact that is not trusted here is not spread from here.
+
+    Raises:
+        ArtifactNotFound: there is nothing to copy.
+        ArtifactRefused: one of them is not what it should be; those before it are copied.
+        ObjectExists: the target holds other bytes under one of the keys.
+        StoreError: one of the stores could not be read or written.
+    """
+    prefix = STATEMENTS if deployment is None else _statements_of(deployment)
+    keys = [key for key in source.list(prefix) if key.endswith(STATEMENT_SUFFIX)]
+    if not keys:
+        raise ArtifactNotFound(
+            f"{source.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
+            hint="list what is there with: serve-warm inspect",
+        )
+    reader = _TimedReader(source)
+    for key in keys:
+        envelope = _read_envelope(source, key)
+        manifest = Manifest.from_statement(verify(envelope, trust))
+        for part in manifest.parts:
+            check_caps(part)
+            stored = _fetch(reader, part)
+            open_part(part, stored)
+            target.create(_blob_key(part), stored)
+        target.create(key, envelope)
+    return keys
+
+
 def describe(store: Store, trust: Trust) -> list[Described]:
     """Return every statement of a store, for people: nothing of it is to be loaded for that.
 

@@ -477,7 +477,7 @@ def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
 
 
 def test_the_user_key_is_private(tmp_path: Path):
-    """Nobody else can read the key or change what is trusted, whatever the umask; no file is left."""
+    """Nobody else can read the key or change what is trusted, whatever the umask."""
     old = os.umask(0)
     try:
         user_key(tmp_path / "serve_warm")

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`make demo`: the text embedder cold, its artifact built, and the same deployment warm.
+
+Real weights and real sentences over HTTP, on a local Ray Serve cluster. Every start is a fresh
+replica process with a fresh cache directory. The embeddings that the warm replica answers are
+compared with the eager model's. Writes `build/demo.json`, in the format of `serve-warm bench`.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import requests
+import torch
+
+from deployments.text_embedder.app import MAX_LENGTH, mean_pooled
+from deployments.text_embedder.model import load_model, load_tokenizer
+from serve_warm import bench, builder
+from serve_warm.cli import screen
+from serve_warm.cli.starts import show, write
+
+APP = "deployments/text_embedder/serve.yaml"
+STORE = "./artifacts"
+RESULT = Path("build/demo.json")
+
+SENTENCES = (
+    "Hello.",
+    "The replica is ready when it is proven warm.",
+    "How long does a new replica need before it can answer its first request?",
+    "Compilers are patient, users are not.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the "
+    "age of foolishness, it was the epoch of belief, it was the epoch of incredulity.",
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money "
+    "in my purse, and nothing particular to interest me on shore, I thought I would sail about a "
+    "little and see the watery part of the world. It is a way I have of driving off the spleen "
+    "and regulating the circulation. Whenever I find myself growing grim about the mouth; "
+    "whenever it is a damp, drizzly November in my soul.",
+    "Ein Satz auf Deutsch.",
+    "def warm_up(self): ...",
+    "42",
+)
+"""From 3 to about 100 tokens: every bucket of length is met."""
+
+TOLERANCE = 1e-4
+"""Largest difference of a component from eager's; embeddings have unit length."""
+
+
+def main() -> int:
+    """Run the demo; returns the exit code."""
+    app = builder.load_app(APP)
+    runs: list[dict[str, Any]] = []
+    checked: dict[str, float] = {}
+
+    def start(mode: str, on: builder.Cluster, progress: Any) -> None:
+        runs.append(
+            bench.one(
+                app,
+                STORE,
+                mode,
+                on=on,
+                progress=lambda text: progress(f"{mode}: {text}"),
+                inspect=lambda started: checked.update({mode: largest_error(started.url)}),
+            )
+        )
+
+    with screen.progress() as progress:
+        progress("starting Ray")
+        with builder.cluster(num_cpus=app.num_cpus) as cluster:
+            start("cold", cluster, progress)
+            built = builder.build(
+                app, STORE, on=cluster, progress=lambda text: progress(f"build, {text}")
+            )
+            start("torch_bytes", cluster, progress)
+            start("warm", cluster, progress)
+        progress("floor: imports in a fresh process")
+        result = bench.collected(app, STORE, runs, import_s=bench.measured_imports())
+
+    show(result)
+    screen.stdout.print(
+        f"artifact: {screen.size(built.parts['cache'])} in {STORE}, signed, proven by a round trip"
+    )
+    for mode, error in checked.items():
+        screen.stdout.print(f"{mode}: {len(SENTENCES)} sentences, within {error:.1e} of eager")
+    write(result, RESULT)
+    wrong = {mode: error for mode, error in checked.items() if not error <= TOLERANCE}
+    if wrong:
+        screen.stderr.print(f"error: embeddings differ from eager by more than {TOLERANCE}: {wrong}")
+        return 1
+    return 0
+
+
+def largest_error(url: str) -> float:
+    """Return how far the served embeddings are from the eager model's, sent all at once."""
+
+    def embed(text: str) -> list[float]:
+        answer = requests.post(f"{url}/embed", json={"text": text}, timeout=60)
+        answer.raise_for_status()
+        embedding: list[float] = answer.json()["embedding"]
+        return embedding
+
+    with ThreadPoolExecutor(len(SENTENCES)) as pool:
+        served = torch.tensor(list(pool.map(embed, SENTENCES)))
+    return float((served - eager()).abs().max())
+
+
+def eager() -> torch.Tensor:
+    """Return the embeddings of the sentences by the eager model, one by one and unpadded."""
+    tokenizer, model = load_tokenizer(), load_model()
+    rows = []
+    with torch.inference_mode():
+        for text in SENTENCES:
+            tokens = tokenizer(text, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+            ids, mask = tokens["input_ids"], tokens["attention_mask"]
+            rows.append(mean_pooled(model(input_ids=ids, attention_mask=mask)[0], mask)[0])
+    return torch.stack(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Image classes with a ResNet-152 behind a plain class, requests batched by Ray Serve.
+
+A request is the raw pixels of one image, so that the example needs no image library. Batches
+are padded to a bucket: two shapes are compiled and no other ever is. The model runs on the
+replica's model thread, and the event loop takes in the next batch meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve_warm import Buckets, Input, WarmupMixin, shape_grid
+
+SIDE = 128
+IMAGE_BYTES = SIDE * SIDE * 3
+BEST = 5
+
+
+def load_model() -> Any:
+    """Return the eager model in evaluation mode: the real layout, random weights, no download."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
+
+    torch.manual_seed(0)
+    config = ResNetConfig(depths=[3, 8, 36, 3], layer_type="bottleneck", num_labels=1000)
+    model = ResNetForImageClassification(config).eval()
+    # Untrained, 50 residual blocks add up to logits of 10⁷, the same for every image: damp the
+    # blocks, and let the head see how an image differs from noise.
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, ResNetBottleNeckLayer):
+                module.layer[-1].normalization.weight.fill_(0.1)
+        head = model.classifier[-1]
+        head.weight.mul_(200)
+        head.bias.sub_(model(pixel_values=torch.rand(1, 3, SIDE, SIDE) * 2 - 1).logits[0])
+    return model
+
+
+def pixel_values(images: list[bytes], *, batch: int) -> torch.Tensor:
+    """Return pixels from -1 to 1 of shape (batch, 3, SIDE, SIDE); rows without an image are 0."""
+    pixels = torch.zeros(batch, 3, SIDE, SIDE)
+    for row, image in enumerate(images):
+        # A copy, because torch wants memory it could write to.
+        rgb = torch.frombuffer(bytearray(image), dtype=torch.uint8).view(SIDE, SIDE, 3)
+        pixels[row] = rgb.permute(2, 0, 1) / 127.5 - 1
+    return pixels
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 1}, max_ongoing_requests=64)
+class ImageClassifier(WarmupMixin):
+    """POST / with 128×128 RGB pixels, a byte each → {"classes": [{"class": 7, "score": 0.5}, …]}.
+
+    Pixels come row by row, red, green and blue side by side: what `Image.tobytes()` of Pillow
+    returns and `rgb24` is in ffmpeg.
+    """
+
+    buckets = Buckets(batch=[1, 8])
+
+    def __init__(self) -> None:
+        self.model = torch.compile(load_model(), dynamic=False)
+
+    def warmup_inputs(self) -> list[Input]:
+        # Eight at once make a batch of eight. Should one straggle, both batches it falls into
+        # are padded to a bucket as well.
+        return shape_grid(
+            "POST /",
+            self.buckets,
+            concurrency="batch",
+            make=lambda: {"body": bytes(IMAGE_BYTES)},
+        )
+
+    async def __call__(self, request: Request) -> Response:
+        image = await request.body()
+        if len(image) != IMAGE_BYTES:
+            return Response(
+                f"An image is {IMAGE_BYTES} bytes ({SIDE}×{SIDE} RGB pixels, a byte each), "
+                f"and this body has {len(image)}.\n",
+                status_code=400,
+                media_type="text/plain",
+            )
+        return JSONResponse({"classes": await self.classify_batch(image)})
+
+    @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.005)
+    async def classify_batch(self, images: list[bytes]) -> list[list[dict[str, Any]]]:
+        pixels = pixel_values(images, **self.buckets.fit(batch=len(images)))
+        return (await self.on_model_thread(self.classify, pixels))[: len(images)]
+
+    def classify(self, pixels: torch.Tensor) -> list[list[dict[str, Any]]]:
+        """Return the best classes of each row, best first. Blocks: for the model thread."""
+        with torch.inference_mode():
+            scores, classes = self.model(pixel_values=pixels).logits.softmax(1).topk(BEST)
+        return [
+            [{"class": name, "score": round(score, 4)} for name, score in zip(*row, strict=True)]
+            for row in zip(classes.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+classifier = ImageClassifier.bind()

@@ -1,0 +1,297 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cold against warm, each start in a fresh replica process with a fresh cache directory.
+
+The runs of one bench are interleaved (cold, torch_bytes, warm, cold, …) and compared as ratios,
+because a shared machine changes its speed within minutes. The clocks:
+
+    ready_s      creation of the replica's actor → RUNNING, as Serve reports it
+    to_proof_s   end of the user's `__init__` → end of the proof
+    overhead_s   to_proof_s less the steady compute of the passes that were run
+    cpu_s        CPU of the replica and of the compilers it waited for, process start → proof
+
+`cold` and `torch_bytes` run stock torch, its probe of the CPU's vector ISA included. The floor is
+what is left of the warm run without overhead: imports, weights and the passes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from serve_warm import builder
+from serve_warm.errors import BuildFailed
+from serve_warm.inputs import Input
+
+MODES = ("cold", "torch_bytes", "warm")
+
+SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
+"""The JSON Schema of what `run` returns, shipped with the package."""
+
+Progress = Callable[[str], None]
+
+
+def run(
+    app: builder.App,
+    store: str,
+    *,
+    on: builder.Cluster,
+    modes: Sequence[str] = MODES,
+    repeats: int = 1,
+    request_count: int = 60,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Return the results of starting `app` in each of `modes`, `repeats` times.
+
+    Raises:
+        BuildFailed: a replica did not become ready, or a request failed.
+    """
+    runs = []
+    for repeat in range(repeats):
+        for mode in modes:
+            label = mode if repeats == 1 else f"{mode} {repeat + 1}/{repeats}"
+            runs.append(
+                one(app, store, mode, on=on, request_count=request_count, progress=_say(progress, label))
+            )
+    progress("floor: imports in a fresh process")
+    return collected(app, store, runs, import_s=measured_imports())
+
+
+def _say(progress: Progress, label: str) -> Progress:
+    return lambda text: progress(f"{label}: {text}")
+
+
+def one(
+    app: builder.App,
+    store: str,
+    mode: str,
+    *,
+    on: builder.Cluster,
+    request_count: int = 60,
+    progress: Progress = lambda _: None,
+    inspect: Callable[[builder.Start], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Return the record of one start; `inspect` may use the replica before it is deleted."""
+    settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": ["cache"]}
+    if mode == "cold":
+        settings["artifact"] = None
+    elif mode == "torch_bytes":
+        settings["parts"] = ["torch_bytes"]
+    with on.running(app, settings, progress=progress) as start:
+        progress("sending requests")
+        latencies = _send(start, request_count)
+        inspect(start)
+        report = start.report()
+    return {
+        "mode": mode,
+        "stages": _by_stage(report),
+        "to_proof_s": report["to_proof_s"],
+        "ready_s": start.ready_s,
+        "overhead_s": report["overhead_s"],
+        "cpu_s": report["cpu_s"],
+        "first_request_s": latencies[0],
+        "steady_p50_s": statistics.median(latencies[1:]),
+        "compiles": report["warmup"]["compiles"],
+        "compiler_processes": report["warmup"]["compiler_processes"],
+        "compiles_after_ready": report["after_ready"]["compiles"]
+        + report["after_ready"]["captures"]
+        + report["after_ready"]["eager_falls"],
+        "verdict": report["verdict"],
+        "covered": report["covered"],
+        "passes": report["passes"],
+        "requests": len(latencies),
+    }
+
+
+def _by_stage(report: Mapping[str, Any]) -> dict[str, float]:
+    stages: dict[str, float] = {}
+    for time_ in report["stages"]:
+        name = time_["stage"].lower()
+        stages[name] = stages.get(name, 0.0) + time_["seconds"]
+    return stages
+
+
+def _send(start: builder.Start, count: int) -> list[float]:
+    """Return the seconds of each request; the declared inputs in turn, smallest first."""
+    inputs: list[Input] = start.handle.warmup_requests.remote().result(timeout_s=60)
+    if not inputs:
+        raise BuildFailed("the replica declares no inputs, so there is nothing to send")
+    smallest_first = list(reversed(inputs))
+    latencies = []
+    with requests.Session() as session, ThreadPoolExecutor(max_workers=64) as pool:
+        for index in range(max(count, len(inputs) + 1)):
+            item = smallest_first[index % len(smallest_first)]
+            send = _http(session, start.url, item) if item.http else _handle(start.handle, item)
+            begin = time.perf_counter()
+            for sent in [pool.submit(send) for _ in range(item.concurrency)]:
+                sent.result()
+            latencies.append(time.perf_counter() - begin)
+    return latencies
+
+
+def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None]:
+    verb, path = item.http or ("GET", "/")
+
+    def send() -> None:
+        answer = session.request(
+            verb, url + path, json=item.json, data=item.body or None, headers=dict(item.headers)
+        )
+        if not answer.ok:
+            raise BuildFailed(
+                f"{verb} {path} of input {item.name!r} was answered {answer.status_code}: "
+                f"{answer.text[:200]}"
+            )
+
+    return send
+
+
+def _handle(handle: Any, item: Input) -> Callable[[], None]:
+    options = {"multiplexed_model_id": item.model_id} if item.model_id else {}
+    method = getattr(handle.options(**options), item.target_name)
+    return lambda: method.remote(*item.args, **dict(item.kwargs)).result(timeout_s=600)
+
+
+def collected(
+    app: builder.App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
+) -> dict[str, Any]:
+    """Return machine, runs, their medians by mode, the ratios between modes, and the floor."""
+    medians = {
+        mode: _median([run for run in runs if run["mode"] == mode])
+        for mode in MODES
+        if any(run["mode"] == mode for run in runs)
+    }
+    result: dict[str, Any] = {
+        "schema": 1,
+        "machine": machine(),
+        "app": str(app.config["import_path"]),
+        "deployment": app.deployment,
+        "store": store,
+        "runs": list(runs),
+        "medians": medians,
+        "ratios": {},
+    }
+    warm = medians.get("warm")
+    if warm is not None:
+        result["ratios"] = {
+            f"warm_to_{mode}": warm["to_proof_s"] / medians[mode]["to_proof_s"]
+            for mode in ("cold", "torch_bytes")
+            if mode in medians
+        }
+        result["floor"] = {
+            "to_proof_s": warm["to_proof_s"] - warm["overhead_s"],
+            "ready_s": warm["ready_s"] - warm["overhead_s"],
+            "imports_s": import_s,
+        }
+    return result
+
+
+def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    numbers = [
+        key for key, value in runs[0].items() if isinstance(value, (int, float))
+    ]
+    return {key: statistics.median(run[key] for run in runs) for key in numbers}
+
+
+def measured_imports() -> float:
+    """Return the seconds that a fresh process needs to import torch, its compiler and Serve."""
+    code = (
+        "import time; start = time.perf_counter(); import torch, torch._dynamo, "
+        "torch._inductor.compile_fx; from ray import serve; print(time.perf_counter() - start)"
+    )
+    done = subprocess.run(  # noqa: S603  (our own interpreter and our own words)
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def machine() -> dict[str, Any]:
+    """Return hardware and versions, for the reader of a figure."""
+    import os  # noqa: PLC0415
+
+    import ray  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    import serve_warm  # noqa: PLC0415
+
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": models[0] if models else platform.processor() or "unknown",
+        "cpus": os.cpu_count() or 0,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": ray.__version__,
+        "serve_warm": serve_warm.__version__,
+    }
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of `run`'s result."""
+    loaded: dict[str, Any] = json.loads(SCHEMA_FILE.read_text())
+    return loaded
+
+
+ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
+    ("ready", "s", lambda r: r["ready_s"]),
+    ("model built → proof", "s", lambda r: r["to_proof_s"]),
+    ("  overhead", "s", lambda r: r["overhead_s"]),
+    ("CPU", "s", lambda r: r["cpu_s"]),
+    ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
+    ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
+)
+"""Rows of the table: label, unit, value from a record of medians."""
+
+COUNTS = (
+    ("frames compiled", "compiles"),
+    ("compiler processes", "compiler_processes"),
+    ("compiles after ready", "compiles_after_ready"),
+)
+
+
+def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the comparison, as text cells."""
+    medians = result["medians"]
+    modes = [mode for mode in MODES if mode in medians]
+    floor = result.get("floor", {})
+    names = {"cold": "cold", "torch_bytes": "torch's bytes", "warm": "serve_warm"}
+    header = ["", *(names[mode] for mode in modes), "floor"]
+    rows = []
+    stages = dict.fromkeys(s for run in result["runs"] for s in run["stages"])
+    for stage in stages:
+        cells = []
+        for mode in modes:
+            values = [r["stages"].get(stage) for r in result["runs"] if r["mode"] == mode]
+            known = [value for value in values if value is not None]
+            cells.append(f"{statistics.median(known):.2f} s" if known else "–")
+        rows.append([f"stage {stage}", *cells, ""])
+    at_floor = {
+        "ready": f"{floor['ready_s']:.2f} s" if floor else "",
+        "model built → proof": f"{floor['to_proof_s']:.2f} s" if floor else "",
+    }
+    for label, unit, value in ROWS:
+        digits = 2 if unit == "s" else 1
+        cells = [f"{value(medians[mode]):.{digits}f} {unit}" for mode in modes]
+        rows.append([label, *cells, at_floor.get(label, "")])
+    for label, key in COUNTS:
+        rows.append([label, *(f"{medians[mode][key]:.0f}" for mode in modes), "0"])
+    covered = {r["mode"]: r["covered"] for r in result["runs"]}
+    rows.append(
+        ["inputs proven", *(f"{covered[m]['proven']}/{covered[m]['expected']}" for m in modes), ""]
+    )
+    return header, rows

@@ -1,0 +1,134 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that start replicas: `build` and `bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from serve_warm.cli import screen
+
+APP_HELP = "APP is a Serve YAML with one application, or module:app."
+
+
+@click.command(epilog=APP_HELP)
+@click.argument("app")
+@click.option("--store", required=True, help="Where to publish: a folder or file:// URI.")
+@click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
+@click.option("--address", help="A running Ray cluster, such as auto; default: a local one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+def build(
+    *, app: str, store: str, deployment: str | None, address: str | None, as_json: bool
+) -> None:
+    """Build, prove, sign and publish the artifact of a deployment.
+
+    Starts the deployment with the resources of its own options, replays its inputs, packs its
+    caches, and publishes them only after a second, fresh replica has loaded the artifact and
+    proven every input without running a compiler.
+    """
+    from serve_warm import builder
+
+    loaded = builder.load_app(app, deployment=deployment)
+    with screen.progress() as progress:
+        progress("starting Ray")
+        with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
+            built = builder.build(loaded, store, on=cluster, progress=progress)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(built), indent=2, default=dict))
+        return
+    cold, warm = built.cold, built.round_trip
+    ratio = warm["to_proof_s"] / cold["to_proof_s"]
+    click.echo(f"published {built.statement}")
+    click.echo(f"  store       {built.store}")
+    click.echo(f"  variant     {built.variant}")
+    for name, count in built.parts.items():
+        click.echo(f"  part        {name}, {screen.size(count)}")
+    click.echo(
+        f"  compiled    {cold['to_proof_s']:.1f} s to proof, "
+        f"{cold['warmup']['compiler_processes']} compiler processes"
+    )
+    click.echo(
+        f"  round trip  {warm['to_proof_s']:.1f} s to proof ({ratio:.2f} of that), "
+        f"{warm['warmup']['compiler_processes']} compiler processes, "
+        f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
+    )
+    click.echo(f"use it: user_config: {{warmup: {{artifact: {store}}}}}")
+
+
+@click.command(epilog=APP_HELP)
+@click.argument("app")
+@click.option("--store", required=True, help="The store that holds the artifact.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write results here.")
+@click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
+@click.option("--address", help="A running Ray cluster, such as auto; default: a local one.")
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(["cold", "torch_bytes", "warm"]),
+    help="Start this way; may be repeated. Default: all three.",
+)
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--requests", "request_count", default=60, show_default=True, type=click.IntRange(2)
+)
+def bench(
+    *,
+    app: str,
+    store: str,
+    json_file: Path | None,
+    deployment: str | None,
+    address: str | None,
+    modes: tuple[str, ...],
+    repeats: int,
+    request_count: int,
+) -> None:
+    """Compare cold, torch's own cache bytes and serve_warm, each in fresh processes."""
+    from serve_warm import bench as bench_
+
+    from serve_warm import builder
+
+    loaded = builder.load_app(app, deployment=deployment)
+    with screen.progress() as progress:
+        progress("starting Ray")
+        with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
+            result = bench_.run(
+                loaded,
+                store,
+                on=cluster,
+                modes=modes or bench_.MODES,
+                repeats=repeats,
+                request_count=request_count,
+                progress=progress,
+            )
+    show(result)
+    if json_file is not None:
+        write(result, json_file)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the comparison and the ratios."""
+    from serve_warm import bench as bench_
+
+    machine = result["machine"]
+    title = (
+        f"{result['deployment']} on {machine['cpus']} CPUs ({machine['cpu']}), "
+        f"torch {machine['torch']}, ray {machine['ray']}"
+    )
+    header, rows = bench_.table(result)
+    screen.stdout.print(screen.table(header, rows, title=title))
+    for name, ratio in result["ratios"].items():
+        against = {"warm_to_cold": "cold", "warm_to_torch_bytes": "torch's bytes"}[name]
+        screen.stdout.print(f"model built → proof: {ratio:.2f} of {against}")
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Write the result as JSON and say where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    click.echo(f"wrote {path}", err=True)

@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One Ray cluster with Serve on it for all tests that ask for it, and what they need of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HANG_S = 120.0
+"""No wait of a test is meant to last this long: it fails instead, and says what it saw."""
+
+POLL_S = 0.05
+
+
+def wait_until(what: str, holds: Callable[[], Any]) -> Any:
+    """Return the first true value of `holds()`; fail, naming `what`, when none comes."""
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
+        value = holds()
+        if value:
+            return value
+        time.sleep(POLL_S)
+    pytest.fail(f"{what}: did not happen within {HANG_S:.0f} s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """One application that was deployed, ready or not."""
+
+    name: str
+    url: str
+    """Without a slash at its end."""
+
+    @property
+    def handle(self) -> Any:
+        """Serve's handle to the ingress deployment."""
+        from ray import serve
+
+        return serve.get_app_handle(self.name)
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method through the handle, as traffic does, and return what it returns."""
+        handle = self.handle.options(**options) if options else self.handle
+        return getattr(handle, method).remote(*args).result(timeout_s=HANG_S)
+
+    def post(self, path: str = "", json: Any = None) -> Any:
+        """Send a request through Serve's HTTP proxy and return the response."""
+        import requests
+
+        return requests.post(self.url + path, json=json, timeout=HANG_S)
+
+    def report(self) -> dict[str, Any]:
+        """Return the replica's report as of now."""
+        report: dict[str, Any] = self.call("warmup_report")
+        return report
+
+    def status(self) -> tuple[str, str]:
+        """Return Serve's status of the application and the messages beside it."""
+        from ray import serve
+
+        overview = serve.status().applications.get(self.name)
+        if overview is None:
+            return "NOT_STARTED", ""
+        messages = [overview.message, *(d.message for d in overview.deployments.values())]
+        return str(overview.status.value), "\n".join(messages)
+
+    def ready(self) -> App:
+        """Wait until the application is RUNNING, and fail as soon as it cannot be any more."""
+
+        def running() -> bool:
+            status, message = self.status()
+            assert status in {"NOT_STARTED", "DEPLOYING", "RUNNING"}, f"{status}: {message}"
+            return status == "RUNNING"
+
+        wait_until(f"{self.name} becomes RUNNING", running)
+        return self
+
+    def failed(self) -> str:
+        """Wait until the application is DEPLOY_FAILED, and return what Serve says about it."""
+
+        def message() -> str:
+            status, text = self.status()
+            assert status in {"NOT_STARTED", "DEPLOYING", "DEPLOY_FAILED"}, f"{status}: {text}"
+            return text if status == "DEPLOY_FAILED" else ""
+
+        failure: str = wait_until(f"{self.name} fails", message)
+        return failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A local cluster of one node, its HTTP proxy, and where its replicas keep their state."""
+
+    url: str
+    state_dir: Path
+    numbers: Iterator[int]
+
+    def start(self, bound: Mapping[str, Any]) -> dict[str, App]:
+        """Deploy applications under unique names, all at once, and wait for none of them."""
+        from ray import serve
+
+        apps = {}
+        for name in bound:
+            unique = f"{name}-{next(self.numbers)}"
+            apps[name] = App(name=unique, url=f"{self.url}/{unique}")
+        serve.run_many(
+            [
+                serve.RunTarget(target, name=apps[name].name, route_prefix=f"/{apps[name].name}")
+                for name, target in bound.items()
+            ],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        return apps
+
+    def delete(self, apps: Mapping[str, App]) -> None:
+        """Delete applications and do not wait for their replicas to end."""
+        from ray.serve.context import _get_global_client
+
+        _get_global_client().delete_apps([app.name for app in apps.values()], blocking=False)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    import ray
+    from ray import serve
+
+    # Short, because sockets stand in it: a path of theirs has at most 107 characters. It is also
+    # where the replicas put their private caches, so that nothing of them stays behind.
+    directory = Path(tempfile.mkdtemp(prefix="sw-"))
+    with pytest.MonkeyPatch.context() as patch:
+        # Every process of the cluster inherits these.
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("SERVE_WARM_STATE_DIR", str(directory / "state"))
+        patch.setenv("TMPDIR", str(directory))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent)]))
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 * 2**20,
+            _temp_dir=str(directory / "ray"),
+        )
+        port = _free_port()
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        try:
+            yield Cluster(
+                url=f"http://127.0.0.1:{port}",
+                state_dir=directory / "state",
+                numbers=itertools.count(1),
+            )
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def start(cluster: Cluster) -> Iterator[Callable[..., Any]]:
+    """Deploy one application and delete it after the test: `start(bound)` returns its `App`."""
+    started: dict[str, App] = {}
+
+    def start_one(bound: Any, name: str = "app") -> App:
+        app = cluster.start({name: bound})[name]
+        started[app.name] = app
+        return app
+
+    yield start_one
+    cluster.delete(started)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,776 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The format: statements, parts, packed directories and torch's container, each one forged."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from artifacts import build, cache_directory, checksummed, container, fingerprint, packed_cache
+
+from serve_warm.artifact import (
+    FORMAT,
+    MAX_PARTS,
+    Manifest,
+    Part,
+    check_caps,
+    check_stored,
+    check_torch_bytes,
+    is_scratch,
+    open_part,
+    pack_directory,
+    pack_part,
+    unpack_directory,
+    utc_now,
+    zstd,
+)
+from serve_warm.errors import ArtifactRefused, BuildFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+def reason_of(action: Callable[[], Any]) -> str:
+    with pytest.raises(ArtifactRefused) as caught:
+        action()
+    return caught.value.reason
+
+
+# --- statements ----------------------------------------------------------------------------
+
+
+def test_a_manifest_survives_its_statement():
+    """What is read from a statement equals what was written, facts of the build included."""
+    manifest, _ = build(
+        raw={"cache": b"kernels", "torch_bytes": container()},
+        facts={"seconds": 12.5, "git": None, "inputs": ["a", "\u00e9"]},
+    )
+
+    assert Manifest.from_statement(manifest.to_statement()) == manifest
+
+
+def test_a_statement_is_in_toto_over_the_stored_bytes():
+    """Other tools see every part as a subject, with the digest of what lies in the store."""
+    manifest, stored = build(raw={"cache": b"kernels", "extra": b"more"})
+
+    statement = json.loads(manifest.to_statement())
+
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == f"https://serve-warm.dev/artifact/v{FORMAT}"
+    assert statement["subject"] == [
+        {"name": name, "digest": {"sha256": hashlib.sha256(data).hexdigest()}}
+        for name, data in stored.items()
+    ]
+
+
+def test_equal_manifests_have_equal_statements():
+    """The bytes do not depend on the order in which facts and factors were put together."""
+    one, _ = build(facts={"a": 1, "b": 2})
+    two, _ = build(facts={"b": 2, "a": 1})
+
+    assert one.to_statement() == two.to_statement()
+
+
+@pytest.mark.parametrize("fact", [{1, 2}, float("nan"), b"bytes"])
+def test_facts_that_are_no_json_are_not_written(fact: Any):
+    """What a reader could not parse is told to the builder."""
+    manifest, _ = build(facts={"fact": fact})
+
+    with pytest.raises(ValueError, match="JSON"):
+        manifest.to_statement()
+
+
+def statement_with(path: str, value: Any) -> bytes:
+    """Return a good statement in which one member is replaced, or dropped where value is `...`."""
+    statement = json.loads(build(raw={"cache": b"1", "extra": b"2"})[0].to_statement())
+    *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    place = statement
+    for step in parents:
+        place = place[step]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(statement).encode()
+
+
+def test_a_newer_format_is_told_from_a_broken_one():
+    """Both versions are named, however the rest of a newer statement may look."""
+    newer = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": "something else",
+        "predicateType": f"https://serve-warm.dev/artifact/v{FORMAT + 1}",
+        "predicate": {"format": FORMAT + 1, "unheard": "of"},
+    }
+
+    with pytest.raises(ArtifactRefused, match=r"has format 2, .* reads format 1") as caught:
+        Manifest.from_statement(json.dumps(newer).encode())
+
+    assert caught.value.reason == "newer_format"
+
+
+BAD_MEMBERS = [
+    ("_type", "https://in-toto.io/Statement/v0.1"),
+    ("predicateType", "https://slsa.dev/provenance/v1"),
+    ("predicateType", "https://serve-warm.dev/artifact/v0"),
+    ("predicateType", "https://serve-warm.dev/artifact/v2"),
+    ("predicateType", "https://serve-warm.dev/artifact/v1x"),
+    ("predicateType", 1),
+    ("predicate", []),
+    ("predicate", ...),
+    ("unknown", 1),
+    ("predicate.unknown", 1),
+    ("predicate.format", 2),
+    ("predicate.format", True),
+    ("predicate.format", "1"),
+    ("predicate.deployment", ""),
+    ("predicate.deployment", "a\nb"),
+    ("predicate.deployment", None),
+    ("predicate.deployment", ...),
+    ("predicate.created", "yesterday"),
+    ("predicate.created", "2026-11-20T10:00:00Z"),
+    ("predicate.created", "2026-13-20T10:00:00.000000Z"),
+    ("predicate.created", "2026-11-20T10:00:00.000000+01:00"),
+    ("predicate.fingerprint", {}),
+    ("predicate.fingerprint", {"machine": {"torch": 2}, "app": {}}),
+    ("predicate.facts", []),
+    ("predicate.parts", []),
+    ("predicate.parts", {}),
+    ("predicate.parts.0", "cache"),
+    ("predicate.parts.0.name", "Cache"),
+    ("predicate.parts.0.name", "../cache"),
+    ("predicate.parts.0.name", ""),
+    ("predicate.parts.0.name", "x" * 65),
+    ("predicate.parts.0.name", "extra"),
+    ("predicate.parts.0.sha256", "00"),
+    ("predicate.parts.0.sha256", "../" + "0" * 61),
+    ("predicate.parts.0.sha256", "A" * 64),
+    ("predicate.parts.0.raw_sha256", "x" * 64),
+    ("predicate.parts.0.stored_bytes", -1),
+    ("predicate.parts.0.stored_bytes", 0),
+    ("predicate.parts.0.stored_bytes", 1.0),
+    ("predicate.parts.0.stored_bytes", True),
+    ("predicate.parts.0.raw_bytes", -1),
+    ("predicate.parts.0.raw_bytes", "7"),
+    ("predicate.parts.0.codec", "none"),
+    ("predicate.parts.0.url", "https://elsewhere"),
+    ("predicate.parts.0.codec", ...),
+    ("predicate.parts.1", ...),
+    ("subject", []),
+    ("subject", {}),
+    ("subject.1", ...),
+    ("subject.0.name", "extra"),
+    ("subject.0.digest.sha256", "0" * 64),
+    ("subject.0.digest.sha512", "0" * 128),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), BAD_MEMBERS, ids=[f"{path}={str(v)[:40]!r}" for path, v in BAD_MEMBERS]
+)
+def test_a_statement_that_deviates_is_refused(path: str, value: Any):
+    """Unknown, missing and wrong members are all refused: nothing is guessed or left unread."""
+    forged = statement_with(path, value)
+
+    assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
+
+
+def test_the_statement_of_the_test_above_is_good_when_nothing_is_replaced():
+    """Each refusal there is due to the one member that was changed."""
+    assert Manifest.from_statement(statement_with("predicate.deployment", "Embedder"))
+
+
+def test_subjects_in_another_order_are_refused():
+    """Subjects and parts are one list, compared as such."""
+    statement = json.loads(statement_with("predicate.deployment", "x"))
+    statement["subject"].reverse()
+
+    assert (
+        reason_of(lambda: Manifest.from_statement(json.dumps(statement).encode()))
+        == "bad_statement"
+    )
+
+
+def test_the_number_of_parts_is_bounded():
+    """An artifact has at most MAX_PARTS parts, and just so many are fine."""
+    build(raw={f"p{number}": b"" for number in range(MAX_PARTS)})
+
+    with pytest.raises(ValueError, match="1 to 16 parts"):
+        build(raw={f"p{number}": b"" for number in range(MAX_PARTS + 1)})
+
+
+def test_times_order_as_text():
+    """Which artifact is the newest is a comparison of strings; now is later than before."""
+    earlier = utc_now()
+    later = utc_now()
+
+    assert earlier <= later
+    assert build(created=later)[0].created == later
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", os.urandom(3 * MIB), bytes(5 * MIB)])
+def test_a_part_survives_packing(raw: bytes):
+    """The raw bytes come back, be they none, incompressible or all alike."""
+    part, stored = pack_part("cache", raw)
+
+    assert open_part(part, stored) == raw
+    assert (part.raw_bytes, part.stored_bytes) == (len(raw), len(stored))
+
+
+def test_every_change_of_the_stored_bytes_is_noticed():
+    """A flipped bit, a missing byte and an added byte each have their reason."""
+    part, stored = pack_part("cache", b"kernels" * 100)
+    flipped = bytearray(stored)
+    flipped[-1] ^= 1
+
+    assert reason_of(lambda: open_part(part, bytes(flipped))) == "digest_mismatch"
+    assert reason_of(lambda: open_part(part, stored[:-1])) == "truncated"
+    assert reason_of(lambda: open_part(part, stored + b"\0")) == "size_mismatch"
+    assert reason_of(lambda: check_stored(part, bytes(flipped))) == "digest_mismatch"
+
+
+def test_parts_over_a_cap_are_refused_by_their_manifest():
+    """Stored and unpacked size are both bounded, each limit inclusive."""
+    part, _ = pack_part("cache", b"kernels")
+
+    check_caps(part, max_stored_bytes=part.stored_bytes, max_raw_bytes=part.raw_bytes)
+
+    for limits in (
+        {"max_stored_bytes": part.stored_bytes - 1},
+        {"max_raw_bytes": part.raw_bytes - 1},
+    ):
+        assert reason_of(lambda limits=limits: check_caps(part, **limits)) == "too_large"
+
+
+def claiming(stored: bytes, raw: bytes, **changes: Any) -> Part:
+    """Return a part whose stored digest is right: what a careless or hostile signer would sign."""
+    fields = {
+        "name": "cache",
+        "sha256": hashlib.sha256(stored).hexdigest(),
+        "stored_bytes": len(stored),
+        "raw_sha256": hashlib.sha256(raw).hexdigest(),
+        "raw_bytes": len(raw),
+        **changes,
+    }
+    return Part(**fields)
+
+
+def streamed(raw: bytes, **parameters: int) -> bytes:
+    """Compress without writing the size into the frame."""
+    options = {
+        getattr(zstd.CompressionParameter, name): value for name, value in parameters.items()
+    }
+    compressor = zstd.ZstdCompressor(options=options or None)
+    blocks = [compressor.compress(raw[at : at + MIB]) for at in range(0, len(raw), MIB)]
+    return b"".join(blocks) + compressor.flush()
+
+
+def bombs() -> dict[str, bytes]:
+    zeros = bytes(256 * MIB)
+    declared = zstd.compress(zeros)
+    assert (256 * MIB).to_bytes(4, "little") in declared[:14]
+    return {
+        "declared": declared,
+        "streamed": streamed(zeros),
+        "declared_small": declared.replace(
+            (256 * MIB).to_bytes(4, "little"), (1000).to_bytes(4, "little"), 1
+        ),
+    }
+
+
+@pytest.fixture(scope="module", name="bombs")
+def _bombs() -> dict[str, bytes]:
+    return bombs()
+
+
+@pytest.mark.parametrize("kind", ["declared", "streamed", "declared_small"])
+def test_a_bomb_is_stopped_at_the_promised_size(bombs: dict[str, bytes], kind: str):
+    """256 MiB behind a promise of 1000 bytes need no memory to be refused."""
+    bomb = bombs[kind]
+    part = claiming(bomb, bytes(1000))
+    assert len(bomb) < MIB
+    tracemalloc.start()
+    try:
+        reason = reason_of(lambda: open_part(part, bomb))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert reason in {"size_mismatch", "bad_archive"}
+    assert peak < 4 * MIB
+
+
+def test_the_measure_of_the_bomb_test_sees_memory(bombs: dict[str, bytes]):
+    """Unpacking the same bomb as far as it goes does show in the peak that is measured there."""
+    part = claiming(bombs["streamed"], bytes(256 * MIB))
+    tracemalloc.start()
+    try:
+        open_part(part, bombs["streamed"])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak > 200 * MIB
+
+
+def test_a_frame_without_its_size_is_read():
+    """What was compressed as a stream is a good part all the same."""
+    raw = b"kernels" * MIB
+    stored = streamed(raw)
+    assert zstd.get_frame_info(stored).decompressed_size is None
+
+    assert open_part(claiming(stored, raw), stored) == raw
+
+
+def test_less_than_promised_is_refused():
+    """A manifest that promises more than there is does not pass."""
+    for stored in (zstd.compress(b"12345"), streamed(b"12345")):
+        part = claiming(stored, b"123456")
+
+        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == (
+            "size_mismatch"
+        )
+
+
+def test_other_raw_bytes_of_the_right_size_are_refused():
+    """The digest of the unpacked bytes is checked, too."""
+    stored = zstd.compress(b"evil")
+
+    assert reason_of(lambda: open_part(claiming(stored, b"good"), stored)) == "digest_mismatch"
+
+
+@pytest.mark.parametrize("size", [5, 100, 2 * MIB])
+def test_a_frame_cut_short_is_refused(size: int):
+    """A signed but incomplete blob does not count as the beginning of one."""
+    raw = os.urandom(4 * MIB)
+    stored = zstd.compress(raw)[:size]
+
+    reason = reason_of(lambda: open_part(claiming(stored, raw), stored))
+
+    assert reason in {"truncated", "bad_archive"}
+
+
+def test_bytes_behind_the_frame_are_refused():
+    """A second frame or any other tail is not silently dropped, near the end or far from it."""
+    for tail in (b"\0", zstd.compress(b"more"), bytes(3 * MIB)):
+        stored = zstd.compress(b"kernels") + tail
+        part = claiming(stored, b"kernels")
+
+        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == "bad_archive"
+
+
+def test_bytes_that_are_no_zstd_are_refused():
+    """Another format under the right digest is a bad archive, not a crash."""
+    for stored in (b"\x1f\x8b gzip", b"\x28\xb5\x2f\xfd", os.urandom(1000)):
+        part = claiming(stored, b"kernels")
+
+        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == "bad_archive"
+
+
+def test_a_window_beyond_the_limit_is_refused():
+    """A frame may not ask the decoder for more memory than the limit."""
+    raw = os.urandom(1000)
+    stored = streamed(raw, window_log=28)
+
+    assert reason_of(lambda: open_part(claiming(stored, raw), stored)) == "bad_archive"
+    assert open_part(claiming(ok := streamed(raw, window_log=27), raw), ok) == raw
+
+
+def test_a_part_called_torch_bytes_must_be_torchs_container():
+    """The bounds check belongs to opening the part: no way leads around it."""
+    good, stored_good = pack_part("torch_bytes", container(("inductor", [("fx", b"1")])))
+    bad, stored_bad = pack_part("torch_bytes", b"\x80\x04.")
+
+    assert open_part(good, stored_good)
+    assert reason_of(lambda: open_part(bad, stored_bad)) == "bad_archive"
+
+
+# --- directories ---------------------------------------------------------------------------
+
+
+def tree(directory: Path) -> dict[str, tuple[int, bytes | None]]:
+    return {
+        path.relative_to(directory).as_posix(): (
+            path.lstat().st_mode,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in directory.rglob("*")
+    }
+
+
+def private(directory: Path) -> Path:
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def test_a_directory_survives_packing(tmp_path: Path):
+    """All files and folders but scratch ones come back, with private modes and the same bytes."""
+    source = cache_directory(private(tmp_path / "source"))
+    (source / "24" / "c244b2rga7kqcbbf2xhyb.so").chmod(0o755)
+    target = private(tmp_path / "target")
+
+    unpack_directory(pack_directory(source), target)
+
+    expected = {name: data for name, (_, data) in tree(source).items() if not is_scratch(name)}
+    assert {name: data for name, (_, data) in tree(target).items()} == expected
+    assert "locks" not in expected
+    assert {oct(mode) for mode, _ in tree(target).values()} == {"0o100600", "0o40700"}
+    assert pack_directory(target) == pack_directory(source)
+
+
+def test_packing_depends_on_names_and_contents_alone(tmp_path: Path):
+    """Times, modes, owners and the order on disk do not change the bytes."""
+    one = private(tmp_path / "one")
+    two = private(tmp_path / "two")
+    for directory, names in ((one, "abc"), (two, "cba")):
+        for name in names:
+            (directory / name).mkdir()
+            (directory / name / "file").write_bytes(name.encode())
+    os.utime(two / "a" / "file", (1, 1))
+    (two / "a" / "file").chmod(0o777)
+
+    assert pack_directory(one) == pack_directory(two)
+    (two / "a" / "file").write_bytes(b"other")
+    assert pack_directory(one) != pack_directory(two)
+
+
+@pytest.mark.parametrize(
+    ("name", "scratch"),
+    [
+        ("locks", True),
+        ("triton/locks", True),
+        ("24/x.lock", True),
+        ("24/.1.2.tmp", True),
+        ("precompiled_headers/x.h.gch", True),
+        ("x.pch", True),
+        ("24/x.so", False),
+        ("24/x.cpp", False),
+        ("clocks", False),
+        ("lock", False),
+        ("xx/y.best_config", False),
+    ],
+)
+def test_scratch_is_told_by_name(name: str, *, scratch: bool):
+    """Locks, temporary files and precompiled headers are left out; kernels and sources are not."""
+    assert is_scratch(name) is scratch
+
+
+def test_what_is_skipped_can_be_chosen(tmp_path: Path):
+    """A skipped folder is skipped with all that is in it."""
+    source = cache_directory(private(tmp_path / "source"))
+
+    raw = pack_directory(source, skip=lambda name: name not in {"24", "24/.4711.0815.tmp"})
+
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        assert archive.getnames() == ["24", "24/.4711.0815.tmp"]
+
+
+def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path):
+    """Links, pipes and odd names fail the build instead of every start after it."""
+    for number, make in enumerate(
+        (
+            lambda path: path.symlink_to("/etc/passwd"),
+            os.mkfifo,
+            lambda path: path.with_name("new\nline").touch(),
+            lambda path: path.with_name("back\\slash").touch(),
+        )
+    ):
+        directory = private(tmp_path / str(number))
+        make(directory / "x")
+
+        with pytest.raises(BuildFailed, match="cannot be packed"):
+            pack_directory(directory)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.mode = 0o700 if kind == tarfile.DIRTYPE else 0o600
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def tar(*members: tarfile.TarInfo, format: int = tarfile.PAX_FORMAT) -> bytes:  # noqa: A002
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
+        for info in members:
+            archive.addfile(info, io.BytesIO(bytes(info.size)))
+    return buffer.getvalue()
+
+
+GOOD = member("a.so", size=5)
+FOLDER = member("d", tarfile.DIRTYPE)
+EVIL = {
+    "parent": [member("../evil")],
+    "parent_inside": [FOLDER, member("d/../../evil")],
+    "absolute": [member("/tmp/evil")],
+    "dot": [member("./evil")],
+    "empty_segment": [FOLDER, member("d//evil")],
+    "backslash": [member("..\\evil")],
+    "control": [member("evil\x1b[2J")],
+    "not_utf8": [member("evil\udcff")],
+    "long_segment": [member("x" * 256)],
+    "long_name": [member("/".join(["x" * 200] * depth), tarfile.DIRTYPE) for depth in range(1, 7)],
+    "symlink": [member("evil", tarfile.SYMTYPE, linkname="/etc/passwd")],
+    "symlink_then_through": [
+        member("d", tarfile.SYMTYPE, linkname="/tmp"),
+        member("d/evil"),
+    ],
+    "hardlink": [member("evil", tarfile.LNKTYPE, linkname="a.so")],
+    "character_device": [member("evil", tarfile.CHRTYPE, devmajor=1, devminor=3)],
+    "block_device": [member("evil", tarfile.BLKTYPE)],
+    "fifo": [member("evil", tarfile.FIFOTYPE)],
+    "contiguous": [member("evil", tarfile.CONTTYPE)],
+    "unknown_type": [member("evil", b"Z")],
+    "set_user_id": [member("evil", mode=0o4755)],
+    "set_group_id": [member("evil", mode=0o2755)],
+    "sticky": [member("d", tarfile.DIRTYPE, mode=0o1777)],
+    "twice": [GOOD],
+    "directory_twice": [FOLDER, FOLDER],
+    "file_then_directory": [member("a.so", tarfile.DIRTYPE)],
+    "below_a_file": [member("a.so/evil")],
+    "without_its_directory": [member("d/evil")],
+    "before_its_directory": [member("d/evil"), FOLDER],
+    "pax_renames": [member("fine", pax_headers={"path": "../evil"})],
+    "pax_sparse": [
+        member(
+            "evil",
+            size=0,
+            pax_headers={"GNU.sparse.map": "0,1", "GNU.sparse.size": "1", "GNU.sparse.name": "e"},
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path, name: str):
+    """One bad member spoils the archive: not even the good file before it is written."""
+    target = private(tmp_path / "target")
+    raw = tar(GOOD, *EVIL[name])
+
+    assert reason_of(lambda: unpack_directory(raw, target)) == "bad_archive"
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
+
+
+def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):
+    """Each refusal there is due to the members that follow the good one."""
+    target = private(tmp_path / "target")
+
+    unpack_directory(tar(GOOD, FOLDER), target)
+
+    assert {path.name for path in target.iterdir()} == {"a.so", "d"}
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path):
+    """What tarfile would take for the end of the archive is not: the rest is missed."""
+    target = private(tmp_path / "target")
+    raw = packed_cache(tmp_path / "source")
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        offsets = [info.offset for info in archive.getmembers()]
+    damaged = bytearray(raw)
+    damaged[offsets[2] + 150] ^= 1  # in the checksum of a header
+    variants = {
+        "header": bytes(damaged),
+        "cut": raw[: offsets[-1] + 600],
+        "tail": raw + b"x",
+        "compressed": zstd.compress(raw),
+        "text": b"hello" * 1000,
+    }
+
+    reasons = {
+        name: reason_of(lambda data=data: unpack_directory(data, target))
+        for name, data in variants.items()
+    }
+
+    assert reasons == dict.fromkeys(variants, "bad_archive")
+    assert list(target.iterdir()) == []
+
+
+def test_a_directory_that_is_not_private_is_not_unpacked_into(tmp_path: Path):
+    """The target belongs to us, is no link, is empty, and nobody else can enter it."""
+    raw = tar(GOOD)
+    private(tmp_path / "open").chmod(0o750)
+    private(tmp_path / "used").joinpath("file").touch()
+    private(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "plain").touch()
+
+    reasons = {
+        name: reason_of(lambda name=name: unpack_directory(raw, tmp_path / name))
+        for name in ("open", "used", "link", "plain")
+    }
+
+    assert set(reasons.values()) == {"unsafe_directory"}
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
+    """Its owner could change what is loaded."""
+    target = private(tmp_path / "target")
+    os.chown(target, 12345, -1)
+
+    assert reason_of(lambda: unpack_directory(tar(GOOD), target)) == "unsafe_directory"
+
+
+# --- torch's bytes -------------------------------------------------------------------------
+
+ENTRIES = ("inductor", [("f" + "a" * 51, b"\x80\x04."), ("f" + "b" * 51, b"")])
+AUTOTUNE = ("autotune", [("ab/cdef.best_config", b"{}")])
+TRUNCATED = checksummed(container(ENTRIES)[4:28])
+
+MALFORMED = {
+    "empty": b"",
+    "three_bytes": b"abc",
+    "only_checksum": checksummed(b""),
+    "checksum": b"\0\0\0\0" + container(ENTRIES)[4:],
+    "flipped": container(ENTRIES)[:-1] + b"x",
+    "version": container(ENTRIES, version=2),
+    "truncated_28_bytes": TRUNCATED,
+    "endless_count": container(ENTRIES, count=1 << 60),
+    "endless_count_of_nothing": container(("inductor", []), count=1 << 60),
+    "one_too_many": container(ENTRIES, count=3),
+    "huge_length": checksummed(
+        (1).to_bytes(8, "big") + (1 << 63).to_bytes(8, "big") + b"aW5kdWN0b3I="
+    ),
+    "tail": checksummed(container(ENTRIES)[4:] + b"x"),
+    "section_twice": container(ENTRIES, ENTRIES),
+    "section_name": container(("../x", [])),
+    "absolute_key": container(("autotune", [("/etc/cron.d/x", b"")])),
+    "key_outside": container(("autotune", [("../escaped/x.txt", b"")])),
+    "key_outside_deep": container(("autotune", [("ab/../../x", b"")])),
+    "nul_in_key": container(("autotune", [("a\0b", b"")])),
+    "key_no_base64": checksummed(
+        (1).to_bytes(8, "big")
+        + (8).to_bytes(8, "big")
+        + b"cGdvIQ=="[:8]
+        + (1).to_bytes(8, "big")
+        + (4).to_bytes(8, "big")
+        + b"****"
+        + (0).to_bytes(8, "big")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_container_is_refused(name: str):
+    """What torch's reader would loop on, drown in or write elsewhere never reaches it."""
+    assert reason_of(lambda: check_torch_bytes(MALFORMED[name])) == "bad_archive"
+
+
+def test_every_cut_of_a_container_is_refused():
+    """With the checksum put right, only a cut between sections is a container again."""
+    whole = container(ENTRIES, AUTOTUNE)
+    between = {4 + 8, len(container(ENTRIES)), len(whole)}
+    accepted = set()
+
+    for size in range(4, len(whole) + 1):
+        try:
+            check_torch_bytes(checksummed(whole[4:size]))
+        except ArtifactRefused:
+            continue
+        accepted.add(size)
+
+    assert accepted == between
+
+
+@pytest.mark.slow
+def test_the_28_bytes_do_keep_torch_busy():
+    """The container that is refused here is one that torch's own reader does not end on."""
+    script = (
+        "import sys, torch\n"
+        "from torch.compiler._cache import CacheArtifactManager as m\n"
+        "print('reading', flush=True)\n"
+        "m.deserialize(bytes.fromhex(sys.argv[1]))\n"
+    )
+    assert len(TRUNCATED) == 28
+
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, TRUNCATED.hex()], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            reader.wait(timeout=3)
+    finally:
+        reader.kill()
+        reader.communicate()
+
+
+def test_what_torch_writes_is_accepted():
+    """Torch's own serializer gives bytes that pass; saved twice in a process they do not."""
+    from torch.compiler import save_cache_artifacts
+    from torch.compiler._cache import CacheArtifactManager
+
+    CacheArtifactManager._ensure_cache_artifacts_registered()
+    with CacheArtifactManager.with_fresh_cache():
+        for kind, key in (("inductor", "f" + "a" * 51), ("pgo", "job: 1/2"), ("autotune", "ab/c")):
+            content = {} if kind == "autotune" else b"\x80\x04."
+            CacheArtifactManager.record_artifact(kind, key, content)
+        once = save_cache_artifacts()
+        CacheArtifactManager.record_artifact("inductor", "f" + "b" * 51, b"later")
+        twice = save_cache_artifacts()
+
+    assert once is not None
+    assert twice is not None
+    check_torch_bytes(once[0])
+    with pytest.raises(ArtifactRefused, match="saved more than once"):
+        check_torch_bytes(twice[0])
+
+
+COMPILE = """
+import sys, torch
+compiled = torch.compile(lambda x: (x.sin() + 1).relu())
+compiled(torch.ones(7))
+saved = torch.compiler.save_cache_artifacts()
+open(sys.argv[1], "wb").write(saved[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_real_compile_cache_survives(tmp_path: Path):
+    """A directory and bytes that torch has filled by compiling are packed, opened and unpacked."""
+    directory, saved = private(tmp_path / "cache"), tmp_path / "saved"
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(directory),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+    subprocess.run([sys.executable, "-c", COMPILE, str(saved)], env=environment, check=True)
+    target = private(tmp_path / "target")
+
+    part, stored = pack_part("cache", pack_directory(directory))
+    unpack_directory(open_part(part, stored), target)
+    torch_part, torch_stored = pack_part("torch_bytes", saved.read_bytes())
+
+    kept = {name: data for name, (_, data) in tree(directory).items() if "lock" not in name}
+    assert {name: data for name, (_, data) in tree(target).items()} == kept
+    assert any(name.endswith(".so") for name in kept)
+    assert open_part(torch_part, torch_stored) == saved.read_bytes()
+
+
+def test_a_manifest_does_not_change():
+    """Frozen: what was checked stays what it was."""
+    manifest, _ = build(built_for=fingerprint())
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        manifest.deployment = "other"  # type: ignore[misc]
