@@ -9,6 +9,7 @@ compared with the eager model's. Writes `build/demo.json`, in the format of `ser
 
 from __future__ import annotations
 
+import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import requests
 import torch
+import transformers
 
 from deployments.text_embedder.app import MAX_LENGTH, mean_pooled
 from deployments.text_embedder.model import load_model, load_tokenizer
@@ -51,6 +53,7 @@ TOLERANCE = 1e-4
 
 def main() -> int:
     """Run the demo; returns the exit code."""
+    transformers.logging.disable_progress_bar()
     app = builder.load_app(APP)
     runs: list[dict[str, Any]] = []
     checked: dict[str, float] = {}
@@ -62,6 +65,7 @@ def main() -> int:
                 STORE,
                 mode,
                 on=on,
+                request_count=24,
                 progress=lambda text: progress(f"{mode}: {text}"),
                 inspect=lambda started: checked.update({mode: largest_error(started.url)}),
             )
@@ -107,6 +111,7 @@ def largest_error(url: str) -> float:
     return float((served - eager()).abs().max())
 
 
+@functools.cache
 def eager() -> torch.Tensor:
     """Return the embeddings of the sentences by the eager model, one by one and unpadded."""
     tokenizer, model = load_tokenizer(), load_model()

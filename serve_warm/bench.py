@@ -32,6 +32,7 @@ import requests
 from serve_warm import builder
 from serve_warm.errors import BuildFailed
 from serve_warm.inputs import Input
+from serve_warm.report import Stage
 
 MODES = ("cold", "torch_bytes", "warm")
 
@@ -272,8 +273,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = {"cold": "cold", "torch_bytes": "torch's bytes", "warm": "serve_warm"}
     header = ["", *(names[mode] for mode in modes), "floor"]
     rows = []
-    stages = dict.fromkeys(s for run in result["runs"] for s in run["stages"])
-    for stage in stages:
+    present = {stage for run in result["runs"] for stage in run["stages"]}
+    for stage in (s.value.lower() for s in Stage if s.value.lower() in present):
         cells = []
         for mode in modes:
             values = [r["stages"].get(stage) for r in result["runs"] if r["mode"] == mode]

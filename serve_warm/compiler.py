@@ -32,6 +32,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import filelock
+
 from serve_warm.errors import CompilerMissing
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
@@ -508,6 +510,35 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+_held: list[filelock.BaseFileLock] = []
+"""Locks on this process' cache directories: the kernel frees them when it ends, however."""
+
+ABANDONED_S = 60.0
+"""A directory whose lock is free is swept when it is older: its owner may only be beginning."""
+
+
 def private_directory(parent: Path | None = None) -> Path:
-    """Return a new directory that only this user can read, for this process' caches."""
-    return Path(tempfile.mkdtemp(prefix="serve_warm-", dir=parent))  # 0700 by contract
+    """Return a new, empty directory of mode 0700 for this process' caches.
+
+    A replica is ended by a signal more often than not, so nothing is cleaned up at exit: each
+    new directory sweeps those of processes that are gone.
+    """
+    root = parent or Path(tempfile.gettempdir())
+    for abandoned in root.glob("serve_warm-*/owner.lock"):
+        _sweep(abandoned)
+    directory = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=root))  # 0700 by contract
+    lock = filelock.FileLock(directory / "owner.lock")
+    lock.acquire()
+    _held.append(lock)
+    cache = directory / "cache"
+    cache.mkdir(mode=0o700)
+    return cache
+
+
+def _sweep(lock_file: Path) -> None:
+    with contextlib.suppress(OSError, filelock.Timeout):
+        status = lock_file.stat()
+        if status.st_uid != os.getuid() or time.time() - status.st_mtime < ABANDONED_S:
+            return
+        with filelock.FileLock(lock_file, timeout=0):
+            shutil.rmtree(lock_file.parent, ignore_errors=True)

@@ -405,4 +405,5 @@ def _layout(tensor: Any) -> str:
         return f"[{shape}]" if contiguous else f"[{shape}] stride {tuple(tensor.stride())}"
     except RuntimeError:
         # Nested tensors have no shape and some sparse ones no strides, and torch raises.
-        return f"[{str(getattr(tensor, 'layout', 'unknown')).removeprefix('torch.')}]"
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        return f"[{layout}]"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from artifacts import (
     APP,
     DEPLOYMENT,
@@ -24,7 +25,6 @@ from artifacts import (
     publish_statement,
     trusting,
 )
-
 from serve_warm.artifact import pack_directory, unpack_directory, zstd
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -59,6 +59,7 @@ class MemoryStore:
     objects: dict[str, bytes] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
     uri: str = "memory:"
 
     def list(self, prefix: str) -> list[str]:
@@ -71,6 +72,7 @@ class MemoryStore:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         self.read.append(key)
+        self.limits[key] = max_bytes
         if self.size(key) > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         return self.objects[key]
@@ -627,9 +629,10 @@ def test_a_blob_that_grows_after_its_size_was_asked_is_refused():
             return size
 
     growing = Growing()
-    publish(growing)
+    _, manifest = publish(growing)
 
     assert refusal(growing).reason == "size_mismatch"
+    assert growing.limits[blob_key(manifest.parts[0])] == manifest.parts[0].stored_bytes
 
 
 SIGNED_BUT_WRONG = {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifacts import edited, new_key, trusting
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from artifacts import edited, new_key, trusting
 from serve_warm import trust
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
 from serve_warm.trust import (
@@ -204,7 +204,11 @@ def test_an_unsigned_envelope_is_untrusted():
     """No signature is no reason to believe."""
     unsigned = edited(sign(PAYLOAD, KEY), signatures=[])
 
-    assert refusal(unsigned, trusting(KEY)).reason == "untrusted"
+    refused = refusal(unsigned, trusting(KEY))
+    assert (refused.reason, refused.message) == (
+        "untrusted",
+        "the statement carries no signature",
+    )
 
 
 def test_an_empty_signature_is_not_valid():

@@ -7,8 +7,6 @@ are padded to a bucket: two shapes are compiled and no other ever is. The model 
 replica's model thread, and the event loop takes in the next batch meanwhile.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -30,7 +28,8 @@ def load_model() -> Any:
 
     torch.manual_seed(0)
     config = ResNetConfig(depths=[3, 8, 36, 3], layer_type="bottleneck", num_labels=1000)
-    model = ResNetForImageClassification(config).eval()
+    model: Any = ResNetForImageClassification(config)
+    model.eval()
     # Untrained, 50 residual blocks add up to logits of 10⁷, the same for every image: damp the
     # blocks, and let the head see how an image differs from noise.
     with torch.no_grad():

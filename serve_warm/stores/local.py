@@ -117,13 +117,11 @@ def _files(directory: Path, prefix: str) -> Iterator[str]:
     except (FileNotFoundError, NotADirectoryError):
         return  # an empty store, or one that is being pruned
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
         # Links to directories are not followed: they can form a loop.
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path), f"{prefix}{entry.name}/")
         elif entry.is_file():
-            # Somebody else's file in the folder, with a name that is no key, is not an object.
+            # A temporary file, or somebody else's, has a name that is no key.
             with suppress(StoreError):
                 check_key(prefix + entry.name)
                 yield prefix + entry.name

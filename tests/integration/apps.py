@@ -1,21 +1,439 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Deployments of every shape that Serve knows, each noting what is done to it.
+
+They compile with Dynamo's `eager` backend: what is traced, guarded and counted is the real thing,
+and no kernel has to be built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
 import torch
+from fastapi import FastAPI
+from pydantic import BaseModel
 from ray import serve
-from serve_warm import Input, WarmupMixin, Buckets, shape_grid
-OPT = dict(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=0, max_constructor_retry_count=1)
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
-def double(x):
-    return x * 2
+from serve_warm import Input, WarmupMixin, warmup
 
-@serve.deployment(**OPT)
-class Plain(WarmupMixin):
-    def __init__(self):
-        self.model = torch.compile(double, backend="eager", dynamic=False)
-    def warmup_inputs(self):
-        return [Input(target=self.embed, args=(torch.ones(n),), name=f"n={n}", size=n) for n in (1, 2)]
-    async def embed(self, x):
+deployment = functools.partial(
+    serve.deployment,
+    ray_actor_options={"num_cpus": 0},
+    graceful_shutdown_timeout_s=0,
+    max_constructor_retry_count=1,
+)
+
+
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def compiled() -> Any:
+    return torch.compile(triple, backend="eager", dynamic=False)
+
+
+def private_caches() -> list[str]:
+    """Return where torch and Triton are told to cache, of those that are told at all."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    return [os.environ[name] for name in names if name in os.environ]
+
+
+class Noting:
+    """Notes facts of calls; `noted` returns them in order."""
+
+    def note(self, **facts: Any) -> None:
+        self.__dict__.setdefault("notes", []).append(facts)
+
+    async def noted(self) -> list[dict[str, Any]]:
+        return self.__dict__.get("notes", [])
+
+    async def process(self) -> int:
+        return os.getpid()
+
+    async def loop_thread(self) -> int:
+        return threading.get_native_id()
+
+
+# The one that most policies are tried on -------------------------------------------------------
+
+
+@deployment()
+class Embedder(WarmupMixin, Noting):
+    """POST / {"values": [...]} → three times the values; compiled for each length apart."""
+
+    def __init__(self, lengths: tuple[int, ...] = (1, 2)) -> None:
+        self.lengths = lengths
+        self.model = compiled()
+        self.caches_in_init = private_caches()
+
+    def warmup_inputs(self) -> list[Input]:
+        self.note(asked_for_inputs=True)
+        return [
+            Input(target="POST /", json={"values": [1.0] * n}, name=f"length={n}", size=n)
+            for n in self.lengths
+        ]
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        values = (await request.json())["values"]
+        if "client" in request.headers:
+            self.note(stage=self.warmup_report()["stage"])
+        return {"values": self.model(torch.tensor(values)).tolist()}
+
+    async def caches(self) -> list[str]:
+        return self.caches_in_init + private_caches()
+
+
+@deployment()
+class SlowToWarm(Embedder.func_or_class):
+    """Needs `pause_s` more in each of its passes, of which there are three."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+    def warmup_inputs(self) -> list[Input]:
+        return [*super().warmup_inputs(), Input(target=self.pause, size=100)]
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.pause_s)
+
+
+@deployment()
+class Stuck(Embedder.func_or_class):
+    """Has an input that never ends, after those that do."""
+
+    def warmup_inputs(self) -> list[Input]:
+        return [*super().warmup_inputs(), Input(target=self.never)]
+
+    async def never(self) -> None:
+        await asyncio.Event().wait()
+
+
+# Handlers of every kind ------------------------------------------------------------------------
+
+
+@deployment()
+class Handlers(WarmupMixin, Noting):
+    """A plain class with an async constructor and every kind of handler that runs on the loop."""
+
+    async def __init__(self, offset: float, *, ids: tuple[str, ...]) -> None:
+        await asyncio.sleep(0)
+        self.offset = offset
+        self.ids = ids
+        self.model = compiled()
+
+    async def warmup_inputs(self) -> list[Input]:
+        x = torch.ones(4)
+        return [
+            Input(target="POST /", json={"values": [1.0] * 4}),
+            Input(target=self.embed, args=(x,), kwargs={"bias": 1.0}),
+            Input(target="batched", args=(x,), concurrency=4),
+            Input(target="stream", args=(x,)),
+            Input(target="POST /stream", name="streaming answer"),
+            *(Input(target=self.with_model, args=(x,), model_id=i, name=i) for i in self.ids),
+        ]
+
+    async def __call__(self, request: Request) -> Any:
+        if request.url.path.endswith("/stream"):
+            return StreamingResponse(self.chunks("http"))
+        values = (await request.json())["values"]
+        self.note(called="__call__", request=type(request).__name__)
+        return (self.model(torch.tensor(values)) + self.offset).tolist()
+
+    async def embed(self, x: torch.Tensor, *, bias: float = 1.0) -> torch.Tensor:
+        return self.model(x) + self.offset + bias
+
+    @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.5)
+    async def batched(self, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.note(batch=len(xs))
+        return list(self.model(torch.stack(xs)))
+
+    async def stream(self, x: torch.Tensor) -> AsyncIterator[float]:
+        for step in range(3):
+            yield float(self.model(x)[0]) + step
+        self.note(ended="stream")
+
+    async def chunks(self, name: str) -> AsyncIterator[str]:
+        for step in range(3):
+            yield f"{step}\n"
+        self.note(ended=name)
+
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def get_model(self, model_id: str) -> Any:
+        self.note(loaded=model_id)
+        return self.model
+
+    async def with_model(self, x: torch.Tensor) -> torch.Tensor:
+        model_id = serve.get_multiplexed_model_id()
+        self.note(asked_for_model=model_id)
+        return (await self.get_model(model_id))(x)
+
+
+@deployment()
+class SyncHandlers(WarmupMixin, Noting):
+    """What is plain `def`: Serve gives each call of these a thread of its own."""
+
+    def __init__(self) -> None:
+        self.model = compiled()
+
+    def reconfigure(self, user_config: Any) -> None:
+        self.note(reconfigured=user_config)
+
+    def warmup_inputs(self) -> list[Input]:
+        return [
+            Input(target="POST /?length=4"),
+            Input(target=self.stream, args=(torch.ones(2),)),
+        ]
+
+    def __call__(self, request: Request) -> list[float]:
+        return self.model(torch.ones(int(request.query_params["length"]))).tolist()
+
+    def stream(self, x: torch.Tensor) -> Iterator[float]:
+        for step in range(3):
+            yield float(self.model(x)[0]) + step
+        self.note(ended="stream", thread=threading.get_native_id())
+
+
+@deployment()
+class OneThread(WarmupMixin, Noting):
+    """Loads, warms up and serves on the model thread; warms up by itself, twice at once."""
+
+    async def __init__(self) -> None:
+        self.model = await self.on_model_thread(compiled)
+        self.reports = await asyncio.gather(self.warm_up(), self.warm_up())
+
+    async def warmup_inputs(self) -> Input:
+        self.note(asked_for_inputs=True)
+        return Input(target=self.embed, args=(torch.ones(4),))
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return await self.on_model_thread(self.run, x)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        self.note(thread=threading.get_native_id())
         return self.model(x)
 
-@serve.deployment(**OPT)
-class Bad(Plain.func_or_class):
-    def warmup_inputs(self):
-        raise KeyError("weights")
+    async def joined(self) -> list[dict[str, Any]]:
+        return self.reports
+
+    def warm_up_on_another_loop(self) -> dict[str, Any]:
+        return asyncio.run(self.warm_up())
+
+
+routes = FastAPI()
+
+
+class Body(BaseModel):
+    values: list[float]
+
+
+@deployment()
+@serve.ingress(routes)
+class Routes(WarmupMixin, Noting):
+    """A FastAPI app whose reconfigure wants to know its rank, and nothing else."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body = body
+        self.model = compiled()
+
+    def reconfigure(self, user_config: Any, rank: Any = None) -> None:
+        self.note(reconfigured=user_config, has_rank=rank is not None)
+
+    def warmup_inputs(self) -> list[Input]:
+        return [
+            Input(target="POST /async", json=self.body),
+            Input(target="POST /sync", json=self.body),
+            Input(target="GET /stream?steps=3", headers={"X-Client": "warm-up"}),
+        ]
+
+    @routes.post("/async")
+    async def on_loop(self, body: Body) -> list[float]:
+        self.note(route="async", thread=threading.get_native_id())
+        return self.model(torch.tensor(body.values)).tolist()
+
+    @routes.post("/sync")
+    def in_thread(self, body: Body) -> list[float]:
+        self.note(route="sync", thread=threading.get_native_id())
+        return self.model(torch.tensor(body.values)).tolist()
+
+    @routes.get("/stream")
+    async def stream(self, request: Request, steps: int) -> StreamingResponse:
+        client = request.headers.get("x-client")
+
+        async def chunks() -> AsyncIterator[str]:
+            for step in range(steps):
+                yield f"{step}\n"
+            self.note(ended=steps, client=client)
+
+        return StreamingResponse(chunks())
+
+
+# The decorator ---------------------------------------------------------------------------------
+
+
+class SomeoneElses(Noting):
+    def __init__(self, offset: float) -> None:
+        self.offset = offset
+        self.model = compiled()
+
+    def reconfigure(self, user_config: dict[str, float]) -> None:
+        self.offset = user_config["offset"]
+
+
+@deployment(user_config={"offset": 2.0})
+@warmup
+class Decorated(SomeoneElses):
+    def warmup_inputs(self) -> Input:
+        self.note(offset=self.offset)
+        return Input(target=self.embed, args=(torch.ones(4),))
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x) + self.offset
+
+
+other_routes = FastAPI()
+
+
+@deployment()
+@serve.ingress(other_routes)
+@warmup(after_ready="forbid")
+class DecoratedRoutes(SomeoneElses):
+    def warmup_inputs(self) -> Input:
+        return Input(target="POST /embed", json={"values": [1.0, 1.0]})
+
+    @other_routes.post("/embed")
+    async def embed(self, body: Body) -> list[float]:
+        return (self.model(torch.tensor(body.values)) + self.offset).tolist()
+
+
+# Reconfigure -----------------------------------------------------------------------------------
+
+
+class Configurable(Noting):
+    async def reconfigure(self, user_config: Any) -> None:
+        self.note(base=user_config)
+
+
+class Ranked(Configurable):
+    async def reconfigure(self, user_config: Any, rank: Any) -> None:
+        await super().reconfigure(user_config)
+        self.note(ranked=user_config, has_rank=rank is not None)
+
+
+@deployment()
+class Inherited(WarmupMixin, Ranked):
+    """Its bases stand behind the mixin, and their methods still count."""
+
+    async def reconfigure(self, user_config: Any, rank: Any) -> None:
+        await super().reconfigure(user_config, rank)
+        self.note(own=user_config)
+
+    def warmup_inputs(self) -> Input:
+        self.note(asked_for_inputs=True)
+        return Input(target=self.embed)
+
+    async def embed(self) -> None:
+        self.note(replayed=True)
+
+
+@deployment()
+class BehindMixin(WarmupMixin, Ranked):
+    """Has no reconfigure of its own; its base has."""
+
+    def warmup_inputs(self) -> Input:
+        return Input(target=self.noted)
+
+
+@deployment()
+class SyncConfigured(WarmupMixin, Noting):
+    """Calls its own sync reconfigure from __init__, as many deployments do."""
+
+    def __init__(self) -> None:
+        self.reconfigure({"from": "__init__"})
+
+    def reconfigure(self, user_config: Any) -> str:
+        self.note(config=user_config, thread=threading.get_native_id())
+        return "returned"
+
+    def warmup_inputs(self) -> Input:
+        self.note(asked_for_inputs=True)
+        return Input(target=self.embed)
+
+    async def embed(self) -> None:
+        self.returned = self.reconfigure({"from": "a handler"})
+
+    async def what_it_returned(self) -> str:
+        return self.returned
+
+
+sync_configured = SyncConfigured.options(
+    user_config={"scale": 1, "warmup": {"max_passes": 4}}
+).bind()
+"""For a Serve configuration, which names an application by its import path."""
+
+
+# Several deployments ---------------------------------------------------------------------------
+
+
+@deployment()
+class Caller(WarmupMixin, Noting):
+    """Needs another deployment to answer."""
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    def warmup_inputs(self) -> Input:
+        return Input(target=self.embed, args=(torch.ones(4),))
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return await self.other.embed.remote(x)
+
+
+@deployment()
+class LateStarter:
+    """Is ready only after some seconds, or never."""
+
+    async def __init__(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return triple(x)
+
+
+# Bad inputs ------------------------------------------------------------------------------------
+
+
+@deployment()
+class Undeclared(WarmupMixin):
+    async def embed(self) -> None: ...
+
+
+@deployment()
+class BadInputs(WarmupMixin):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def warmup_inputs(self) -> Any:
+        return {
+            "raising": self._raising,
+            "empty": list,
+            "wrong type": lambda: [torch.ones(4)],
+            "unknown target": lambda: [Input(target="embedd")],
+            "raising handler": lambda: [Input(target=self.broken)],
+        }[self.kind]()
+
+    def _raising(self) -> Any:
+        return {}["weights"]
+
+    async def embed(self) -> None: ...
+
+    async def broken(self) -> None:
+        raise ValueError("the weights are missing")

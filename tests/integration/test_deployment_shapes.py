@@ -1,0 +1,407 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every shape that a Serve deployment can have is warmed up, and works as it did without us."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+import torch
+from integration import apps as shapes
+from ray import serve
+
+from serve_warm import WarmupMixin, warmup
+from serve_warm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import App, Cluster
+
+pytestmark = pytest.mark.ray
+
+PASSES = 3
+"""Compile, quiet, proof."""
+
+
+@pytest.fixture(scope="module")
+def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
+    """One application of each shape, started at once: two cores are shared, not waited for."""
+    handlers = shapes.Handlers.options(
+        name="Renamed", user_config={"warmup": {"on_uncovered": "fail"}}
+    )
+    started = cluster.start(
+        {
+            "handlers": handlers.bind(0.5, ids=("large", "small")),
+            "sync": shapes.SyncHandlers.bind(),
+            "one_thread": shapes.OneThread.bind(),
+            "routes": shapes.Routes.bind({"values": [1.0, 2.0]}),
+            "decorated": shapes.Decorated.bind(1.0),
+            "decorated_routes": shapes.DecoratedRoutes.bind(1.0),
+            "inherited": shapes.Inherited.options(
+                user_config={"scale": 3, "warmup": {"max_passes": 4}}
+            ).bind(),
+            "behind_mixin": shapes.BehindMixin.bind(),
+            "sync_configured": shapes.sync_configured,
+            "unwanted_config": shapes.Embedder.options(user_config={"scale": 3}).bind(),
+            "only_warmup_config": shapes.Embedder.options(
+                user_config={"warmup": {"max_passes": 4}}
+            ).bind(),
+        }
+    )
+    yield started
+    cluster.delete(started)
+
+
+def values(notes: list[dict[str, Any]], key: str) -> list[Any]:
+    """Return the values noted under `key`, in order."""
+    return [note[key] for note in notes if key in note]
+
+
+# --- plain classes ----------------------------------------------------------------------------
+
+
+def test_every_input_of_every_kind_of_handler_is_proven(apps):
+    """Async methods, batches, generators, streams, multiplexed models, HTTP: all are covered."""
+    report = apps["handlers"].ready().report()
+
+    assert report["covered"] == {"expected": 7, "proven": 7}
+    assert report["degraded"] == []
+    assert report["warnings"] == []
+
+
+def test_options_and_bound_arguments_reach_the_deployment(apps):
+    """`.options(name=...)` names the report, and the async constructor got what was bound."""
+    app = apps["handlers"].ready()
+
+    assert app.report()["deployment"] == "Renamed"
+    assert app.call("embed", torch.ones(2)).tolist() == [4.5, 4.5]
+
+
+def test_http_target_of_a_plain_class_is_called_with_a_request(apps):
+    """`POST /` calls `__call__` with a Starlette request, once in each pass."""
+    notes = apps["handlers"].ready().call("noted")
+
+    assert values(notes, "request")[:PASSES] == ["Request"] * PASSES
+
+
+def test_concurrent_calls_form_a_batch(apps):
+    """An input of concurrency 4 comes to a `@serve.batch` handler as one batch of 4."""
+    notes = apps["handlers"].ready().call("noted")
+
+    assert values(notes, "batch")[:PASSES] == [4] * PASSES
+
+
+def test_async_generators_run_to_their_end(apps):
+    """The body of a streaming handler is run as a client would run it, to its last line."""
+    notes = apps["handlers"].ready().call("noted")
+
+    assert values(notes, "ended")[: 2 * PASSES] == ["stream", "http"] * PASSES
+
+
+def test_multiplexed_model_ids_reach_handler_and_loader(apps):
+    """The handler sees the input's model id, and each model is loaded once and stays loaded."""
+    app = apps["handlers"].ready()
+
+    app.call("with_model", torch.ones(4), multiplexed_model_id="large")
+
+    notes = app.call("noted")
+    assert values(notes, "asked_for_model") == ["large", "small"] * PASSES + ["large"]
+    assert values(notes, "loaded") == ["large", "small"]
+
+
+def test_requests_like_the_inputs_compile_nothing(apps):
+    """After ready, the declared calls through Serve's handles and proxy meet compiled code."""
+    app = apps["handlers"].ready()
+    x = torch.ones(4)
+
+    app.call("embed", x, bias=1.0) if False else app.call("embed", x)
+    assert app.post(json={"values": [1.0] * 4}).json() == [3.5] * 4
+    assert list(app.handle.options(stream=True).stream.remote(x)) == [3.0, 4.0, 5.0]
+    for pending in [app.handle.batched.remote(x) for _ in range(4)]:
+        pending.result()
+
+    assert app.report()["after_ready"]["compiles"] == 0
+    assert app.report()["warmup"]["compiles"] > 0
+
+
+def test_streaming_answers_are_the_same_as_without_warm_up(apps):
+    """A client of a streaming route gets every chunk."""
+    response = apps["handlers"].ready().post("/stream")
+
+    assert response.text.split() == ["0", "1", "2"]
+
+
+# --- sync handlers ----------------------------------------------------------------------------
+
+
+def test_sync_handlers_are_warm_and_warned_about(apps):
+    """A `def` handler gets ready, with a warning that says what it risks and how to end that."""
+    app = apps["sync"].ready()
+    report = app.report()
+
+    assert report["covered"] == {"expected": 2, "proven": 2}
+    (warning,) = report["warnings"]
+    assert "sync handler" in warning
+    assert "async def" in warning
+    assert "await self.on_model_thread(" in warning
+
+
+def test_sync_generators_run_to_their_end_in_worker_threads(apps):
+    """A plain generator is run as Serve runs it: to its end, and not on the loop."""
+    app = apps["sync"].ready()
+    notes = app.call("noted")
+
+    assert values(notes, "ended") == ["stream"] * PASSES
+    assert app.call("loop_thread") not in values(notes, "thread")
+
+
+def test_sync_handlers_answer_without_compiling(apps):
+    """Code that was compiled from one thread serves the threads of later requests."""
+    app = apps["sync"].ready()
+
+    answer = requests.get(app.url + "?length=4", timeout=60).json()
+
+    assert answer == [3.0] * 4
+    assert app.report()["after_ready"]["compiles"] == 0
+
+
+# --- FastAPI ----------------------------------------------------------------------------------
+
+
+def test_routes_are_replayed_through_the_app(apps):
+    """`async def` routes run on the loop, `def` routes do not, and all of them are proven."""
+    app = apps["routes"].ready()
+    notes = app.call("noted")
+    loop = app.call("loop_thread")
+    threads = {route: set() for route in ("async", "sync")}
+    for note in notes:
+        if "route" in note:
+            threads[note["route"]].add(note["thread"])
+
+    assert app.report()["covered"] == {"expected": 3, "proven": 3}
+    assert threads["async"] == {loop}
+    assert loop not in threads["sync"]
+
+
+def test_streaming_routes_are_replayed_with_query_and_headers(apps):
+    """A route gets the query string and headers of its input, and its stream is read to the end."""
+    notes = apps["routes"].ready().call("noted")
+
+    ended = [note for note in notes if "ended" in note]
+    assert ended[:PASSES] == [{"ended": 3, "client": "warm-up"}] * PASSES
+
+
+def test_routes_answer_without_compiling(apps):
+    """Requests like the inputs, through Serve's proxy, meet compiled code."""
+    app = apps["routes"].ready()
+
+    answers = [app.post(path, json={"values": [1.0, 2.0]}).json() for path in ("/async", "/sync")]
+
+    assert answers == [[3.0, 6.0]] * 2
+    assert app.report()["after_ready"]["compiles"] == 0
+
+
+# --- the model thread, and warm_up() called by hand -------------------------------------------
+
+
+def test_the_model_thread_makes_all_compiled_calls(apps):
+    """Warm-up and traffic call the model from one thread, which is not the loop's."""
+    app = apps["one_thread"].ready()
+
+    pending = [app.handle.embed.remote(torch.full((4,), float(i))) for i in range(8)]
+    answers = [p.result().tolist() for p in pending]
+
+    threads = set(values(app.call("noted"), "thread"))
+    assert answers == [[3.0 * i] * 4 for i in range(8)]
+    assert len(threads) == 1
+    assert set(app.report()["threads"]) == threads
+    assert app.call("loop_thread") not in threads
+    assert app.report()["after_ready"]["compiles"] == 0
+
+
+def test_there_is_one_warm_up_whoever_asks_for_it(apps):
+    """Two joiners in `__init__` and the hook share one warm-up, and get one report."""
+    app = apps["one_thread"].ready()
+
+    reports = app.call("joined")
+
+    assert len(values(app.call("noted"), "asked_for_inputs")) == 1
+    assert reports[0] == reports[1]
+    assert reports[0]["stage"] == "READY"
+
+
+def test_warm_up_after_ready_returns_the_report(apps):
+    """From a handle or from another event loop, `warm_up()` is answered with the same start."""
+    app = apps["one_thread"].ready()
+
+    reports = [app.call("warm_up"), app.call("warm_up_on_another_loop")]
+
+    assert [r["stage"] for r in reports] == ["READY"] * 2
+    assert [r["started_unix"] for r in reports] == [app.report()["started_unix"]] * 2
+    assert len(values(app.call("noted"), "asked_for_inputs")) == 1
+
+
+# --- the decorator ----------------------------------------------------------------------------
+
+
+def test_the_decorator_warms_up_a_class_with_bases_of_others(apps):
+    """`@warmup` leaves constructor and reconfigure of the bases as they are, and proves inputs."""
+    app = apps["decorated"].ready()
+
+    assert app.call("embed", torch.ones(4)).tolist() == [5.0] * 4
+    assert values(app.call("noted"), "offset") == [2.0]
+    assert app.report()["covered"] == {"expected": 1, "proven": 1}
+    assert app.report()["after_ready"]["compiles"] == 0
+
+
+def test_the_decorator_takes_settings_and_routes(apps):
+    """`@warmup(after_ready="forbid")` below `@serve.ingress` replays routes and is obeyed."""
+    app = apps["decorated_routes"].ready()
+
+    declared = app.post("/embed", json={"values": [1.0, 1.0]})
+    undeclared = app.post("/embed", json={"values": [1.0, 1.0, 1.0]})
+    again = app.post("/embed", json={"values": [2.0, 1.0]})
+
+    assert (declared.status_code, declared.json()) == (200, [4.0, 4.0])
+    assert undeclared.status_code == 503
+    assert "would compile for [x=float32[3]]" in undeclared.text
+    assert (again.status_code, again.json()) == (200, [7.0, 4.0])
+    assert app.report()["after_ready"]["compiles"] == 0
+
+
+@pytest.mark.parametrize(
+    ("decorated", "fix"),
+    [
+        (shapes.Embedder, "below @serve.deployment"),
+        (shapes.Routes.func_or_class, "below @serve.ingress"),
+        (shapes.triple, "make it a class"),
+    ],
+)
+@pytest.mark.parametrize("decorate", [warmup, warmup(max_passes=4)], ids=["bare", "called"])
+def test_the_decorator_in_the_wrong_place_says_the_right_one(decorated, fix, decorate):
+    """Above `@serve.deployment`, above `@serve.ingress` or on a function: one sentence and a fix."""
+    with pytest.raises(ConfigError, match=fix) as raised:
+        decorate(decorated)
+
+    assert raised.value.message.count("\n") == 0
+
+
+def test_an_unknown_setting_of_the_decorator_is_named():
+    """A misspelt setting fails when the class is decorated, not when a replica starts."""
+    with pytest.raises(ConfigError, match="on_missin"):
+        warmup(on_missin="fail")(shapes.SomeoneElses)
+
+
+# --- reconfigure ------------------------------------------------------------------------------
+
+
+def test_the_mixin_defines_nothing_that_changes_what_serve_does():
+    """No `__init__`, `__call__`, `check_health` or `reconfigure` comes with the mixin."""
+    defined = set(vars(WarmupMixin))
+
+    assert not defined & {"__init__", "__call__", "check_health", "reconfigure"}
+
+
+def test_reconfigure_is_called_through_its_whole_family_before_the_inputs(apps):
+    """Async, rank-aware, with `super()` in two steps: each gets the config without our key."""
+    notes = apps["inherited"].ready().call("noted")
+
+    config = {"scale": 3}
+    assert notes[:4] == [
+        {"base": config},
+        {"ranked": config, "has_rank": True},
+        {"own": config},
+        {"asked_for_inputs": True},
+    ]
+    assert len(values(notes, "own")) == 1
+
+
+def test_rank_aware_reconfigure_of_a_base_behind_the_mixin_is_called(apps):
+    """The mixin stands first and hides nothing; Serve passes None where there is no config."""
+    notes = apps["behind_mixin"].ready().call("noted")
+
+    assert notes == [{"base": None}, {"ranked": None, "has_rank": True}]
+
+
+def test_rank_aware_reconfigure_of_an_ingress_is_called_without_user_config(apps):
+    """A FastAPI class that names `rank` gets it, with None for the config, once."""
+    notes = apps["routes"].ready().call("noted")
+
+    assert [n for n in notes if "reconfigured" in n] == [{"reconfigured": None, "has_rank": True}]
+
+
+def test_sync_reconfigure_runs_in_a_worker_thread(apps):
+    """Serve's own place for a `def reconfigure`; the config comes without our key."""
+    app = apps["sync_configured"].ready()
+    notes = app.call("noted")
+
+    (called,) = [n for n in notes if n.get("config") == {"scale": 1}]
+    assert called["thread"] != app.call("loop_thread")
+
+
+def test_reconfigure_can_be_called_by_the_class_itself(apps):
+    """`self.reconfigure(...)` in `__init__` or a handler runs at once and returns its value."""
+    app = apps["sync_configured"].ready()
+    notes = app.call("noted")
+
+    assert notes[0] == {"config": {"from": "__init__"}, "thread": app.call("loop_thread")}
+    assert app.call("what_it_returned") == "returned"
+
+
+def test_reconfigure_is_not_called_without_user_config(apps):
+    """A class whose reconfigure does not name `rank` is left alone, as Serve leaves it."""
+    notes = apps["sync"].ready().call("noted")
+
+    assert values(notes, "reconfigured") == []
+
+
+def test_user_config_with_our_key_alone_needs_no_reconfigure(apps):
+    """A class without reconfigure takes `user_config: {warmup: ...}`, and is warm."""
+    report = apps["only_warmup_config"].ready().report()
+
+    assert report["covered"] == {"expected": 2, "proven": 2}
+
+
+def test_user_config_with_other_keys_needs_reconfigure(apps):
+    """Without a reconfigure method the deployment fails, as it does without us."""
+    message = apps["unwanted_config"].failed()
+
+    assert "RayServeException" in message
+    assert "user_config has ['scale']" in message
+    assert "no reconfigure method" in message
+
+
+# --- local testing mode -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give back the variables that a warm-up in this process sets."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "unset by the fixture")
+
+
+@pytest.mark.usefixtures("local")
+def test_local_testing_mode_does_not_gate():
+    """`serve.run(..., _local_testing_mode=True)` warms up nothing until it is asked to."""
+    handle = serve.run(shapes.Embedder.bind(), name="local", _local_testing_mode=True)
+
+    before = handle.noted.remote().result()
+    report = handle.warm_up.remote().result()
+
+    assert before == []
+    assert report["covered"] == {"expected": 0, "proven": 0} or report["stage"] == "READY"
+
+
+@pytest.mark.usefixtures("local")
+def test_local_testing_mode_calls_the_users_reconfigure():
+    """The class gets its config there too, without our key."""
+    handle = serve.run(shapes.sync_configured, name="local", _local_testing_mode=True)
+
+    # Serve does not wait for reconfigure there: the next call on the same loop comes after it.
+    notes = handle.noted.remote().result()
+
+    assert {"scale": 1} in values(notes, "config")

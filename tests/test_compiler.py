@@ -1,0 +1,467 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The watch over torch.compile, the proof's stance, and what is read of compiled callables.
+
+Compiler processes are counted in test_cold_warm.py, where some are run anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from artifacts import container
+from compiled import compiled, double, fresh, stance
+
+from serve_warm import compiler
+from serve_warm.compiler import EVENTS_KEPT, Watch
+from serve_warm.errors import CompilerMissing
+from serve_warm.report import CompileEvent, Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RECOMPILE_LIMIT = 8
+"""Variants of one code object that Dynamo compiles unless it is told otherwise."""
+
+
+@pytest.fixture
+def seen() -> Iterator[Watch]:
+    watch = compiler.watch()
+    yield watch
+    watch.forbidden = watch.on_event = None
+
+
+def change(seen: Watch, action: Callable[[], Any]) -> Counts:
+    before = seen.counts()
+    action()
+    return seen.counts() - before
+
+
+# --- counting ------------------------------------------------------------------------------
+
+
+def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
+    """What is compiled for the first time is named with its input, and has no guard to blame."""
+    model = compiled(double)
+
+    counted = change(seen, lambda: model(torch.ones(2, 3)))
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.recompiles, counted.eager_falls) == (1, 0, 0)
+    assert (event.kind, event.reason, event.signature) == ("compile", "", "x=float32[2×3]")
+    assert event.function.startswith("double (compiled.py:")
+    assert event.thread == threading.get_native_id()
+
+
+def test_a_warm_call_counts_nothing(seen: Watch):
+    """A span without a compile is quiet, however many calls are in it."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    counted = change(seen, lambda: [model(torch.ones(2)) for _ in range(50)])
+
+    assert counted == Counts()
+    assert counted.quiet
+
+
+def test_a_recompile_names_the_guard_that_failed(seen: Watch):
+    """The event of a new variant has torch's reason, and the input that caused it."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    counted = change(seen, lambda: model(torch.ones(5)))
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.recompiles) == (1, 1)
+    assert not counted.quiet
+    assert (event.kind, event.signature) == ("recompile", "x=float32[5]")
+    assert "expected 2, actual 5" in event.reason
+
+
+def test_a_stride_is_named_as_the_cause(seen: Watch):
+    """A transposed input differs in nothing but its strides: the event shows them."""
+    model = compiled(double)
+    model(torch.ones(2, 3))
+
+    counted = change(seen, lambda: model(torch.ones(3, 2).T))
+
+    event = seen.events()[-1]
+    assert counted.recompiles == 1
+    assert event.signature == "x=float32[2×3] stride (1, 2)"
+    assert "stride" in event.reason
+
+
+def test_the_recompile_limit_is_an_event(seen: Watch):
+    """Where Dynamo gives up and stays eager, that is counted once, and not as a compile."""
+    model = compiled(double)
+
+    counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT, 1)
+    assert (event.kind, event.signature) == ("eager", f"x=float32[{RECOMPILE_LIMIT + 1}]")
+    assert event.reason.startswith("recompile limit reached; ")
+
+
+def test_a_raised_recompile_limit_is_no_event(seen: Watch):
+    """The fix that is recommended is one."""
+    model = compiled(double, recompile_limit=16)
+
+    counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
+
+    assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT + 3, 0)
+
+
+def test_every_frame_is_counted_once(seen: Watch):
+    """Graph breaks and compiled functions within others count as often as torch itself says."""
+    inner = torch.compiler.disable(compiled(double))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return inner(y) * 2
+
+    model = torch.compile(outer, backend="eager", dynamic=False)
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["ok"]
+
+    counted = change(seen, lambda: [model(torch.ones(n)) for n in (2, 3, 2)])
+
+    assert counted.compiles == frames["ok"] - before
+    assert counted.compiles >= 6  # two shapes of two parts of `outer` and of `inner`
+
+
+def test_there_is_one_watch(seen: Watch):
+    """Asking for the watch again neither replaces it nor makes it count twice."""
+    again = compiler.watch()
+
+    counted = change(seen, lambda: compiled(double)(torch.ones(2)))
+
+    assert again is seen
+    assert counted.compiles == 1
+
+
+def test_compiles_of_all_threads_are_counted(seen: Watch):
+    """The watch is the process', whichever thread compiles."""
+    models = [compiled(double) for _ in range(8)]
+
+    with ThreadPoolExecutor(4) as threads:
+        counted = change(seen, lambda: list(threads.map(lambda m: m(torch.ones(2)), models)))
+
+    assert counted.compiles == 8
+
+
+def test_events_are_bounded_and_counts_are_not(seen: Watch):
+    """A process that compiles for ever does not fill its memory with events."""
+    surplus = 6
+
+    counted = change(
+        seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(EVENTS_KEPT + surplus)]
+    )
+
+    assert len(seen.events()) == EVENTS_KEPT
+    assert counted.compiles == EVENTS_KEPT + surplus
+
+
+def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
+    """`on_event` sees each event as it happens."""
+    told: list[tuple[str, int]] = []
+    seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
+    model = compiled(double)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(model, torch.ones(2)).result()
+        native_id = thread.submit(threading.get_native_id).result()
+
+    assert told == [("compile", native_id)]
+    assert seen.events()[-1].thread == native_id
+
+
+# --- forbidding ----------------------------------------------------------------------------
+
+
+def test_forbid_raises_on_an_unseen_shape(seen: Watch):
+    """In the proof a compile is an error, and none is made."""
+    model = compiled(double)
+    model(torch.ones(2))
+    before = seen.counts()
+
+    with compiler.forbid(), pytest.raises(RuntimeError, match="expected 2, actual 3"):
+        model(torch.ones(3))
+
+    assert (seen.counts() - before).compiles == 0
+
+
+def test_forbid_raises_on_what_was_never_called():
+    """In the proof a first compile is an error as well."""
+    model = compiled(double)
+
+    with compiler.forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        model(torch.ones(3))
+
+
+def test_forbid_lets_a_seen_shape_through():
+    """What is compiled works in the proof as it does without."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    with compiler.forbid():
+        result = model(torch.ones(2))
+
+    assert torch.equal(result, torch.full((2,), 3.0))
+
+
+def test_forbid_ends_with_its_block(seen: Watch):
+    """After the proof compiling is allowed again, also when the proof ended in an exception."""
+    model = compiled(double)
+
+    with pytest.raises(ZeroDivisionError), compiler.forbid():
+        _ = 1 / 0
+    counted = change(seen, lambda: model(torch.ones(3)))
+
+    assert counted.compiles == 1
+    assert stance() == "default"
+
+
+def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
+    """What would run eagerly without a word is found by the proof, and left as it was after it."""
+    model = compiled(double)
+    for n in range(1, RECOMPILE_LIMIT + 2):
+        model(torch.ones(n))
+
+    with compiler.forbid():
+        model(torch.ones(RECOMPILE_LIMIT))
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            model(torch.ones(RECOMPILE_LIMIT + 1))
+    after = change(seen, lambda: model(torch.ones(RECOMPILE_LIMIT + 1)))
+
+    assert after == Counts()
+
+
+def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
+    """A handler that catches what the proof raises, and answers something else, is not proven."""
+    model = compiled(double)
+
+    def handler() -> str:
+        try:
+            model(torch.ones(7))
+        except RuntimeError:
+            return "something else"
+        return "computed"
+
+    met = seen.forbidden_count
+    with seen.calling_threads(), compiler.forbid():
+        answer = handler()
+
+    event = seen.events()[-1]
+    assert answer == "something else"
+    assert seen.forbidden_count - met == 1
+    assert (event.kind, event.signature) == ("forbidden", "x=float32[7]")
+
+
+def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
+    """`forbidden` gives the exception, knows the event, and no compile is made."""
+
+    class Refused(Exception):
+        pass
+
+    asked: list[CompileEvent] = []
+
+    def refuse(event: CompileEvent) -> Refused:
+        asked.append(event)
+        return Refused(event.signature)
+
+    model = compiled(double)
+    model(torch.ones(2))
+    met, before = seen.forbidden_count, seen.counts()
+    seen.forbidden = refuse
+
+    with pytest.raises(Refused, match="3"):
+        model(torch.ones(3))
+
+    assert [(event.kind, event.signature) for event in asked] == [("forbidden", "x=float32[3]")]
+    assert seen.forbidden_count - met == 1
+    assert seen.counts() - before == Counts()
+
+
+def test_after_ready_a_declared_shape_works(seen: Watch):
+    """Forbidding compiles refuses nothing that is warm, before or after a refusal."""
+    model = compiled(double)
+    model(torch.ones(2))
+    seen.forbidden = lambda event: LookupError(event.signature)
+
+    first = model(torch.ones(2))
+    with pytest.raises(LookupError):
+        model(torch.ones(3))
+    second = model(torch.ones(2))
+
+    assert first.tolist() == second.tolist() == [3.0, 3.0]
+
+
+def test_after_ready_a_frame_without_tensors_is_not_refused(seen: Watch):
+    """Dynamo is also asked about frames that it would never compile: they pass."""
+    model = compiled(lambda count: count + 1)
+    met = seen.forbidden_count
+    seen.forbidden = lambda event: LookupError(event.signature)
+
+    result = model(3)
+
+    assert (result, seen.forbidden_count - met) == (4, 0)
+
+
+def test_allowing_again_compiles_again(seen: Watch):
+    """What was refused is compiled as soon as it may be: a refusal spoils nothing."""
+    model = compiled(double)
+    seen.forbidden = lambda event: LookupError(event.signature)
+    with pytest.raises(LookupError):
+        model(torch.ones(3))
+
+    seen.forbidden = None
+    counted = change(seen, lambda: model(torch.ones(3)))
+
+    assert counted.compiles == 1
+
+
+# --- threads -------------------------------------------------------------------------------
+
+
+def test_calling_threads_are_collected(seen: Watch):
+    """The native ids of the threads that call compiled functions, of these and of no others."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
+        calling = caller.submit(threading.get_native_id).result()
+        bystander.submit(double, torch.ones(2)).result()
+        with seen.calling_threads() as threads:
+            caller.submit(model, torch.ones(2)).result()
+            bystander.submit(double, torch.ones(2)).result()
+        bystander.submit(model, torch.ones(2)).result()
+
+    assert threads == {calling}
+
+
+def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
+    """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
+    plain = torch.compiler.disable(fresh(double))
+
+    with seen.calling_threads() as threads:
+        plain(torch.ones(2))
+
+    assert threads == set()
+
+
+# --- what is compiled how ------------------------------------------------------------------
+
+
+class Everything:
+    """Has every attribute that it is asked for, as Serve's DeploymentHandle has."""
+
+    def __getattr__(self, name: str) -> Everything:
+        return self
+
+
+def test_compile_arguments_are_named_by_attribute():
+    """Modules, functions and modules compiled in place, with mode, dynamic and options."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.module = torch.compile(torch.nn.Linear(2, 2), dynamic=False)
+            self.function = torch.compile(fresh(double), options={"max_autotune": True})
+            self.mode = torch.compile(fresh(double), mode="reduce-overhead")
+            self.in_place = torch.nn.Linear(2, 2)
+            self.in_place.compile(dynamic=True, backend="inductor")
+            self.eager = torch.compile(fresh(double), backend="eager")
+            self.plain = torch.nn.Linear(2, 2)
+            self.sizes = [1, 2]
+            self.other = Everything()
+
+    found = compiler.compile_arguments(Owner())
+
+    assert found.keys() == {"module", "function", "mode", "in_place", "eager"}
+    assert "dynamic=False" in found["module"]
+    assert "max_autotune=True" in found["function"]
+    assert "triton.cudagraphs=True" in found["mode"]
+    assert "dynamic=True" in found["in_place"]
+    assert "eager" in found["eager"]
+    assert all("inductor" in found[name] for name in found.keys() - {"eager"})
+
+
+def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
+    """Having been called, and watched while it was, changes nothing about the arguments."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.model = compiled(double)
+
+    owner = Owner()
+    before = compiler.compile_arguments(owner)
+
+    counted = change(seen, lambda: owner.model(torch.ones(2)))
+
+    assert counted.compiles == 1
+    assert compiler.compile_arguments(owner) == before
+
+
+# --- the rest ------------------------------------------------------------------------------
+
+
+def test_the_missing_compiler_is_named(tmp_path: Path):
+    """What was looked for is said, and what to install."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU a C++ compiler is not required")
+
+    with pytest.raises(CompilerMissing, match=r"looked for g\+\+[\s\S]*apt-get install g\+\+"):
+        compiler.require_compiler({"PATH": str(tmp_path)})
+    with pytest.raises(CompilerMissing, match="looked for other-cc"):
+        compiler.require_compiler({"PATH": os.environ["PATH"], "CXX": "other-cc"})
+
+
+def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
+    """CXX is looked for on the PATH that is given, as one word."""
+    program = tmp_path / "other-cc"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+
+    compiler.require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
+
+
+def test_cache_directories_are_private(tmp_path: Path):
+    """Each is new, and nobody else can look into it."""
+    first = compiler.private_directory(tmp_path)
+    second = compiler.private_directory(tmp_path)
+
+    assert first != second
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(container(("no_such_kind", [("key", b"x")])), id="unknown kind"),
+        pytest.param(container(("inductor", [("fkey", b"not a pickle")])), id="no pickle"),
+        pytest.param(container(("inductor", [("fkey", b"cno.such.module\nx\n.")])), id="no module"),
+    ],
+)
+def test_bytes_that_torch_cannot_read_are_said_to_be_so(
+    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A broken part is an answer, not an exception: it costs time and not the replica."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    assert compiler.load_torch_bytes(raw) is False
+
+
+def test_outputs_of_the_cpu_are_not_copied():
+    """Cloning is for what CUDA graphs own: other tensors and values stay the same objects."""
+    outputs = {"scores": torch.ones(2), "names": ["a"]}
+
+    assert compiler.clone_outputs(outputs)["scores"] is outputs["scores"]
