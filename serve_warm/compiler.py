@@ -19,10 +19,12 @@ import contextlib
 import hashlib
 import inspect
 import logging
+import os
 import pickle
 import resource
 import shlex
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -66,7 +68,7 @@ class Watch:
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self._threads: set[int] | None = None
-        self._fallen: set[CodeType] = set()
+        self._fallen: dict[int, CodeType] = {}
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """While set, a compile is not made: what this returns is raised in its place."""
@@ -160,7 +162,7 @@ class _Watched:
         elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
             # From now on Dynamo runs this code eagerly, without calling back, where none of its
             # variants fits.
-            seen._fallen.add(frame.f_code)
+            seen._fallen[id(frame.f_code)] = frame.f_code
             reason = f"recompile limit reached; {_recompile_reason()}"
             seen._note(_event("eager", frame, reason=reason, seconds=seconds))
         return result
@@ -252,7 +254,8 @@ class _Refused:
         try:
             return self._torchdynamo_orig_backend(frame, *args)
         except RuntimeError as error:
-            fallen = frame.f_code in self._seen._fallen
+            # By identity: copies of a code object are equal, and have variants of their own.
+            fallen = id(frame.f_code) in self._seen._fallen
             self._seen._note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
             raise
 
@@ -318,7 +321,7 @@ def forbid() -> Iterator[None]:
         for code in fallen:
             set_code_exec_strategy(code, _FrameExecStrategy(action, action))
 
-    fallen = tuple(_the_watch._fallen) if _the_watch is not None else ()
+    fallen = tuple(_the_watch._fallen.values()) if _the_watch is not None else ()
     treat_fallen(_FrameAction.DEFAULT)
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
@@ -537,8 +540,12 @@ def private_directory(parent: Path | None = None) -> Path:
 
 def _sweep(lock_file: Path) -> None:
     with contextlib.suppress(OSError, filelock.Timeout):
-        status = lock_file.stat()
-        if status.st_uid != os.getuid() or time.time() - status.st_mtime < ABANDONED_S:
+        # Others may write to /tmp: the directory must be one of ours, so that what is in it is.
+        folder, lock = lock_file.parent.lstat(), lock_file.lstat()
+        private = stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
+        if folder.st_uid != os.getuid() or not private:
+            return
+        if time.time() - lock.st_mtime < ABANDONED_S:
             return
         with filelock.FileLock(lock_file, timeout=0):
             shutil.rmtree(lock_file.parent, ignore_errors=True)

@@ -488,21 +488,23 @@ class _Replica:
     async def on_model_thread(
         self, fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    max_workers=1, thread_name_prefix="serve_warm-model"
-                )
-                self._model_thread_id = self._executor.submit(threading.get_native_id).result()
-        if self._task is None or not self._task.done():
-            # Asked at each call of the start: the first may be those that compile the model.
-            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
+        if self._executor is None:
+            self._begin_model_thread()
         # torch.*.config is per context: the model sees the request's, as it would inline.
         run = contextvars.copy_context().run
         call = functools.partial(run, fn, *args, **kwargs)
         if self._own_outputs:
             call = functools.partial(_then_clone, call)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _begin_model_thread(self) -> None:
+        with self._lock:
+            if self._executor is not None:
+                return
+            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
+            executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="serve_warm-model")
+            self._model_thread_id = executor.submit(threading.get_native_id).result()
+            self._executor = executor
 
 
 def _then_clone(call: Callable[[], Result]) -> Result:

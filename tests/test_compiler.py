@@ -305,17 +305,6 @@ def test_after_ready_a_declared_shape_works(seen: Watch):
     assert first.tolist() == second.tolist() == [3.0, 3.0]
 
 
-def test_after_ready_a_frame_without_tensors_is_not_refused(seen: Watch):
-    """Dynamo is also asked about frames that it would never compile: they pass."""
-    model = compiled(lambda count: count + 1)
-    met = seen.forbidden_count
-    seen.forbidden = lambda event: LookupError(event.signature)
-
-    result = model(3)
-
-    assert (result, seen.forbidden_count - met) == (4, 0)
-
-
 def test_allowing_again_compiles_again(seen: Watch):
     """What was refused is compiled as soon as it may be: a refusal spoils nothing."""
     model = compiled(double)

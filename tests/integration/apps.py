@@ -6,7 +6,8 @@ They compile with Dynamo's `eager` backend: what is traced, guarded and counted 
 and no kernel has to be built.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Serve ships a copy of a FastAPI app to its replicas, and
+# what a route names in a string only does not travel with it.
 
 import asyncio
 import functools
