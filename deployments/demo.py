@@ -92,7 +92,9 @@ def main() -> int:
     write(result, RESULT)
     wrong = {mode: error for mode, error in checked.items() if not error <= TOLERANCE}
     if wrong:
-        screen.stderr.print(f"error: embeddings differ from eager by more than {TOLERANCE}: {wrong}")
+        screen.stderr.print(
+            f"error: embeddings differ from eager by more than {TOLERANCE}: {wrong}"
+        )
         return 1
     return 0
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import requests
 
-from serve_warm import builder
+from serve_warm import __version__, builder
 from serve_warm.errors import BuildFailed
 from serve_warm.inputs import Input
 from serve_warm.report import Stage
@@ -62,7 +62,14 @@ def run(
         for mode in modes:
             label = mode if repeats == 1 else f"{mode} {repeat + 1}/{repeats}"
             runs.append(
-                one(app, store, mode, on=on, request_count=request_count, progress=_say(progress, label))
+                one(
+                    app,
+                    store,
+                    mode,
+                    on=on,
+                    request_count=request_count,
+                    progress=_say(progress, label),
+                )
             )
     progress("floor: imports in a fresh process")
     return collected(app, store, runs, import_s=measured_imports())
@@ -197,9 +204,7 @@ def collected(
 
 
 def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    numbers = [
-        key for key, value in runs[0].items() if isinstance(value, (int, float))
-    ]
+    numbers = [key for key, value in runs[0].items() if isinstance(value, (int, float))]
     return {key: statistics.median(run[key] for run in runs) for key in numbers}
 
 
@@ -209,7 +214,7 @@ def measured_imports() -> float:
         "import time; start = time.perf_counter(); import torch, torch._dynamo, "
         "torch._inductor.compile_fx; from ray import serve; print(time.perf_counter() - start)"
     )
-    done = subprocess.run(  # noqa: S603  (our own interpreter and our own words)
+    done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
     return float(done.stdout.split()[-1])
@@ -217,12 +222,10 @@ def measured_imports() -> float:
 
 def machine() -> dict[str, Any]:
     """Return hardware and versions, for the reader of a figure."""
-    import os  # noqa: PLC0415
+    import os
 
-    import ray  # noqa: PLC0415
-    import torch  # noqa: PLC0415
-
-    import serve_warm  # noqa: PLC0415
+    import ray
+    import torch
 
     models = [
         line.partition(":")[2].strip()
@@ -238,7 +241,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ray": ray.__version__,
-        "serve_warm": serve_warm.__version__,
+        "serve_warm": __version__,
     }
 
 

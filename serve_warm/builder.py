@@ -103,13 +103,11 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
             f"{target}: no deployment {deployment!r} uses WarmupMixin",
             hint=f"those that do: {sorted(warming)}",
         )
-    override = next(
+    override: dict[str, Any] = next(
         (d for d in config.get("deployments", ()) if d.get("name") == deployment), {}
     )
     user_config = override.get("user_config", warming[deployment]) or {}
-    return App(
-        config=config, deployment=deployment, user_config=user_config, num_cpus=num_cpus
-    )
+    return App(config=config, deployment=deployment, user_config=user_config, num_cpus=num_cpus)
 
 
 def _config_of(target: str) -> dict[str, Any]:
@@ -140,12 +138,12 @@ def _config_of(target: str) -> dict[str, Any]:
 
 def _deployments_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     """Return the code's user_config by deployment that warms up, and the CPUs of them all."""
-    from ray.serve._private.api import (  # noqa: PLC0415
+    from ray.serve._private.api import (
         call_user_app_builder_with_args_if_necessary,
     )
-    from ray.serve._private.build_app import build_app  # noqa: PLC0415
+    from ray.serve._private.build_app import build_app
 
-    from serve_warm.deployment import WarmupMixin  # noqa: PLC0415
+    from serve_warm.deployment import WarmupMixin
 
     module, _, attribute = str(config["import_path"]).rpartition(":")
     try:
@@ -192,7 +190,7 @@ class Cluster:
     """A Ray cluster with Serve on it, on which applications are started one after the other."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
 
     @contextlib.contextmanager
     def running(
@@ -203,15 +201,14 @@ class Cluster:
         Raises:
             BuildFailed: the replica failed to start; the text is its own.
         """
-        from ray import serve  # noqa: PLC0415
-        from ray.serve.context import _get_global_client  # noqa: PLC0415
-        from ray.serve.schema import ServeDeploySchema  # noqa: PLC0415
+        from ray import serve
+        from ray.serve.schema import ServeDeploySchema
 
         with tempfile.TemporaryDirectory(prefix="serve_warm-starts-") as scratch:
             state_dir = Path(scratch) / "state"
             config = app.with_warmup({"state_dir": str(state_dir), **settings})
             schema = ServeDeploySchema.model_validate({"applications": [config]})
-            client = _get_global_client()
+            client = _client()
             client.deploy_apps(schema)
             try:
                 created_unix, ready_unix = self._wait(app, client, state_dir, progress)
@@ -219,7 +216,7 @@ class Cluster:
                 prefix = str(config.get("route_prefix") or "/").rstrip("/")
                 yield Start(
                     app=app,
-                    url=f"http://127.0.0.1:{self._port}{prefix}",
+                    url=f"http://127.0.0.1:{self.port}{prefix}",
                     ready_s=ready_unix - created_unix,
                     handle=handle,
                 )
@@ -239,13 +236,17 @@ class Cluster:
             states = [s for s in node.read_states(state_dir) if s["deployment"] == app.deployment]
             failed = next((s for s in states if s["stage"] == "FAILED"), None)
             if failed is not None or status == "DEPLOY_FAILED":
-                raise BuildFailed(
-                    f"{app.deployment} did not become ready: "
-                    + (failed["error"] if failed else str(details.get("message", "")).strip())
-                )
+                # A replica that dies in its constructor writes no state: Serve has its traceback.
+                why = failed["error"] if failed else _message(details, app.deployment)
+                raise BuildFailed(f"{app.deployment} did not become ready: {why}")
             progress(_described(states, replicas))
             time.sleep(POLL_S)
         raise BuildFailed(f"{app.deployment} was not ready within {START_LIMIT_S:.0f} s")
+
+
+def _message(details: Mapping[str, Any], deployment: str) -> str:
+    own = ((details.get("deployments") or {}).get(deployment) or {}).get("message")
+    return str(own or details.get("message") or "Serve gives no reason").strip()
 
 
 def _described(states: list[dict[str, Any]], replicas: Any) -> str:
@@ -266,20 +267,20 @@ def cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cl
         address: what `ray.init` takes, for example `auto`.
         num_cpus: logical CPUs that a local cluster must offer; the machine's if more.
     """
-    import ray  # noqa: PLC0415
-    from ray import serve  # noqa: PLC0415
+    import ray
+    from ray import serve
 
     port = _free_port()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     else:
         # num_cpus is bookkeeping for Ray: a replica gets its threads from its own num_cpus.
         ray.init(
             num_cpus=max(int(num_cpus + 0.999), os.cpu_count() or 1),
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -289,11 +290,16 @@ def cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cl
         ray.shutdown()
 
 
+def _client() -> Any:
+    """Return Serve's client to its controller; it is running, because `cluster` started it."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client()
+
+
 def _port_of_serve(wanted: int) -> int:
     """Return the HTTP port: of a Serve that was there before, its own."""
-    from ray.serve.context import _get_global_client  # noqa: PLC0415
-
-    options = _get_global_client().get_serve_details().get("http_options") or {}
+    options = _client().get_serve_details().get("http_options") or {}
     return int(options.get("port") or wanted)
 
 
@@ -343,7 +349,9 @@ def build(
     """
     store = open_store(store_uri)
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
-    with on.running(app, {**settings, "artifact": None}, progress=_prefixed(progress, "compile")) as start:
+    with on.running(
+        app, {**settings, "artifact": None}, progress=_prefixed(progress, "compile")
+    ) as start:
         progress("compile: packing")
         packed = start.handle.warmup_artifact.remote().result(timeout_s=600)
     manifest, stored = _manifest(app, packed)
@@ -369,9 +377,7 @@ def build(
     )
 
 
-def _manifest(
-    app: App, packed: Mapping[str, Any]
-) -> tuple[artifact.Manifest, dict[str, bytes]]:
+def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, dict[str, bytes]]:
     parts, stored = [], {}
     for name, raw in packed["parts"].items():
         part, data = artifact.pack_part(name, raw)
@@ -393,7 +399,9 @@ def _accept(report: Mapping[str, Any]) -> None:
     problems = []
     if report["verdict"] != "full_hit":
         reason = (report["artifact"] or {}).get("reason", "")
-        problems.append(f"its verdict is {report['verdict']}, not full_hit ({reason or 'no reason'})")
+        problems.append(
+            f"its verdict is {report['verdict']}, not full_hit ({reason or 'no reason'})"
+        )
     runs = report["warmup"]["compiler_processes"]
     if runs:
         problems.append(f"it ran the compiler {runs} times")
@@ -410,4 +418,3 @@ def _accept(report: Mapping[str, Any]) -> None:
 
 def _prefixed(progress: Progress, prefix: str) -> Progress:
     return lambda text: progress(f"{prefix}: {text}")
-

@@ -16,6 +16,7 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import logging
@@ -301,6 +302,45 @@ def _makes_object(cmd_line: str) -> bool:
     words = shlex.split(cmd_line)
     outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
     return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+
+
+_headers_deferred = False
+
+
+def defer_precompiled_headers() -> None:
+    """Make torch precompile its C++ headers when a compiler runs, not when a kernel is loaded.
+
+    Inductor preprocesses two headers in every process and precompiles them into the user's
+    folder under the temp directory, before it looks whether the kernel's library is there: on a
+    fresh node 5 s of g++ in a start whose kernels are all in the artifact (torch 2.13,
+    `_precompile_header` of codecache.py). The path of the header only enters the compiler's
+    command line, so that a word of ours can stand for it until there is such a command.
+    """
+    global _headers_deferred  # noqa: PLW0603  (the hooked functions are process-wide)
+    from torch._inductor import codecache, cpp_builder
+
+    with _install_lock:
+        precompile = getattr(codecache, "_precompile_header", None)
+        if _headers_deferred or precompile is None:
+            return
+        _headers_deferred = True
+    run: Callable[[str, str], None] = cpp_builder.run_compile_cmd
+    headers: dict[str, Callable[[], str]] = {}
+
+    @functools.cache
+    def deferred(*args: Any, **kwargs: Any) -> str:
+        word = f"/serve_warm-deferred-header-{len(headers)}.h"
+        headers[word] = functools.partial(precompile, *args, **kwargs)
+        return word
+
+    def run_compile_cmd(cmd_line: str, cwd: str) -> None:
+        for word, header in list(headers.items()):
+            if word in cmd_line:
+                cmd_line = cmd_line.replace(word, header())
+        run(cmd_line, cwd)
+
+    codecache._precompile_header = deferred
+    cpp_builder.run_compile_cmd = run_compile_cmd
 
 
 @contextlib.contextmanager

@@ -25,10 +25,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio.to_thread
 from ray import serve
@@ -61,7 +61,7 @@ STATE_PERIOD_S = 0.2
 """State files are written at most this often while inputs are replayed."""
 
 
-class CompileForbidden(DeploymentUnavailableError):  # type: ignore[misc]  # (untyped base)
+class CompileForbidden(DeploymentUnavailableError):
     """A request would compile, and `after_ready: forbid` is set. Serve answers HTTP 503."""
 
     def __init__(self, event: CompileEvent) -> None:
@@ -147,9 +147,7 @@ class WarmupMixin:
         """
         return _of(self).artifact()
 
-    async def on_model_thread(
-        self, fn: Callable[..., Result], *args: Any, **kwargs: Any
-    ) -> Result:
+    async def on_model_thread(self, fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call `fn` on the replica's one model thread and return what it returns.
 
         The thread lives as long as the replica, so whatever torch keeps per thread (CUDA
@@ -160,9 +158,7 @@ class WarmupMixin:
         return await _of(self).on_model_thread(fn, args, kwargs)
 
 
-def warmup(
-    cls: Class | None = None, *, trust: Trust | None = None, **settings: Any
-) -> Any:
+def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
     """Add `WarmupMixin` to a class whose bases cannot be changed.
 
     It goes *below* `@serve.deployment` and `@serve.ingress`. Settings are the fields of
@@ -284,9 +280,10 @@ class _Replica:
         method = getattr(type(self.owner), "reconfigure", None)
         if method is None:
             if user_config is not None:
+                found = sorted(user_config) if isinstance(user_config, dict) else user_config
                 raise RayServeException(
-                    f"user_config has {sorted(user_config) if isinstance(user_config, dict) else user_config!r} "
-                    f"and deployment {self.deployment} has no reconfigure method"
+                    f"user_config has {found!r}, and deployment {self.deployment} has no "
+                    "reconfigure method"
                 )
             return
         bound = functools.partial(method, self.owner)
@@ -386,17 +383,21 @@ class _Replica:
     # What stages.Replica asks for ------------------------------------------------------------
 
     async def warmup_inputs(self) -> Any:
-        try:
+        async def declare() -> Any:
             declared = self.owner.warmup_inputs()
             return await declared if inspect.isawaitable(declared) else declared
-        except ServeWarmError:
-            raise
-        except Exception as error:
-            name = type(self.owner).__name__
+
+        # A task, whose exception is a value: whatever user code raises is named, none swallowed.
+        task = asyncio.ensure_future(declare())
+        await asyncio.wait({task})
+        error = task.exception()
+        if error is not None and not isinstance(error, ServeWarmError):
             raise InputError(
-                f"{name}.warmup_inputs() raised {type(error).__name__}: {error}",
+                f"{type(self.owner).__name__}.warmup_inputs() raised "
+                f"{type(error).__name__}: {error}",
                 hint="correct it: the replica runs it after __init__, before it is ready",
             ) from error
+        return task.result()
 
     def check(self, inputs: Sequence[Input]) -> None:
         for item in inputs:
@@ -412,7 +413,7 @@ class _Replica:
     def _method(self, item: Input) -> Callable[..., Any]:
         if callable(item.target):
             return item.target
-        method = getattr(self.owner, item.target, None)
+        method: Any = getattr(self.owner, item.target, None)
         if not callable(method):
             names = sorted(
                 name
@@ -424,7 +425,7 @@ class _Replica:
                 f"{type(self.owner).__name__} has no such method",
                 hint="its methods are " + ", ".join(names),
             )
-        return method
+        return cast("Callable[..., Any]", method)
 
     async def call(self, item: Input) -> None:
         results = await asyncio.gather(
@@ -438,9 +439,9 @@ class _Replica:
         # Every call has a context of its own, as every request has: gather wraps it in a task.
         if item.model_id:
             current = serve_context._get_serve_request_context()  # noqa: SLF001
-            serve_context._serve_request_context.set(  # noqa: SLF001
-                dataclasses.replace(current, multiplexed_model_id=item.model_id)
-            )
+            # Declared as holding None only.
+            variable: contextvars.ContextVar[Any] = serve_context._serve_request_context  # noqa: SLF001
+            variable.set(dataclasses.replace(current, multiplexed_model_id=item.model_id))
         if item.http is not None:
             await self._call_http(item, *item.http)
             return
@@ -461,7 +462,9 @@ class _Replica:
             handler = self.owner.__call__
             takes_request = len(inspect.signature(handler).parameters) > 0
             request = Request(exchange.scope, exchange.receive, exchange.send)
-            result = await _call_like_serve(handler, handler, (request,) if takes_request else (), {})
+            result = await _call_like_serve(
+                handler, handler, (request,) if takes_request else (), {}
+            )
             if isinstance(result, Response):
                 await result(exchange.scope, exchange.receive, exchange.send)
             else:
@@ -603,7 +606,7 @@ class _Exchange:
             "server": ("serve-warm", 80),
         }
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> MutableMapping[str, Any]:
         if not self._sent:
             self._sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
@@ -611,7 +614,7 @@ class _Exchange:
         await self._done.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif message["type"] == "http.response.body":

@@ -336,6 +336,7 @@ class Warmup:
             # torch's bytes alone stock torch is what is measured, and kernels are compiled
             # anyway: the probe stays.
             answers = pulled.manifest.facts.get(ISA_FACT, {})
+            compiler.defer_precompiled_headers()
             compiler.isa_checks().give({str(k): bool(v) for k, v in dict(answers).items()})
         if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(pulled.raw["torch_bytes"]):
             raise ArtifactRefused(

@@ -336,7 +336,7 @@ def _raise_none_fits(
     if not candidates:
         raise ArtifactNotFound(
             f"{store.uri} has no artifact for {deployment!r}",
-            hint="build one with: serve-warm build",
+            hint="build one with: serve-warm build APP --store " + store.uri,
         )
     # The nearest ones first: they tell most about what to change.
     nearest = sorted(trace, key=lambda considered: len(considered.mismatches))
@@ -347,7 +347,8 @@ def _raise_none_fits(
         f"none of the {len(trace)} artifacts for {deployment!r} in {store.uri} fits here:\n"
         + "\n".join(lines),
         trace=trace,
-        hint="build one on a machine and with settings like these: serve-warm build",
+        hint="build one on a machine and with settings like these: "
+        f"serve-warm build APP --store {store.uri}",
     )
 
 
@@ -363,9 +364,7 @@ def _with_trace(
     )
 
 
-def copy(
-    source: Store, target: Store, *, trust: Trust, deployment: str | None = None
-) -> list[str]:
+def copy(source: Store, target: Store, *, trust: Trust, deployment: str | None = None) -> list[str]:
     """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
 
     Each is checked first, as far as that goes without a fingerprint: signature, statement, sizes,

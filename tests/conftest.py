@@ -124,6 +124,24 @@ class Cluster:
         )
         return apps
 
+    def configure(
+        self, import_path: str, deployment: str, user_config: Any, *, name: str = ""
+    ) -> App:
+        """Deploy by a Serve configuration, or change the application of that name so."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        unique = name or f"configured-{next(self.numbers)}"
+        application = {
+            "name": unique,
+            "route_prefix": f"/{unique}",
+            "import_path": import_path,
+            "deployments": [{"name": deployment, "user_config": user_config}],
+        }
+        schema = ServeDeploySchema.model_validate({"applications": [application]})
+        _get_global_client().deploy_apps(schema)
+        return App(name=unique, url=f"{self.url}/{unique}")
+
     def delete(self, apps: Mapping[str, App]) -> None:
         """Delete applications and do not wait for their replicas to end."""
         from ray.serve.context import _get_global_client
@@ -145,7 +163,7 @@ def cluster() -> Iterator[Cluster]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("SERVE_WARM_STATE_DIR", str(directory / "state"))
         patch.setenv("TMPDIR", str(directory))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent)]))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         ray.init(
             num_cpus=2,
             include_dashboard=False,

@@ -8,17 +8,21 @@ Compiler processes are counted in test_cold_warm.py, where some are run anyway.
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from artifacts import container
 from compiled import compiled, double, fresh, stance
-
 from serve_warm import compiler
 from serve_warm.compiler import EVENTS_KEPT, Watch
 from serve_warm.errors import CompilerMissing
@@ -423,12 +427,58 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
 
 
 def test_cache_directories_are_private(tmp_path: Path):
-    """Each is new, and nobody else can look into it."""
+    """Each is new and empty, and nobody else can look into it."""
     first = compiler.private_directory(tmp_path)
     second = compiler.private_directory(tmp_path)
 
     assert first != second
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
+    assert list(first.iterdir()) == list(second.iterdir()) == []
+
+
+def left_behind(root: Path) -> Path:
+    """Return the cache directory of a process that has been killed, made old."""
+    program = (
+        "import os, pathlib, signal, sys; from serve_warm import compiler\n"
+        "print(compiler.private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    directory = Path(ended.stdout.strip())
+    (directory / "kernel.so").write_bytes(b"\x7fELF")
+    age(directory)
+    return directory
+
+
+def age(directory: Path) -> None:
+    long_ago = time.time() - 10 * compiler.ABANDONED_S
+    os.utime(directory.parent / "owner.lock", (long_ago, long_ago))
+
+
+def test_directories_of_killed_processes_are_swept(tmp_path: Path):
+    """A node does not fill up with the caches of replicas that are gone; living ones stay."""
+    dead = left_behind(tmp_path)
+    alive = compiler.private_directory(tmp_path)
+    age(alive)
+
+    new = compiler.private_directory(tmp_path)
+
+    assert not dead.parent.exists()
+    assert alive.is_dir()
+    assert new.is_dir()
+
+
+def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
+    """What has the right name and may be somebody else's doing is left alone."""
+    dead = left_behind(tmp_path)
+    dead.parent.chmod(0o777)
+
+    compiler.private_directory(tmp_path)
+
+    assert (dead / "kernel.so").exists()
 
 
 @pytest.mark.parametrize(

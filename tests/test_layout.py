@@ -41,6 +41,7 @@ LAYERS = (
 
 # Imports inside a row, each with the reason; every other one is a violation.
 BESIDE = {
+    ("bench", "builder"): "both start replicas, and the builder is where that is written",
     ("precompile", "compiler"): "levels 2 and 3 are compiled through the module that knows torch",
     ("replay", "compiler"): "whether a pass was quiet is what the compiler's counts say",
     ("replay", "precompile"): "a replayed input may be served by a precompiled entry",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from store_contract import KEY, StoreContract
 
 from serve_warm.errors import ConfigError, ObjectNotFound, StoreError
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
+from store_contract import KEY, StoreContract
 
 
 @dataclass

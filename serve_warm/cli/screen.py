@@ -73,7 +73,7 @@ def size(count: int) -> str:
     """
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":  # noqa: PLR2004
+        if value < 1000 or unit == "GB":
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -74,9 +74,7 @@ def build(
     help="Start this way; may be repeated. Default: all three.",
 )
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--requests", "request_count", default=60, show_default=True, type=click.IntRange(2)
-)
+@click.option("--requests", "request_count", default=60, show_default=True, type=click.IntRange(2))
 def bench(
     *,
     app: str,
@@ -90,7 +88,6 @@ def bench(
 ) -> None:
     """Compare cold, torch's own cache bytes and serve_warm, each in fresh processes."""
     from serve_warm import bench as bench_
-
     from serve_warm import builder
 
     loaded = builder.load_app(app, deployment=deployment)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 import torch
-from conftest import wait_until
-from integration import apps as shapes
 from ray import serve
 
+from conftest import wait_until
+from integration import apps as shapes
 from serve_warm import WarmupMixin, warmup
 from serve_warm.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_options_and_bound_arguments_reach_the_deployment(apps):
     app = apps["handlers"].ready()
 
     assert app.report()["deployment"] == "Renamed"
-    assert app.call("embed", torch.ones(2)).tolist() == [4.5, 4.5]
+    assert app.call("embed", torch.ones(4)).tolist() == [4.5] * 4
 
 
 def test_http_target_of_a_plain_class_is_called_with_a_request(apps):
@@ -286,7 +286,7 @@ def test_the_decorator_takes_settings_and_routes(apps):
 )
 @pytest.mark.parametrize("decorate", [warmup, warmup(max_passes=4)], ids=["bare", "called"])
 def test_the_decorator_in_the_wrong_place_says_the_right_one(decorated, fix, decorate):
-    """Above `@serve.deployment`, above `@serve.ingress` or on a function: one sentence and a fix."""
+    """Above `@serve.deployment` or `@serve.ingress`, or on a function: a sentence and a fix."""
     with pytest.raises(ConfigError, match=fix) as raised:
         decorate(decorated)
 

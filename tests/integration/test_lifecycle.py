@@ -1,0 +1,246 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A replica takes no traffic before its proof, whatever happens around it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ray
+import requests
+
+from conftest import HANG_S, wait_until
+from integration import apps as shapes
+from serve_warm import node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import App, Cluster
+
+pytestmark = pytest.mark.ray
+
+CLIENTS = 8
+
+GAUGE_AGE_S = 60.0
+"""So long after its start a replica's gauge is looked for."""
+
+
+def state_of(cluster: Cluster, app: App) -> dict[str, Any]:
+    """Return the state file of the application's replica; empty while there is none."""
+    states = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
+    return states[-1] if states else {}
+
+
+def wait_for_replay(cluster: Cluster, app: App) -> dict[str, Any]:
+    """Wait until the replica replays its inputs, and return its state."""
+
+    def replaying() -> dict[str, Any] | None:
+        state = state_of(cluster, app)
+        return state if state.get("stage") == "REPLAYING" else None
+
+    state: dict[str, Any] = wait_until(f"{app.name} replays", replaying)
+    return state
+
+
+class Clients:
+    """Threads that send requests of declared lengths one after the other, from now on."""
+
+    def __init__(self, app: App, *, count: int = CLIENTS) -> None:
+        self._app = app
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.sent = 0
+        self.answered = 0
+        """Those that reached a replica: Serve answers 404 until it knows the route."""
+        self.wrong: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._send, args=(1 + i % 2,)) for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self, length: int) -> None:
+        session = requests.Session()
+        while not self._stop.is_set():
+            with self._lock:
+                self.sent += 1
+            response = session.post(
+                self._app.url,
+                json={"values": [1.0] * length},
+                headers={"client": "yes"},
+                timeout=HANG_S,
+            )
+            with self._lock:
+                if response.status_code == 404:
+                    self.sent -= 1
+                    continue
+                self.answered += 1
+                if response.json() != {"values": [3.0] * length}:
+                    self.wrong.append(f"{response.status_code} {response.text}")
+            length = 3 - length
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def clients() -> Iterator[Callable[[App], Clients]]:
+    started: list[Clients] = []
+
+    def start_clients(app: App) -> Clients:
+        started.append(Clients(app))
+        return started[-1]
+
+    yield start_clients
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
+    """Those that can wait for their tests, started at once."""
+    waiting = shapes.Caller.options(user_config={"warmup": {"input_deadline_s": 10}})
+    started = cluster.start(
+        {
+            "calls a late one": shapes.Caller.bind(shapes.LateStarter.bind(5.0)),
+            "calls an absent one": waiting.bind(
+                shapes.LateStarter.options(name="Absent").bind(3600.0)
+            ),
+            "exported": shapes.Embedder.bind(),
+        }
+    )
+    yield started
+    cluster.delete(started)
+
+
+# --- traffic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("apps")
+def test_no_request_reaches_a_replica_before_its_proof(cluster, start, clients):
+    """Eight clients send from the first moment on: all wait, then all meet compiled code."""
+    app = start(shapes.SlowToWarm.bind(1.5))
+    sending = clients(app)
+
+    wait_for_replay(cluster, app)
+    wait_until("all clients wait", lambda: sending.sent - sending.answered == CLIENTS)
+    answered_in_replay = sending.answered
+    app.ready()
+    wait_until("the clients are answered", lambda: sending.answered >= 200)
+    sending.stop()
+
+    stages = [note["stage"] for note in app.call("noted") if "stage" in note]
+    report = app.report()
+    assert answered_in_replay == 0
+    assert sending.wrong == []
+    assert len(stages) == sending.answered
+    assert set(stages) == {"READY"}
+    assert report["after_ready"]["compiles"] == 0
+    assert report["covered"] == {"expected": 3, "proven": 3}
+
+
+# --- other deployments ------------------------------------------------------------------------
+
+
+def test_a_deployment_that_is_ready_later_is_waited_for(apps):
+    """An input that calls another deployment waits until that one answers, and is proven."""
+    report = apps["calls a late one"].ready().report()
+
+    assert report["covered"] == {"expected": 1, "proven": 1}
+    assert report["degraded"] == []
+
+
+def test_a_deployment_that_never_comes_is_named(apps):
+    """The deadline of the input passes, and the text says whom it may have waited for."""
+
+    def message() -> str:
+        # The application itself stays DEPLOYING: the other deployment has not failed.
+        text: str = apps["calls an absent one"].status()[1]
+        return text if "WarmupTimeout" in text else ""
+
+    text = wait_until("the caller gives up", message)
+
+    assert "no end of input 'embed' within 10 s" in text
+    assert "it may wait for other deployments: Absent" in text
+
+
+# --- later changes ----------------------------------------------------------------------------
+
+
+def test_a_changed_user_config_is_applied_without_a_second_warm_up(cluster):
+    """A light update of a running replica: reconfigure again, same process, same proof."""
+    target = ("integration.apps:sync_configured", "SyncConfigured")
+    app = cluster.configure(*target, {"scale": 1, "warmup": {}}).ready()
+    before = app.call("process")
+
+    cluster.configure(*target, {"scale": 2, "warmup": {}}, name=app.name)
+
+    def configs() -> list[Any]:
+        return [n["config"] for n in app.call("noted") if "scale" in n.get("config", {})]
+
+    wait_until("the new config arrives", lambda: {"scale": 2} in configs())
+    notes, after, report = app.call("noted"), app.call("process"), app.report()
+    cluster.delete({app.name: app})
+
+    assert [n["config"] for n in notes if "scale" in n.get("config", {})] == [
+        {"scale": 1},
+        {"scale": 2},
+    ]
+    assert [n for n in notes if "asked_for_inputs" in n] == [{"asked_for_inputs": True}]
+    assert (after, report["stage"]) == (before, "READY")
+
+
+# --- a new controller --------------------------------------------------------------------------
+
+
+def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
+    """Serve's controller dies in mid warm-up: the same process goes on, and serves when proven."""
+    app = start(shapes.SlowToWarm.bind(3.0))
+    before = wait_for_replay(cluster, app)
+    sending = clients(app)
+
+    ray.kill(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"), no_restart=False)
+    app.ready()
+    wait_until("the clients are answered", lambda: sending.answered >= 50)
+    sending.stop()
+
+    notes = app.call("noted")
+    report = app.report()
+    assert sending.wrong == []
+    assert app.call("process") == before["pid"] == report["pid"]
+    assert {note["stage"] for note in notes if "stage" in note} == {"READY"}
+    assert [n for n in notes if "asked_for_inputs" in n] == [{"asked_for_inputs": True}]
+    assert report["covered"] == {"expected": 3, "proven": 3}
+    assert report["after_ready"]["compiles"] == 0
+
+
+# --- metrics ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(apps):
+    """Ray drops a gauge that is set once after 20 to 30 s: ours is still there much later."""
+    app = apps["exported"].ready()
+    ready_unix = app.report()["started_unix"]
+    address = ray.nodes()[0]
+    url = f"http://{address['NodeManagerAddress']}:{address['MetricsExportPort']}/metrics"
+
+    def exported_late() -> list[str]:
+        if time.time() < ready_unix + GAUGE_AGE_S:
+            return []
+        lines = requests.get(url, timeout=10).text.splitlines()
+        return [
+            line
+            for line in lines
+            if line.startswith("ray_serve_warm_ready{") and f'application="{app.name}"' in line
+        ]
+
+    (line,) = wait_until("the gauge is exported", exported_late)
+
+    assert line.endswith(" 1.0")

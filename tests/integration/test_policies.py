@@ -1,0 +1,248 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica does when inputs, deadlines, artifacts or traffic are not as declared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration import apps as shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import App, Cluster
+
+pytestmark = pytest.mark.ray
+
+TOO_MANY = tuple(range(2, 14))
+"""Twelve lengths, and torch keeps eight compiled variants of a function."""
+
+BAD_INPUTS = {
+    "raising": ("BadInputs.warmup_inputs() raised KeyError: 'weights'", "hint: correct it"),
+    "empty": ("BadInputs.warmup_inputs() returned no inputs", "hint: a replica cannot be proven"),
+    "wrong type": ("returned a Tensor among its inputs", "hint: wrap calls as Input("),
+    "unknown target": ("names the target 'embedd', and BadInputs has no such", "hint: its methods"),
+    "raising handler": (
+        "input 'broken' raised ValueError: the weights are missing",
+        "or correct warmup_inputs()",
+    ),
+}
+
+
+def embedder(*lengths: int, **settings: Any) -> Any:
+    """Return an `Embedder` that is warmed up for `lengths`, with `settings` in its user_config."""
+    configured = shapes.Embedder.options(user_config={"warmup": settings})
+    return configured.bind(lengths or (1, 2))
+
+
+@pytest.fixture(scope="module")
+def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, App]]:
+    """One application for each policy, started at once."""
+    store = str(tmp_path_factory.mktemp("empty") / "store")
+    off = {"num_cpus": 0, "runtime_env": {"env_vars": {"SERVE_WARM_ENABLED": "false"}}}
+    stuck = {"input_deadline_s": 10}
+    started = cluster.start(
+        {
+            "too many, serve": embedder(*TOO_MANY),
+            "too many, fail": embedder(*TOO_MANY, on_uncovered="fail"),
+            "count": embedder(),
+            "forbid": embedder(after_ready="forbid"),
+            "miss, fail": embedder(artifact=store, on_missing="fail"),
+            "miss, compile": embedder(artifact=store),
+            "off by user_config": embedder(enabled=False, artifact=store, on_missing="fail"),
+            "off by environment": shapes.Embedder.options(ray_actor_options=off).bind(),
+            "deadline, fail": shapes.Stuck.options(user_config={"warmup": stuck}).bind(),
+            "deadline, serve": shapes.Stuck.options(
+                user_config={"warmup": {**stuck, "on_deadline": "serve"}}
+            ).bind(),
+            "unknown setting": embedder(on_missin="fail"),
+            "undeclared": shapes.Undeclared.bind(),
+            "wrong body": shapes.Routes.bind({"value": 1.0}),
+            **{kind: shapes.BadInputs.bind(kind) for kind in BAD_INPUTS},
+        }
+    )
+    yield started
+    cluster.delete(started)
+
+
+# --- bad inputs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BAD_INPUTS)
+def test_bad_inputs_fail_the_start_with_a_sentence_and_its_fix(apps, kind):
+    """Whatever is wrong with the inputs, Serve's own status says it in words, and what to do."""
+    what, fix = BAD_INPUTS[kind]
+
+    message = apps[kind].failed()
+
+    assert what in message
+    assert fix in message
+
+
+def test_a_class_without_inputs_fails_with_an_example(apps):
+    """Nothing declared is nothing proven: the text shows what to define."""
+    message = apps["undeclared"].failed()
+
+    assert "Undeclared declares no inputs" in message
+    assert "return shape_grid(self.embed, self.buckets)" in message
+
+
+def test_an_input_that_is_answered_with_an_error_fails_the_start(apps):
+    """HTTP 422 of a route is an input that traffic could not send: the answer is in the text."""
+    message = apps["wrong body"].failed()
+
+    assert "was answered 422" in message
+    assert "Field required" in message
+    assert "correct warmup_inputs()" in message
+
+
+def test_an_unknown_setting_fails_the_start(apps):
+    """A misspelt key of `user_config.warmup` is named, with the keys that there are."""
+    message = apps["unknown setting"].failed()
+
+    assert "user_config.warmup.on_missin: Extra inputs are not permitted" in message
+    assert "on_missing" in message
+
+
+# --- more inputs than torch keeps compiled ----------------------------------------------------
+
+
+def test_inputs_above_the_recompile_limit_are_counted_and_explained(apps):
+    """Torch runs them eagerly without a word; the report says how many, which, and the fix."""
+    report = apps["too many, serve"].ready().report()
+
+    unproven = [i for i in report["inputs"] if not i["proven"]]
+    assert report["covered"] == {"expected": 12, "proven": 8}
+    assert len(unproven) == 4
+    assert all("recompile_limit=" in i["note"] for i in unproven)
+    (degraded,) = report["degraded"]
+    assert degraded.startswith("uncovered: 4 of 12 inputs are not proven warm")
+
+
+def test_uncovered_inputs_are_served_by_default(apps):
+    """`on_uncovered: serve`: what is not proven is still answered."""
+    app = apps["too many, serve"].ready()
+
+    answers = [app.post(json={"values": [1.0] * n}).json()["values"] for n in TOO_MANY]
+
+    assert answers == [[3.0] * n for n in TOO_MANY]
+
+
+def test_uncovered_inputs_can_fail_the_start(apps):
+    """`on_uncovered: fail`: the replica never gets ready, and says how many and why."""
+    message = apps["too many, fail"].failed()
+
+    assert "4 of 12 inputs are not proven warm" in message
+    assert "recompile_limit=" in message
+    assert "on_uncovered: serve" in message
+
+
+# --- traffic that was not declared ------------------------------------------------------------
+
+
+def test_an_undeclared_shape_is_counted_with_reason_and_signature(apps):
+    """`after_ready: count`: it is answered, and the report names the guard and the input."""
+    app = apps["count"].ready()
+
+    answer = app.post(json={"values": [1.0] * 5})
+
+    report = app.report()
+    (event,) = report["events"]
+    assert answer.json() == {"values": [3.0] * 5}
+    assert report["after_ready"]["compiles"] == 1
+    assert event["kind"] == "recompile"
+    assert event["signature"] == "x=float32[5]"
+    assert "size mismatch" in event["reason"]
+    assert event["function"].startswith("triple (apps.py:")
+
+
+def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):
+    """`after_ready: forbid`: undeclared shapes are refused, declared ones go on, none compiles."""
+    app = apps["forbid"].ready()
+
+    refused = app.post(json={"values": [1.0] * 5})
+    declared = [app.post(json={"values": [1.0] * n}) for n in (1, 2, 1)]
+
+    report = app.report()
+    assert refused.status_code == 503
+    assert "would compile for [x=float32[5]]" in refused.text
+    assert [d.status_code for d in declared] == [200] * 3
+    assert report["after_ready"]["compiles"] == 0
+    assert [event["kind"] for event in report["events"]] == ["forbidden"]
+
+
+# --- deadlines --------------------------------------------------------------------------------
+
+
+def test_a_passed_deadline_fails_the_start_and_says_what_was_covered(apps):
+    """`on_deadline: fail`: the text names the input that did not end and counts the others."""
+    message = apps["deadline, fail"].failed()
+
+    assert "WarmupTimeout: no end of input 'never' within 10 s" in message
+    assert "2 of 3 inputs were replayed" in message
+    assert "on_deadline: serve" in message
+
+
+def test_a_passed_deadline_can_be_served_late(apps):
+    """`on_deadline: serve`: the replica answers, and is marked late and degraded."""
+    app = apps["deadline, serve"].ready()
+
+    answer = app.post(json={"values": [1.0, 1.0]})
+
+    report = app.report()
+    assert answer.json() == {"values": [3.0, 3.0]}
+    assert report["verdict"] == "late"
+    assert report["degraded"][0].startswith("late: no end of input 'never'")
+    assert report["covered"] == {"expected": 3, "proven": 0}
+
+
+# --- no artifact ------------------------------------------------------------------------------
+
+
+def test_an_empty_store_can_fail_the_start(apps):
+    """`on_missing: fail`: the text says which policy, and that nothing is there."""
+    message = apps["miss, fail"].failed()
+
+    assert "verdict miss, and on_missing is fail" in message
+
+
+def test_an_empty_store_is_compiled_without_by_default(apps):
+    """`on_missing: compile`: verdict `miss`, everything proven, and the reason in the report."""
+    report = apps["miss, compile"].ready().report()
+
+    assert report["verdict"] == "miss"
+    assert report["covered"] == {"expected": 2, "proven": 2}
+    assert report["degraded"] == []
+    assert report["artifact"]["reason"] != ""
+
+
+# --- the kill switch --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["off by user_config", "off by environment"])
+def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
+    """`enabled: false`: no inputs asked for, caches not moved, compiled when called."""
+    app = apps[where].ready()
+
+    answer = app.post(json={"values": [1.0] * 2})
+
+    report = app.report()
+    assert answer.json() == {"values": [3.0] * 2}
+    assert app.call("noted") == []
+    caches = app.call("caches")
+    assert caches["in __init__"] == []
+    assert not any("/serve_warm-" in cache for cache in caches["now"])
+    assert (report["stage"], report["verdict"]) == ("READY", "off")
+    assert report["stages"] == []
+
+
+def test_caches_are_private_before_user_code_runs(apps):
+    """Without the switch, the variables name a directory of the replica already in `__init__`."""
+    caches = apps["count"].ready().call("caches")
+
+    assert len(caches["in __init__"]) == 2
+    assert all("/serve_warm-" in cache for cache in caches["in __init__"])
+    assert caches["now"] == caches["in __init__"]

@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A replica that is killed at any stage leaves nothing behind that the next one reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_warm import builder
+
+pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1200)]
+
+STAGES = ("PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING", "READY")
+
+TRIES = 8
+"""Some stages last a few milliseconds: a kill that lands in the next one is tried again."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[builder.App, Path]]:
+    """The application and a store with its artifact, while a cluster runs."""
+    store = tmp_path_factory.mktemp("store")
+    app = builder.load_app("tests.stress.app:app")
+    with builder.cluster() as cluster:
+        builder.build(app, str(store), on=cluster)
+        yield app, store
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_start_after_a_kill_is_a_clean_one(running, tmp_path, stage):
+    """Whatever stage the replica dies in, its successor loads the artifact and compiles nothing."""
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    app, store = running
+    client = _get_global_client()
+    for attempt in range(TRIES):
+        states = tmp_path / f"{attempt}" / "state"
+        config = app.with_warmup(
+            {"artifact": str(store), "state_dir": str(states), "on_missing": "fail"}
+        )
+        client.deploy_apps(ServeDeploySchema.model_validate({"applications": [config]}))
+        try:
+            killed = _kill_at(states, stage)
+            report = _report_of_successor(app, killed["pid"])
+        finally:
+            client.delete_apps([app.name], blocking=True)
+        if killed["stage"] == stage:
+            break
+
+    assert killed["stage"] == stage
+    assert report["verdict"] == "full_hit"
+    assert report["warmup"]["compiler_processes"] == 0
+    assert report["covered"] == {"expected": 2, "proven": 2}
+
+
+def _kill_at(states: Path, stage: str) -> dict[str, Any]:
+    """Kill the first replica that reports `stage`, and return the state that it died with."""
+    end = time.monotonic() + 120
+    wanted = STAGES.index(stage)
+    while time.monotonic() < end:
+        for path in states.glob("*.json"):
+            state = json.loads(path.read_text())
+            if STAGES.index(state["stage"]) >= wanted:
+                os.kill(state["pid"], signal.SIGKILL)
+                last: dict[str, Any] = json.loads(path.read_text())
+                return last
+        time.sleep(0.0005)
+    pytest.fail(f"no replica reached {stage}")
+
+
+def _report_of_successor(app: builder.App, dead: int) -> dict[str, Any]:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        # Serve notices the death in its own time; until then calls fail or wait.
+        try:
+            handle = serve.get_deployment_handle(app.deployment, app_name=app.name)
+            report: dict[str, Any] = handle.warmup_report.remote().result(timeout_s=30)
+        except (RayError, TimeoutError):
+            continue
+        if report["pid"] != dead:
+            return report
+        time.sleep(0.1)
+    pytest.fail("no successor became ready")

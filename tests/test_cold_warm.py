@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cold against warm, with Inductor and a C++ compiler, each start in a fresh process.
+
+One process compiles and publishes; others start from what it published, in directories of their
+own. Compiler runs are counted twice: by the package, and by a `g++` that stands before the real
+one on the PATH and writes its command lines down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from artifacts import new_key
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the model is compiled for the CPU"),
+]
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """One start in a process of its own, and what was counted outside of it."""
+
+    said: dict[str, Any]
+    command_lines: list[list[str]]
+    """Of the C++ compiler, each as it was run."""
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.said["report"]
+
+    @property
+    def objects(self) -> int:
+        """Compiler runs that made a library or an object."""
+        return sum(
+            word == "-o" and after.endswith((".so", ".o"))
+            for line in self.command_lines
+            for word, after in itertools.pairwise(line)
+        )
+
+    @property
+    def isa_probes(self) -> int:
+        """Processes that were started to load a library and see whether this CPU can run it."""
+        return sum("cdll.LoadLibrary" in " ".join(command) for command in self.said["started"])
+
+
+class Machine:
+    """Starts processes that share a store and nothing else."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._number = 0
+        self.store = directory / "store"
+        self._key = directory / "key.pem"
+        self._key.write_bytes(
+            new_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+        self._log = directory / "compiler.log"
+        shims = directory / "bin"
+        shims.mkdir()
+        shim, real = shims / "g++", shutil.which("g++")
+        shim.write_text(
+            f"#!{sys.executable} -IS\n"
+            "import os, shlex, sys\n"
+            f"with open({str(self._log)!r}, 'a') as log:\n"
+            "    log.write(shlex.join(sys.argv[1:]) + '\\n')\n"
+            # By its full name: the compiler looks for its parts beside the name it is called by.
+            f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n"
+        )
+        shim.chmod(0o755)
+        self._path = f"{shims}{os.pathsep}{os.environ['PATH']}"
+
+    def start(self, store: Path | None = None, **options: Any) -> Started:
+        self._number += 1
+        temporary = self._directory / f"tmp{self._number}"
+        temporary.mkdir()
+        self._log.write_text("")
+        settings = {"store": str(store or self.store), "key": str(self._key), **options}
+        completed = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "warm_process.py"), json.dumps(settings)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "SERVE_"))},
+                "PATH": self._path,
+                "TMPDIR": str(temporary),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        assert completed.returncode == 0, completed.stderr
+        lines = [shlex.split(line) for line in self._log.read_text().splitlines()]
+        return Started(said=json.loads(completed.stdout.splitlines()[-1]), command_lines=lines)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def cold(machine: Machine) -> Started:
+    """The start that compiles everything, and publishes it."""
+    return machine.start(load=False, publish=True)
+
+
+@pytest.fixture(scope="module")
+def warm(machine: Machine, cold: Started) -> Started:
+    """A start from the published cache directory."""
+    return machine.start(load=True)
+
+
+@pytest.fixture(scope="module")
+def from_torch_bytes(machine: Machine, cold: Started) -> Started:
+    """A start from what torch's own API gives."""
+    return machine.start(load=True, parts=["torch_bytes"])
+
+
+def test_the_control_runs_the_compiler(cold: Started):
+    """Without an artifact the same program compiles: what the tests below miss is there to see."""
+    report = cold.report
+
+    assert report["verdict"] == "off"
+    assert report["warmup"]["compiler_processes"] > 2
+    assert report["warmup"]["fx_misses"] == 2
+    assert cold.isa_probes > 0
+    assert report["covered"] == {"expected": 2, "proven": 2}
+    assert cold.said["parts"] == ["cache", "torch_bytes"]
+
+
+def test_a_warm_start_runs_no_compiler(warm: Started):
+    """Not one, by either count; both inputs are proven, and torch missed nothing."""
+    report = warm.report
+
+    assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
+    assert warm.objects == report["warmup"]["compiler_processes"] == 0
+    assert (report["warmup"]["fx_misses"], report["warmup"]["fx_bypasses"]) == (0, 0)
+    assert report["warmup"]["fx_hits"] == 2
+    assert report["warmup"]["compiles"] == 2
+    assert report["covered"] == {"expected": 2, "proven": 2}
+    assert report["degraded"] == []
+
+
+def test_a_warm_start_asks_no_isa_probe(warm: Started):
+    """The builder's answers came with the artifact: no process is started to ask again."""
+    assert warm.isa_probes == 0
+
+
+def test_without_the_answers_the_probe_is_asked(machine: Machine, cold: Started):
+    """The same artifact without its answers: still no compiler, but the probe runs again."""
+    store = Path(f"{machine.store}-without-answers")
+
+    started = machine.start(store=store, load=True)
+
+    assert started.report["verdict"] == "full_hit"
+    assert started.isa_probes > 0
+    assert started.objects == started.report["warmup"]["compiler_processes"] == 0
+
+
+def test_torchs_own_bytes_compile_every_kernel_again(from_torch_bytes: Started):
+    """All of torch's counters say hit, and the compiler runs: the verdict is partial."""
+    report = from_torch_bytes.report
+
+    assert report["verdict"] == "partial"
+    assert (report["warmup"]["fx_hits"], report["warmup"]["fx_misses"]) == (2, 0)
+    assert from_torch_bytes.objects > 0
+    assert report["covered"] == {"expected": 2, "proven": 2}
+
+
+@pytest.mark.parametrize("name", ["cold", "warm", "from_torch_bytes"])
+def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest):
+    """The report's count is the one that was taken on the PATH, for every kind of start."""
+    started = request.getfixturevalue(name)
+
+    assert started.report["warmup"]["compiler_processes"] == started.objects
+
+
+@pytest.mark.parametrize("name", ["cold", "warm", "from_torch_bytes"])
+def test_outputs_are_those_of_the_eager_model(name: str, request: pytest.FixtureRequest):
+    """A warm start is no use if it is warm with other numbers."""
+    assert request.getfixturevalue(name).said["error"] <= TOLERANCE
+
+
+def test_the_cache_directory_works_at_another_path(cold: Started, warm: Started):
+    """It is built in one directory and used in another, and neither is a known place."""
+    built, used = Path(cold.said["cache_directory"]), Path(warm.said["cache_directory"])
+
+    assert built != used
+    assert built.parts[-3] != used.parts[-3]
+    assert any(used.rglob("*.so"))

@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: where they come from, which one wins, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import ValidationError
+
+from serve_warm.config import WarmupConfig, environment, point_torch_caches_at, resolve
+from serve_warm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def problem(**sources: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolve(WarmupConfig(), **{"environ": {}, **sources})
+    return caught.value
+
+
+def section(**settings: Any) -> dict[str, Any]:
+    return {"warmup": settings}
+
+
+def test_later_sources_win():
+    """The class, then the environment, then user_config; each field by itself."""
+    base = WarmupConfig(artifact="class", deadline_s=1, max_passes=2)
+    environ = {"SERVE_WARM_ARTIFACT": "environment", "SERVE_WARM_DEADLINE_S": "2.5"}
+
+    config = resolve(base, user_config=section(artifact="user_config"), environ=environ)
+
+    assert (config.artifact, config.deadline_s, config.max_passes) == ("user_config", 2.5, 2)
+
+
+def test_nothing_configured_is_the_class():
+    """Without environment and user_config a class keeps what it says."""
+    base = WarmupConfig(after_ready="forbid")
+
+    assert resolve(base, environ={}) == base
+    assert resolve(base, user_config=None, environ={}) == base
+    assert resolve(base, user_config={"threshold": 0.5}, environ={}) == base
+    assert resolve(base, user_config=section(), environ={}) == base
+
+
+@pytest.mark.parametrize("user_config", [None, 7, ["warmup"], "warmup"], ids=repr)
+def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
+    """Serve hands over what the user wrote, which need not be a mapping."""
+    assert resolve(WarmupConfig(), user_config=user_config, environ={}) == WarmupConfig()
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch):
+    """A variable set for the replica is read without being passed on."""
+    monkeypatch.setenv("SERVE_WARM_MAX_PASSES", "5")
+
+    assert resolve(WarmupConfig()).max_passes == 5
+    assert environment()["SERVE_WARM_MAX_PASSES"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("SERVE_WARM_ENABLED", "false", "enabled", False),
+        ("SERVE_WARM_ENABLED", "0", "enabled", False),
+        ("SERVE_WARM_ENABLED", "true", "enabled", True),
+        ("SERVE_WARM_PARTS", "torch_bytes", "parts", ("torch_bytes",)),
+        ("SERVE_WARM_PARTS", "cache, torch_bytes", "parts", ("cache", "torch_bytes")),
+        ("SERVE_WARM_DEADLINE_S", "90", "deadline_s", 90.0),
+        ("SERVE_WARM_ON_MISSING", "fail", "on_missing", "fail"),
+        ("SERVE_WARM_STATE_DIR", "/run/warm", "state_dir", "/run/warm"),
+    ],
+)
+def test_variables_are_text_that_becomes_the_field(
+    variable: str, text: str, field: str, value: Any
+):
+    """Each field has a variable of its name, read as the type that it has."""
+    config = resolve(WarmupConfig(), environ={variable: text})
+
+    assert getattr(config, field) == value
+
+
+def test_other_variables_are_left_alone():
+    """The prefix may be used by others, and no variable names who is trusted."""
+    environ = {"SERVE_WARM_TRUST": "key", "SERVE_WARM_": "x", "ARTIFACT": "y"}
+
+    assert resolve(WarmupConfig(), environ=environ) == WarmupConfig()
+
+
+def test_an_unknown_field_is_named_with_the_known_ones():
+    """A mistyped setting is an error, not a default."""
+    error = problem(user_config=section(artefact="./artifacts"))
+
+    assert "user_config.warmup.artefact: Extra inputs" in error.message
+    assert "'./artifacts'" in error.message
+    assert "fields: enabled, artifact, parts" in error.hint
+
+
+def test_trust_is_no_setting():
+    """Who may sign is not to be changed over Serve's REST API."""
+    assert "user_config.warmup.trust" in problem(user_config=section(trust="me")).message
+
+
+def test_all_problems_are_named_at_once_with_their_source():
+    """Whoever has three mistakes in a file sees three, and where each one stands."""
+    error = problem(
+        user_config=section(on_missing="wait", max_passes=1),
+        environ={"SERVE_WARM_DEADLINE_S": "soon"},
+    )
+
+    assert "user_config.warmup.on_missing: " in error.message
+    assert "(found 'wait')" in error.message
+    assert "user_config.warmup.max_passes: " in error.message
+    assert "SERVE_WARM_DEADLINE_S: " in error.message
+    assert "(found 'soon')" in error.message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"deadline_s": 0},
+        {"deadline_s": -1},
+        {"pull_deadline_s": 0},
+        {"input_deadline_s": "later"},
+        {"max_passes": 1},
+        {"parts": []},
+        {"parts": ["cache", "weights"]},
+        {"after_ready": "eager"},
+        {"enabled": "perhaps"},
+        {"on_deadline": None},
+        {7: "seven"},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(settings: dict[Any, Any]):
+    """A value that cannot be meant is an error that names its field."""
+    (name,) = settings
+
+    assert f"user_config.warmup.{name}: " in problem(user_config={"warmup": settings}).message
+
+
+def test_a_section_that_is_no_mapping_is_shown_as_one():
+    """`warmup: true` is not a setting; the hint shows one."""
+    error = problem(user_config={"warmup": True})
+
+    assert "user_config.warmup must be a mapping, found bool" in error.message
+    assert "{warmup: {artifact: ./artifacts}}" in error.hint
+
+
+def test_a_resolved_config_does_not_change():
+    """What a replica warmed up with is what its report can be read with."""
+    with pytest.raises(ValidationError, match="frozen"):
+        WarmupConfig().enabled = False
+
+
+def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Compiler and Triton write below the directory, whatever torch had set before."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/shared")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/var/tmp/shared")
+
+    point_torch_caches_at(tmp_path)
+
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    assert stat.S_ISDIR(tmp_path.stat().st_mode)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,474 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Buckets, declared inputs, the grid over the buckets, and the signatures of calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from serve_warm.errors import InputError
+from serve_warm.inputs import Buckets, Field, Input, InputSignature, ordered, shape_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Embedder:
+    def embed(self, ids: Any, mask: Any, *, normalise: bool = True) -> None: ...
+
+    def ping(self) -> None: ...
+
+
+EMBEDDER = Embedder()
+
+
+def refusal(action: Callable[[], Any]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        action()
+    return caught.value
+
+
+# --- buckets -------------------------------------------------------------------------------
+
+
+def test_fit_returns_the_smallest_bucket_that_holds_the_size():
+    """Each axis by itself, and a size that is a bucket is its own."""
+    buckets = Buckets(batch=[8, 1, 4], length=[16, 64])
+
+    assert buckets.fit(batch=2, length=64) == {"batch": 4, "length": 64}
+    assert buckets.fit(batch=8) == {"batch": 8}
+    assert buckets.fit(length=1) == {"length": 16}
+
+
+def test_fit_never_returns_a_size_that_is_not_compiled():
+    """What the handler pads to is what the grid lists: the two are one object."""
+    buckets = Buckets(batch=[1, 3, 8], length=[5, 7])
+    points = buckets.grid()
+
+    fitted = [buckets.fit(batch=b, length=n) for b in range(1, 9) for n in range(1, 8)]
+
+    assert all(point in points for point in fitted)
+
+
+def test_fit_over_the_top_is_an_error_that_says_what_to_do():
+    """A request that no bucket holds is not silently padded to a new shape."""
+    error = refusal(lambda: Buckets(length=[16, 64]).fit(length=65))
+
+    assert str(error) == (
+        "length=65 is larger than the largest bucket of Buckets(length=[16, 64])\n"
+        "hint: truncate or split the request, or add a bucket to 'length'"
+    )
+    assert (error.axis, error.size) == ("length", 65)
+
+
+def test_the_grid_is_every_combination_largest_first():
+    """The product of the sizes never grows along the grid, and no combination is missing."""
+    buckets = Buckets(batch=[1, 2, 8], length=[16, 128], width=[3])
+
+    points = buckets.grid()
+
+    volumes = [p["batch"] * p["length"] * p["width"] for p in points]
+    assert volumes == sorted(volumes, reverse=True)
+    assert {(p["batch"], p["length"], p["width"]) for p in points} == {
+        (batch, length, 3) for batch in (1, 2, 8) for length in (16, 128)
+    }
+    assert len(points) == 6
+
+
+def test_sizes_are_sorted_and_named_once():
+    """A list in any order, with repetitions, is the same buckets."""
+    assert Buckets(batch=[8, 1, 8]) == Buckets(batch=(1, 8))
+    assert Buckets(batch=[8, 1, 8])["batch"] == (1, 8)
+    assert repr(Buckets(batch=[8, 1])) == "Buckets(batch=[1, 8])"
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [-1, 2], [1.5], ["8"], ["8", 1], [True], 8, None], ids=repr
+)
+def test_sizes_that_are_none_are_refused(sizes: Any):
+    """An axis has at least one whole number, and none below 1; the hint shows the form."""
+    error = refusal(lambda: Buckets(batch=sizes))
+
+    assert str(error).startswith(f"Buckets axis 'batch' has sizes {sizes!r}\n")
+    assert "Buckets(batch=[1, 8])" in error.hint
+
+
+def test_buckets_without_an_axis_are_refused():
+    """There would be nothing to warm up."""
+    assert "for example Buckets(batch=[1, 8]" in str(refusal(Buckets))
+
+
+def test_an_unknown_axis_is_named():
+    """A mistyped axis is an error in the handler, not an unpadded tensor."""
+    error = refusal(lambda: Buckets(batch=[1]).fit(bach=1))
+
+    assert "no axis 'bach' in Buckets(batch=[1])\nhint: " in str(error)
+
+
+# --- inputs --------------------------------------------------------------------------------
+
+
+def test_an_input_is_named_for_its_target():
+    """Reports need a name: the method's, the request's, or the one that was given."""
+    assert Input(target=EMBEDDER.embed).name == "embed"
+    assert Input(target="embed").name == "embed"
+    assert Input(target="POST /embed").name == "POST /embed"
+    assert Input(target="embed", name="the short one").name == "the short one"
+
+
+def test_a_request_is_told_from_a_method():
+    """`http` is verb and path of a request, and nothing for a method."""
+    assert Input(target="POST /embed?x=1").http == ("POST", "/embed?x=1")
+    assert Input(target="embed").http is None
+    assert Input(target=EMBEDDER.embed).http is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"target": "post /embed"}, "unknown kind of target 'post /embed'", "POST /embed"),
+        ({"target": "/embed"}, "unknown kind of target", 'name a method ("embed")'),
+        ({"target": "POST embed"}, "unknown kind of target", "POST /embed"),
+        ({"target": 7}, "is int, not a method", "pass a bound method"),
+        ({"target": "embed", "concurrency": 0}, "concurrency=0", "1 or more"),
+        ({"target": "embed", "json": {}}, "target 'embed' is a method", "use args and kwargs"),
+        ({"target": "embed", "body": b"x"}, "json, body and headers are for HTTP", "POST /path"),
+        ({"target": "embed", "headers": {"a": "b"}}, "are for HTTP", "use args and kwargs"),
+    ],
+)
+def test_an_input_that_cannot_be_replayed_is_refused(
+    options: dict[str, Any], message: str, hint: str
+):
+    """Mistakes are found where the input is written, with what to write instead."""
+    error = refusal(lambda: Input(**options))
+
+    assert message in error.message
+    assert hint in error.hint
+
+
+# --- the grid ------------------------------------------------------------------------------
+
+
+def test_a_method_gets_a_tensor_for_each_required_argument():
+    """Without fields: int64 ones over all axes, for what has no default."""
+    inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2], length=[4]))
+
+    assert [item.name for item in inputs] == ["embed batch=2 length=4", "embed batch=1 length=4"]
+    assert inputs[0].kwargs.keys() == {"ids", "mask"}
+    assert all(torch.equal(t, torch.ones(2, 4).long()) for t in inputs[0].kwargs.values())
+    assert [item.size for item in inputs] == [8, 4]
+
+
+def test_fields_make_what_they_say():
+    """Axes by name or fixed, dtype, and values within the range, both ends included."""
+    fields = {
+        "ids": Field(axes=("batch", "length"), low=3, high=5),
+        "pixels": Field(axes=("batch", 3, "length"), dtype="float32", low=-1, high=2),
+        "half": Field(axes=("length",), dtype="bfloat16", low=0, high=1),
+        "mask": Field(axes=("batch",), dtype="bool"),
+    }
+
+    (item,) = shape_grid("embed", Buckets(batch=[40], length=[50]), fields=fields)
+
+    made = item.kwargs
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
+        "ids": (40, 50),
+        "pixels": (40, 3, 50),
+        "half": (50,),
+        "mask": (40,),
+    }
+    assert [tensor.dtype for tensor in made.values()] == [
+        torch.int64,
+        torch.float32,
+        torch.bfloat16,
+        torch.bool,
+    ]
+    assert set(made["ids"].unique().tolist()) == {3, 4, 5}
+    assert -1 <= made["pixels"].min() < -0.9
+    assert 1.9 < made["pixels"].max() <= 2
+    assert made["half"].min() >= 0
+    assert made["half"].max() <= 1
+    assert made["mask"].all()
+
+
+VALUES = """
+from serve_warm.inputs import Buckets, Field, shape_grid
+fields = {
+    "ids": Field(axes=("n",), high=30_000),
+    "types": Field(axes=("n",), high=30_000),
+    "pixels": Field(axes=("n",), dtype="float32", low=-1, high=1),
+}
+for item in shape_grid("embed", Buckets(n=[4, 9]), fields=fields):
+    print({name: tensor.tolist() for name, tensor in item.kwargs.items()})
+"""
+
+
+def test_field_values_are_the_same_at_every_start():
+    """Two processes replay the same values, whatever the hash seed; two arguments do not."""
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", VALUES],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+
+    first = eval(outputs[0].splitlines()[0])
+    assert outputs[0] == outputs[1]
+    assert len(first["ids"]) == 9
+    assert first["ids"] != first["types"]
+
+
+def test_making_values_leaves_the_global_generator_alone():
+    """A grid is made inside user code that may have seeded torch."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+
+    shape_grid("embed", Buckets(n=[4]), fields={"x": Field(axes=("n",), high=9)})
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_make_is_called_with_the_sizes_of_each_point():
+    """What it returns are the keyword arguments, or the parts of a request."""
+
+    def make(batch: int, length: int) -> dict[str, Any]:
+        return {"json": {"texts": ["word " * length] * batch}, "headers": {"x-n": str(batch)}}
+
+    inputs = shape_grid("POST /embed", Buckets(batch=[1, 2], length=[3]), make=make)
+
+    assert [(item.http, len(item.json["texts"])) for item in inputs] == [
+        (("POST", "/embed"), 2),
+        (("POST", "/embed"), 1),
+    ]
+    assert inputs[0].headers == {"x-n": "2"}
+    assert inputs[0].kwargs == {}
+
+
+def test_the_concurrency_axis_is_a_number_of_calls():
+    """It makes calls at once, not a dimension, and is not passed to `make`."""
+    buckets = Buckets(batch=[1, 4], length=[16])
+
+    made = shape_grid("embed", buckets, concurrency="batch", make=lambda length: {"n": length})
+    tensors = shape_grid(EMBEDDER.embed, buckets, concurrency="batch")
+
+    assert [(item.concurrency, item.kwargs) for item in made] == [(4, {"n": 16}), (1, {"n": 16})]
+    assert [tuple(item.kwargs["ids"].shape) for item in tensors] == [(16,), (16,)]
+    assert made[0].name == "embed batch=4 length=16"
+
+
+def test_a_model_id_is_on_every_input():
+    """Multiplexed models are warmed one grid each."""
+    inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2]), model_id="fr")
+
+    assert [item.model_id for item in inputs] == ["fr", "fr"]
+
+
+def test_a_grid_over_its_budget_is_an_error_and_not_cut():
+    """Too many inputs are said with both numbers; at the budget itself they are made."""
+    buckets = Buckets(batch=range(1, 13), length=range(1, 12))
+
+    error = refusal(lambda: shape_grid(EMBEDDER.embed, buckets))
+    inputs = shape_grid(EMBEDDER.embed, buckets, budget=132)
+
+    assert "makes 132 inputs, and the budget is 128" in error.message
+    assert "fewer buckets, or pass budget=" in error.hint
+    assert len(inputs) == 132
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message", "hint"),
+    [
+        (EMBEDDER.embed, {"concurrency": "batches"}, "'batches' is no axis", "name one of its"),
+        (EMBEDDER.embed, {"make": dict, "fields": {}}, "got make= and fields=", "pass one"),
+        ("POST /embed", {}, "'POST /embed' needs make=", "make=lambda"),
+        ("POST /embed", {"fields": {}}, "'POST /embed' needs make=", "make=lambda"),
+        ("embed", {}, "the arguments of 'embed' are not known", "make= or fields="),
+        (EMBEDDER.ping, {}, "'ping' takes no argument", "make= or fields="),
+        (
+            EMBEDDER.embed,
+            {"fields": {"ids": Field(axes=("batch", "size"))}},
+            "field 'ids' names 'size', no dimension of Buckets(batch=[1])",
+            "name its axes",
+        ),
+        (
+            EMBEDDER.embed,
+            {"fields": {"ids": Field(axes=("batch",))}, "concurrency": "batch"},
+            "field 'ids' names 'batch', no dimension",
+            "a concurrency axis is a number of calls",
+        ),
+        (
+            EMBEDDER.embed,
+            {"fields": {"ids": Field(axes=("batch",), dtype="int46")}},
+            "field 'ids': torch has no dtype 'int46'",
+            '"int64"',
+        ),
+        (
+            EMBEDDER.embed,
+            {"fields": {"ids": Field(axes=("batch",), dtype="nn")}},
+            "torch has no dtype 'nn'",
+            '"int64"',
+        ),
+        ("POST /x", {"make": lambda batch: {"jsn": {}}}, "returned ['jsn']", "json, body"),
+        ("POST /x", {"make": lambda batch: {"name": ""}}, "returned ['name']", "json, body"),
+        ("embed", {"make": lambda batch: [batch]}, "make= returned list", "keyword arguments"),
+    ],
+)
+def test_a_grid_that_cannot_be_made_says_why(
+    target: Any, options: dict[str, Any], message: str, hint: str
+):
+    """Every mistake has a text with what was found, and a hint with what to write."""
+    error = refusal(lambda: shape_grid(target, Buckets(batch=[1]), **options))
+
+    assert message in error.message
+    assert hint in error.hint
+
+
+def test_a_range_that_is_none_is_refused():
+    """The two ends of a field's values are given in order."""
+    error = refusal(lambda: Field(axes=("batch",), low=2, high=1))
+
+    assert "from 2 to 1" in error.message
+    assert error.hint
+
+
+# --- what is declared ----------------------------------------------------------------------
+
+
+def test_declared_inputs_are_replayed_largest_first():
+    """By size, and in the declared order among equals; one input needs no list."""
+    inputs = [
+        Input(target="embed", name=name, size=size)
+        for name, size in [("a", 1), ("b", 9), ("c", 0), ("d", 9)]
+    ]
+
+    assert [item.name for item in ordered(iter(inputs), of="Embedder")] == ["b", "d", "a", "c"]
+    assert ordered(inputs[0], of="Embedder") == [inputs[0]]
+
+
+def test_names_become_unique():
+    """Reports and results are by name; a made one never takes a name that was given."""
+    names = ["a", "a", "a #2", "a", "b"]
+
+    inputs = ordered([Input(target="embed", name=name) for name in names], of="Embedder")
+
+    assert [item.name for item in inputs] == ["a", "a #3", "a #2", "a #4", "b"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "message", "hint"),
+    [
+        (None, "Embedder.warmup_inputs() returned NoneType", "return a list of Input"),
+        ([], "Embedder.warmup_inputs() returned no inputs", "user_config.warmup.enabled: false"),
+        ([EMBEDDER.embed], "returned a method among its inputs", "Input(target=self.method"),
+        ({"target": "embed"}, "returned a str among its inputs", "or use shape_grid"),
+    ],
+)
+def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):
+    """What `warmup_inputs` may return is said by the error, with the class that returned it."""
+    error = refusal(lambda: ordered(declared, of="Embedder"))
+
+    assert message in error.message
+    assert hint in error.hint
+
+
+# --- signatures ----------------------------------------------------------------------------
+
+
+class Array:
+    """An array of another library, as far as they agree."""
+
+    dtype = "float32"
+    shape = (4,)
+
+
+def signature(**values: Any) -> str:
+    return str(InputSignature.of(values))
+
+
+def test_a_signature_names_what_compiled_code_depends_on():
+    """Metadata of tensors and arrays, numbers as they are, and of a text only its length."""
+    text = signature(
+        ids=torch.ones(2, 3).long(),
+        score=torch.tensor(1.0),
+        array=Array(),
+        flag=True,
+        number=3,
+        ratio=0.5,
+        secret="do not log",
+        nothing=None,
+    )
+
+    assert text == (
+        "ids=int64[2×3], score=float32[scalar], array=float32[4], "
+        "flag=True, number=3, ratio=0.5, secret=str[10]"
+    )
+
+
+def test_containers_are_entered_by_path():
+    """Lists, tuples and mappings, as deep as asked for and no deeper."""
+    batch = {"inputs": [torch.ones(1), {"mask": torch.ones(2)}], "sizes": (1, 2)}
+
+    assert signature(batch=batch) == (
+        "batch.inputs[0]=float32[1], batch.sizes[0]=1, batch.sizes[1]=2"
+    )
+    assert str(InputSignature.of({"batch": batch}, depth=4)) == (
+        "batch.inputs[0]=float32[1], batch.inputs[1].mask=float32[2], "
+        "batch.sizes[0]=1, batch.sizes[1]=2"
+    )
+
+
+def test_long_lists_are_cut():
+    """A signature is a line of a log: a list of thousands does not fill it."""
+    assert len(InputSignature.of({"x": [1.0] * 5000}).entries) == 16
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.ones(2, 3).T, "float32[3×2] stride (1, 3)"),
+        (torch.ones(4, 4)[:, ::2], "float32[4×2] stride (4, 2)"),
+        (torch.ones(3).expand(2, 3), "float32[2×3] stride (0, 1)"),
+        (torch.ones(2, 3).T.contiguous(), "float32[3×2]"),
+    ],
+)
+def test_strides_are_shown_where_they_are_not_the_usual(tensor: torch.Tensor, expected: str):
+    """Two tensors that differ in strides only are two variants, so that they look different."""
+    assert signature(x=tensor) == f"x={expected}"
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse:UserWarning", "ignore:.*nested tensors:UserWarning")
+def test_tensors_without_shape_or_strides_have_a_signature():
+    """Nested and sparse tensors raise when they are asked; a request must not notice."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    sparse = torch.eye(2).to_sparse_csr()
+
+    assert signature(x=nested, y=sparse) == "x=float32[nested], y=float32[sparse_csr]"
+
+
+def test_objects_that_have_every_attribute_are_no_tensors():
+    """A DeploymentHandle answers to any name: it is passed over like other objects."""
+
+    class Handle:
+        def __getattr__(self, name: str) -> Handle:
+            return self
+
+    assert signature(handle=Handle(), x=1) == "x=1"
+
+
+def test_signatures_compare_by_content():
+    """Equal metadata is one signature, whatever the values; another dtype is another."""
+    first, same = (InputSignature.of({"x": torch.rand(2)}) for _ in range(2))
+    other = InputSignature.of({"x": torch.rand(2).double()})
+
+    assert first == same
+    assert len({first, same, other}) == 2

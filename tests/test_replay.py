@@ -1,0 +1,398 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Replaying until quiet and proving it, with real compiled functions and nothing of Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from compiled import compiled, double, stance
+from serve_warm import compiler
+from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
+from serve_warm.inputs import Input
+from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Progress, Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RECOMPILE_LIMIT = 8
+
+
+def shape(size: int) -> Input:
+    return Input(target="embed", name=f"size {size}", args=(torch.ones(size),))
+
+
+def calling(model: Callable[..., Any]) -> Callable[[Input], Any]:
+    """Return how a handler would call the model, on the loop's own thread."""
+
+    async def call(item: Input) -> None:
+        model(*item.args)
+
+    return call
+
+
+def replay(
+    inputs: Sequence[Input], call: Callable[[Input], Any], *, deadline_s: float = 60, **options: Any
+) -> Replay:
+    settings = {"input_deadline_s": 60.0, "max_passes": 8, **options}
+    return Replay(inputs, call, seen=compiler.watch(), deadline=Deadline(deadline_s), **settings)
+
+
+def run(warmup: Replay) -> Progress:
+    async def until_proven() -> None:
+        await warmup.until_quiet()
+        await warmup.prove()
+
+    asyncio.run(until_proven())
+    return warmup.progress
+
+
+def failure(kind: type[Exception], warmup: Replay) -> Any:
+    with pytest.raises(kind) as caught:
+        run(warmup)
+    assert stance() == "default"
+    return caught.value
+
+
+# --- until quiet ---------------------------------------------------------------------------
+
+
+def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
+    """Three passes for a model that compiles at the first call, and every input is proven."""
+    model = compiled(double)
+    calls: list[str] = []
+
+    async def call(item: Input) -> None:
+        calls.append(item.name)
+        model(*item.args)
+
+    progress = run(replay([shape(4), shape(3), shape(2)], call))
+
+    assert progress.passes == 3
+    assert calls == ["size 4", "size 3", "size 2"] * 3
+    assert progress.proven == {"size 4", "size 3", "size 2"}
+    assert progress.unproven == {}
+    assert progress.compiles == {"size 4": 1, "size 3": 1, "size 2": 1}
+    assert stance() == "default"
+
+
+def test_what_is_warm_needs_no_further_pass():
+    """A quiet first pass and the proof: a second start in one process is two passes."""
+    model = compiled(double)
+    run(replay([shape(2)], calling(model)))
+
+    progress = run(replay([shape(2)], calling(model)))
+
+    assert (progress.passes, progress.compiles) == (2, {"size 2": 0})
+    assert progress.proven == {"size 2"}
+
+
+def test_passes_go_on_while_anything_compiles():
+    """A path that gets warm in steps is replayed as often as it takes, which nobody knows."""
+    steps = [compiled(double) for _ in range(4)]
+    calls = 0
+
+    async def call(item: Input) -> None:
+        nonlocal calls
+        for step in steps[: calls + 1]:
+            step(*item.args)
+        calls += 1
+
+    progress = run(replay([shape(2)], call))
+
+    assert progress.compiles == {"size 2": 4}
+    assert progress.passes == 4 + 2
+
+
+def test_a_model_that_never_gets_quiet_is_not_proven():
+    """After the last allowed pass the error has the reason of the last compile."""
+    model = compiled(double, recompile_limit=64)
+    size = 1
+
+    async def call(item: Input) -> None:
+        nonlocal size
+        size += 1
+        model(torch.ones(size))
+
+    error = failure(NotProven, replay([shape(1)], call, max_passes=3))
+
+    assert "after 3 passes over 1 inputs the model still compiles (1 compiles" in error.message
+    assert "with x=float32[4]: " in error.hint
+    assert "expected 3, actual 4" in error.hint
+    assert error.stage == "REPLAYING"
+    assert size == 4
+
+
+def test_results_are_seconds_and_compiles_of_each_input():
+    """The first replay is told from the last one, and what was not reached says so."""
+    progress = run(replay([shape(3), shape(2)], calling(compiled(double))))
+
+    results = progress.results()
+
+    assert [(r.name, r.proven, r.compiles, r.note) for r in results] == [
+        ("size 3", True, 1, ""),
+        ("size 2", True, 1, ""),
+    ]
+    assert all(r.first_s > 0 and r.steady_s > 0 for r in results)
+    assert Progress(inputs=[shape(9)]).results()[0].note == "not reached"
+
+
+def test_progress_is_told_after_each_input():
+    """Observers see how far a pass is while it runs."""
+    told: list[tuple[int, int]] = []
+    warmup = replay(
+        [shape(2), shape(3)],
+        calling(compiled(double)),
+        changed=lambda: told.append((warmup.progress.passes, warmup.progress.done)),
+    )
+
+    run(warmup)
+
+    assert told == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+# --- the proof -----------------------------------------------------------------------------
+
+
+def test_a_compile_that_only_the_proof_meets_is_replayed_and_proven_again():
+    """What gets warm at its second call is quiet at the first: the proof finds it, and retries."""
+    model = compiled(double)
+    calls = 0
+
+    async def call(item: Input) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            model(*item.args)
+
+    progress = run(replay([shape(2)], call))
+
+    # quiet · proof fails · compiles, quiet · proof holds
+    assert progress.passes == 5
+    assert progress.proven == {"size 2"}
+    assert progress.unproven == {}
+
+
+def test_an_input_that_fails_every_proof_is_named_with_its_reason():
+    """The proof gives up on it after some attempts; the others are proven all the same."""
+    model = compiled(double, recompile_limit=64)
+    calls = 0
+
+    async def call(item: Input) -> None:
+        nonlocal calls
+        if item.name == "restless":
+            # Two replays of one shape, and the proof that follows them meets the next.
+            calls += 1
+            model(torch.ones(10 + calls // 3))
+        else:
+            model(*item.args)
+
+    restless = Input(target="embed", name="restless")
+    progress = run(replay([shape(2), restless], call))
+
+    assert calls == 3 * PROOF_ATTEMPTS
+    assert progress.proven == {"size 2"}
+    assert progress.unproven.keys() == {"restless"}
+    assert progress.unproven["restless"].startswith("would compile: double (compiled.py:")
+    assert "x=float32[13]" in progress.unproven["restless"]
+    assert stance() == "default"
+
+
+def test_a_handler_that_swallows_the_proof_is_not_proven():
+    """An answer made without the model is no proof that the model is warm."""
+    model = compiled(double, recompile_limit=64)
+    size = 1
+
+    async def call(item: Input) -> None:
+        nonlocal size
+        if stance() != "default":
+            size += 1
+        with contextlib.suppress(RuntimeError):
+            model(torch.ones(size))
+
+    progress = run(replay([shape(1)], call))
+
+    assert progress.proven == set()
+    assert progress.unproven["size 1"].startswith("would compile: ")
+
+
+def test_inputs_over_the_recompile_limit_are_never_proven():
+    """What runs eagerly without a word is found, named with the setting, and not retried."""
+    model = compiled(double)
+    inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 5)]
+
+    progress = run(replay(inputs, calling(model)))
+
+    assert progress.proven == {f"size {size}" for size in range(1, RECOMPILE_LIMIT + 1)}
+    assert len(progress.unproven) == 4
+    assert all("recompile_limit=16" in why for why in progress.unproven.values())
+    assert progress.passes == 3
+
+
+def test_the_recommended_recompile_limit_proves_them():
+    """The setting that the note names is enough for all inputs."""
+    model = compiled(double, recompile_limit=16)
+    inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 5)]
+
+    progress = run(replay(inputs, calling(model)))
+
+    assert progress.proven == {item.name for item in inputs}
+
+
+def test_eager_parts_are_found_beside_parts_that_compile():
+    """An input that compiles one function and runs another eagerly is not proven for it."""
+    encoder, head = compiled(double), compiled(double, recompile_limit=64)
+    inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 3)]
+
+    async def call(item: Input) -> None:
+        encoder(*item.args)
+        head(*item.args)
+
+    progress = run(replay(inputs, call))
+
+    assert all(count >= 1 for count in progress.compiles.values())
+    assert progress.proven == {f"size {size}" for size in range(1, RECOMPILE_LIMIT + 1)}
+
+
+def test_what_comes_after_an_eager_part_is_proven_if_it_is_warm():
+    """The limit of one function says nothing about inputs that do not call it."""
+    limited, other = compiled(double), compiled(double)
+    over = [shape(size) for size in range(1, RECOMPILE_LIMIT + 2)]
+    elsewhere = Input(target="rank", name="rank", args=(torch.ones(1),))
+
+    async def call(item: Input) -> None:
+        (other if item.name == "rank" else limited)(*item.args)
+
+    progress = run(replay([*over, elsewhere], call))
+
+    assert "rank" in progress.proven
+    assert progress.unproven.keys() == {f"size {RECOMPILE_LIMIT + 1}"}
+
+
+def test_the_threads_of_the_proof_are_recorded():
+    """Who made the compiled calls is known afterwards: whoever serves must be among them."""
+    model = compiled(double)
+
+    with ThreadPoolExecutor(1) as threads:
+        native_id = threads.submit(threading.get_native_id).result()
+
+        async def call(item: Input) -> None:
+            await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
+
+        progress = run(replay([shape(2)], call))
+
+    assert progress.threads == {native_id}
+
+
+# --- failures ------------------------------------------------------------------------------
+
+
+def test_an_input_that_raises_is_named_with_the_cause():
+    """The error says which input, and has what it raised as its cause."""
+
+    async def call(item: Input) -> None:
+        if item.name == "size 2":
+            message = "first line\nsecond line"
+            raise KeyError(message)
+
+    warmup = replay([shape(3), shape(2), shape(1)], call)
+    error = failure(ReplayFailed, warmup)
+
+    assert error.message == "input 'size 2' raised KeyError: 'first line\\nsecond line'"
+    assert "correct warmup_inputs()" in error.hint
+    assert error.input == "size 2"
+    assert isinstance(error.__cause__, KeyError)
+    assert warmup.progress.first_s.keys() == {"size 3"}
+
+
+def test_an_input_that_raises_in_the_proof_only_is_named_as_well():
+    """What is no compile is no reason to call the input unproven and go on."""
+
+    async def call(item: Input) -> None:
+        if stance() != "default":
+            raise LookupError
+
+    error = failure(ReplayFailed, replay([shape(2)], call))
+
+    assert error.message == "input 'size 2' raised LookupError: "
+
+
+def test_a_target_that_cancels_itself_is_a_failure_of_its_input():
+    """A cancellation from inside is no cancellation of the warm-up."""
+
+    async def call(item: Input) -> None:
+        raise asyncio.CancelledError
+
+    error = failure(ReplayFailed, replay([shape(2)], call))
+
+    assert "input 'size 2' raised CancelledError" in error.message
+
+
+def test_a_deadline_in_the_middle_says_what_was_covered():
+    """The input that was awaited is named and cancelled, and the count of those before it."""
+    cancelled = False
+
+    async def call(item: Input) -> None:
+        nonlocal cancelled
+        if item.name == "stuck":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled = True
+
+    stuck = Input(target="embed", name="stuck")
+    warmup = replay(
+        [shape(2), stuck, shape(1)], call, deadline_s=0.3, waits_for=["Ranker", "Reader"]
+    )
+    error = failure(WarmupTimeout, warmup)
+
+    assert "no end of input 'stuck' within 0 s; 1 of 3 inputs were replayed" in error.message
+    assert "it may wait for other deployments: Ranker, Reader" in error.message
+    assert error.covered == "1 of 3 inputs were replayed"
+    assert "deadline_s or input_deadline_s" in error.hint
+    assert cancelled
+
+
+def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():
+    """A compile that blocks the loop cannot be interrupted: the next input is not begun."""
+    begun: list[str] = []
+
+    async def call(item: Input) -> None:
+        begun.append(item.name)
+        time.sleep(0.2)  # noqa: ASYNC251  (a compile blocks just so)
+
+    error = failure(WarmupTimeout, replay([shape(2), shape(1)], call, deadline_s=0.1))
+
+    assert begun == ["size 2"]
+    assert error.covered == "1 of 2 inputs were replayed"
+
+
+def test_one_input_has_a_deadline_of_its_own():
+    """Not all of the time of a start is spent on one input that never ends."""
+
+    async def call(item: Input) -> None:
+        await asyncio.Event().wait()
+
+    error = failure(WarmupTimeout, replay([shape(2)], call, input_deadline_s=0.1))
+
+    assert "0 of 1 inputs were replayed, 0 proven" in error.message
+
+
+def test_a_deadline_in_the_proof_says_how_much_is_proven():
+    """What was proven until then is counted apart from what was replayed."""
+
+    async def call(item: Input) -> None:
+        if stance() != "default" and item.name == "size 1":
+            await asyncio.Event().wait()
+
+    error = failure(WarmupTimeout, replay([shape(2), shape(1)], call, deadline_s=0.3))
+
+    assert "2 of 2 inputs were replayed, 1 proven" in error.message

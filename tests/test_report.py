@@ -1,0 +1,136 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report as JSON and as text, and the arithmetic of counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from reports import FULL
+from serve_warm.report import SCHEMA, Counts, Coverage, InputResult, Report, Stage, Verdict
+
+REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
+
+
+def kinds(value: Any) -> set[type]:
+    """Return the types of a value and of all that is in it."""
+    if type(value) is dict:
+        return {dict}.union(*map(kinds, value.values()), *map(kinds, value))
+    if type(value) is list:
+        return {list}.union(*map(kinds, value))
+    return {type(value)}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_json_is_plain_and_round_trips(report: Report):
+    """No tuple, enum or record is left: what is read back is what was written."""
+    data = report.to_json()
+
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert kinds(data) <= {dict, list, str, int, float, bool, type(None)}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_json_has_every_field(report: Report):
+    """Nothing that was recorded is lost, and the form has a version."""
+    data = report.to_json()
+
+    assert data.keys() == {"schema"} | {f.name for f in dataclasses.fields(Report)}
+    assert data["schema"] == SCHEMA
+
+
+def test_json_keeps_what_was_recorded():
+    """Nested records become objects with their own names and values."""
+    data = FULL.to_json()
+
+    assert (data["stage"], data["verdict"]) == ("READY", "partial")
+    assert data["covered"] == {"expected": 2, "proven": 1}
+    assert data["stages"][0] == {"stage": "PULLING", "seconds": 0.25}
+    assert data["inputs"][1]["note"] == "would compile: size mismatch"
+    assert data["events"][0]["kind"] == "recompile"
+    assert data["artifact"]["trace"] == ["statements/x: accepted"]
+    assert data["warmup"]["compiler_processes"] == 3
+
+
+def test_the_text_says_what_a_person_looks_for():
+    """First line: where it stands; then each thing that is not as it should be."""
+    lines = FULL.text().splitlines()
+
+    assert lines[0].startswith("app#Embedder READY verdict=partial proven=1/2 ")
+    assert "  not proven: embed batch=1: would compile: size mismatch" in lines
+    assert "  degraded: uncovered: 1 of 2 inputs" in lines
+    assert "  warning: compiled calls were made from 2 threads" in lines
+    assert "  artifact: file:///srv/artifacts statements/x" in lines
+    assert "    2 files of 3" in lines
+    assert "  error: none" in lines
+    assert any("3 compiler runs" in line for line in lines)
+    assert any("after ready: 1 compiles" in line for line in lines)
+
+
+def test_the_text_of_a_clean_start_has_no_complaints():
+    """Nothing is said about what is as it should be."""
+    clean = Report(
+        stage=Stage.READY,
+        verdict=Verdict.FULL_HIT,
+        covered=Coverage(expected=1, proven=1),
+        inputs=(InputResult(name="a", proven=True, first_s=1.0, steady_s=0.1, compiles=1),),
+    )
+
+    text = clean.text()
+
+    assert "verdict=full_hit proven=1/1" in text
+    assert not any(word in text for word in ("not proven", "degraded", "warning", "error:"))
+
+
+def test_counts_are_subtracted_field_by_field():
+    """A span is what was counted after it less what was counted before it."""
+    earlier = Counts(**{f.name: n for n, f in enumerate(dataclasses.fields(Counts))})
+    later = Counts(**{f.name: 2 * n for n, f in enumerate(dataclasses.fields(Counts))})
+
+    span = later - earlier
+
+    assert dataclasses.astuple(span) == tuple(range(len(dataclasses.fields(Counts))))
+    assert later - later == Counts()
+
+
+LOUD = {"compiles", "captures", "eager_falls", "compiler_processes"}
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Counts)])
+def test_quiet_is_no_compile_capture_or_fall(name: str):
+    """Cache hits and seconds are no noise; what makes code is."""
+    assert Counts(**{name: 1}).quiet is (name not in LOUD)
+
+
+def test_recompiles_are_compiles():
+    """There is no recompile without a compile, so that one of the two is asked."""
+    assert not Counts(compiles=1, recompiles=1).quiet
+
+
+def test_stages_are_in_the_order_of_the_flow():
+    """Observers compare stages by their place."""
+    assert [stage.value for stage in Stage] == [
+        *("PENDING", "WAITING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"),
+        *("READY", "FAILED"),
+    ]
+
+
+def test_a_report_is_read_with_the_standard_library_alone():
+    """Whoever shows a report needs nothing installed beside this package."""
+    program = (
+        "import sys; before = set(sys.modules); import serve_warm.report\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'serve_warm'}))"
+    )
+
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert completed.stdout.strip() == "[]"

@@ -1,0 +1,784 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a start, its policies and its verdicts, with real stores and signed artifacts.
+
+The models are compiled with a backend that compiles nothing, so that a start takes no time; what
+a real cache is worth is in test_cold_warm.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from artifacts import build, container, new_key, packed_cache, trusting
+from compiled import compiled, double, stance
+from serve_warm import compiler, transfer
+from serve_warm.artifact import pack_directory
+from serve_warm.config import WarmupConfig, environment
+from serve_warm.errors import (
+    CompilerMissing,
+    ConfigError,
+    InputError,
+    NotProven,
+    ReplayFailed,
+    WarmupFailed,
+    WarmupTimeout,
+)
+from serve_warm.fingerprint import Fingerprint, read_app, read_machine
+from serve_warm.inputs import Input
+from serve_warm.report import Counts, Report, Stage, Verdict
+from serve_warm.stages import Replica, Warmup, build_facts
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust import Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from serve_warm.report import CompileEvent
+
+KEY = new_key()
+RECOMPILE_LIMIT = 8
+
+
+class Refusal(Exception):
+    pass
+
+
+class Embedder:
+    """The user's object: its attributes are searched for compiled callables."""
+
+    def __init__(self) -> None:
+        self.model = compiled(double)
+
+
+class StandIn:
+    """A replica without Serve: what deployment.py is for a Serve deployment."""
+
+    application = "app"
+    deployment = "Embedder"
+    replica = "Embedder#1"
+
+    def __init__(self, *sizes: int, trust: Trust | None = None) -> None:
+        self.owner = Embedder()
+        self.declared: Any = [
+            Input(target="embed", name=f"size {size}", args=(torch.ones(size),), size=size)
+            for size in sizes or (2, 3)
+        ]
+        self.asked = False
+        self.calls: list[str] = []
+        self._trust = trusting(KEY) if trust is None else trust
+
+    async def warmup_inputs(self) -> Any:
+        self.asked = True
+        if isinstance(self.declared, Exception):
+            raise self.declared
+        return self.declared
+
+    async def call(self, item: Input) -> None:
+        self.calls.append(item.name)
+        self.owner.model(*item.args)
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        for item in inputs:
+            if item.target_name != "embed":
+                raise InputError(f"no method {item.target_name!r}", hint="embed")
+
+    def serving_threads(self) -> set[int]:
+        return {threading.get_native_id()}
+
+    def waits_for(self) -> Sequence[str]:
+        return ()
+
+    def trust(self) -> Trust | None:
+        return self._trust
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        return Refusal(event.signature)
+
+
+@pytest.fixture(autouse=True)
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give back what a start changes for the whole process."""
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(caches))
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(caches))
+    yield
+    watch = compiler.watch()
+    watch.forbidden = watch.on_event = None
+    compiler.isa_checks().give({})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(root=tmp_path / "store")
+
+
+def here(replica: Replica, **changed: str) -> Fingerprint:
+    """Return the fingerprint of this process and app, with some machine factors changed."""
+    arguments = compiler.compile_arguments(replica.owner)
+    return Fingerprint(
+        machine={**read_machine(environment()), **changed},
+        app=read_app(environment(), compile_arguments=arguments),
+    )
+
+
+def publish(store: LocalStore, built_for: Fingerprint, **options: Any) -> str:
+    manifest, stored = build(deployment="Embedder", built_for=built_for, **options)
+    return transfer.push(store, manifest, stored, [KEY])
+
+
+def warm_up(replica: StandIn, *observers: Callable[[Report], None], **settings: Any) -> Warmup:
+    start = Warmup(replica, WarmupConfig(**settings))
+    start.observe(observers)
+    asyncio.run(start.run())
+    return start
+
+
+def failed(
+    kind: type[BaseException], replica: StandIn, **settings: Any
+) -> tuple[Any, Report, Warmup]:
+    """Return the error of a start that must fail, and what its report says then."""
+    start = Warmup(replica, WarmupConfig(**settings))
+    with pytest.raises(kind) as caught:
+        asyncio.run(start.run())
+    assert stance() == "default"
+    return caught.value, start.report(), start
+
+
+def pointed_at() -> Path:
+    """Return where torch would write its caches now."""
+    directory = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent
+    assert Path(os.environ["TRITON_CACHE_DIR"]).parent == directory
+    return directory
+
+
+def stages_of(reports: list[Report]) -> list[str]:
+    """Return the stages in the order in which they were told, each once where it stayed."""
+    names = [report.stage.value for report in reports]
+    return [name for before, name in zip([None, *names], names, strict=False) if name != before]
+
+
+# --- the order -----------------------------------------------------------------------------
+
+
+def test_the_stages_without_an_artifact():
+    """Nothing is pulled where nothing is configured; the verdict is off and the start clean."""
+    told: list[Report] = []
+    replica = StandIn()
+
+    report = warm_up(replica, told.append).report()
+
+    assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
+    assert [time.stage.value for time in report.stages] == ["PENDING", "REPLAYING", "PROVING"]
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.OFF)
+    assert (report.degraded, report.warnings, report.error) == ((), (), "")
+    assert (report.covered.proven, report.covered.expected) == (2, 2)
+    assert report.artifact is None
+
+
+def test_the_stages_with_an_artifact(store: LocalStore):
+    """Pulled, verified and loaded before anything is replayed."""
+    told: list[Report] = []
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": pack_directory(store.root.parent / "caches")})
+
+    report = warm_up(replica, told.append, artifact=store.uri).report()
+
+    order = ["PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"]
+    assert stages_of(told) == [*order, "READY"]
+    assert [time.stage.value for time in report.stages] == order
+
+
+def test_inputs_are_replayed_largest_first_and_counted():
+    """Three passes over the inputs by size, and the counts of the warm-up are those of it."""
+    compiled(double)(torch.ones(9))  # before the start: not its own
+    replica = StandIn(2, 5, 3)
+
+    report = warm_up(replica).report()
+
+    assert replica.calls == ["size 5", "size 3", "size 2"] * 3
+    assert (report.passes, report.warmup.compiles, report.warmup.recompiles) == (3, 3, 2)
+    assert [(result.name, result.compiles) for result in report.inputs] == [
+        ("size 5", 1),
+        ("size 3", 1),
+        ("size 2", 1),
+    ]
+    assert report.after_ready == Counts()
+
+
+def test_the_report_says_who_and_what():
+    """Identity, versions, times and threads of the start; as JSON it is plain data."""
+    report = warm_up(StandIn()).report()
+
+    assert (report.application, report.deployment, report.replica) == (
+        *("app", "Embedder", "Embedder#1"),
+    )
+    assert report.versions["torch"] == torch.__version__
+    assert report.threads == (threading.get_native_id(),)
+    assert report.pid == os.getpid()
+    assert report.to_proof_s >= report.overhead_s > 0
+    assert report.cpu_s > 0
+    assert json.loads(json.dumps(report.to_json())) == report.to_json()
+
+
+def test_a_report_can_be_read_at_any_time():
+    """Before the start, in the middle and after it, and the coverage only grows."""
+    replica = StandIn()
+    start = Warmup(replica, WarmupConfig())
+    before = start.report()
+    middle: list[Report] = []
+    start.observe([middle.append])
+
+    asyncio.run(start.run())
+
+    assert (before.stage, before.covered.expected) == (Stage.PENDING, 0)
+    proven = [report.covered.proven for report in middle]
+    assert proven == sorted(proven)
+    assert proven[-1] == 2
+
+
+# --- the artifact --------------------------------------------------------------------------
+
+
+def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
+    """The files are in a private directory that torch is pointed at, and the report names it."""
+    replica = StandIn()
+    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+
+    start = warm_up(replica, artifact=store.uri)
+
+    report, directory = start.report(), start.cache_directory
+    assert report.verdict is Verdict.FULL_HIT
+    assert directory == pointed_at()
+    assert (directory / "24" / "c244b2rga7kqcbbf2xhyb.so").read_bytes() == bytes(range(256)) * 64
+    assert report.artifact.statement == key
+    assert report.artifact.store == store.uri
+    assert report.artifact.raw_bytes > report.artifact.stored_bytes > 0
+    assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
+    assert report.artifact.reason == ""
+
+
+def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: Path):
+    """The artifact goes into a new directory, whatever is in the present one."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    present = compiler.private_directory()
+    (present / "inductor").mkdir()
+    (present / "inductor" / "mine").write_text("compiled in __init__")
+    start = Warmup(replica, WarmupConfig(artifact=store.uri), cache_directory=present)
+
+    asyncio.run(start.run())
+
+    assert start.cache_directory != present
+    assert not list(start.cache_directory.rglob("mine"))
+
+
+def test_a_given_directory_is_kept_where_nothing_is_pulled():
+    """The caches of a start without an artifact stay where they were begun: they get packed."""
+    present = compiler.private_directory()
+    start = Warmup(StandIn(), WarmupConfig(), cache_directory=present)
+
+    asyncio.run(start.run())
+
+    assert start.cache_directory == present
+
+
+def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_path: Path):
+    """What the builder's probe was answered is given to this process'."""
+    replica = StandIn()
+    facts = {"isa_checks": {"VecAVX2 -mavx2 0123456789ab": True}}
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")}, facts=facts)
+
+    warm_up(replica, artifact=store.uri)
+
+    assert dict(compiler.isa_checks()._given) == facts["isa_checks"]
+
+
+def test_an_empty_store_is_a_miss(store: LocalStore):
+    """The start goes on cold, says why, and is not degraded: it is proven like any other."""
+    report = warm_up(StandIn(), artifact=store.uri).report()
+
+    assert (report.stage, report.verdict, report.degraded) == (Stage.READY, Verdict.MISS, ())
+    assert "has no artifact for 'Embedder'" in report.artifact.reason
+    assert "serve-warm build" in report.artifact.reason
+    assert report.covered.proven == 2
+
+
+def test_an_artifact_for_another_machine_is_a_miss(store: LocalStore):
+    """The trace names the factors that differ, variant by variant."""
+    replica = StandIn()
+    publish(store, here(replica, torch="2.11.0"))
+    publish(store, here(replica, python="CPython 3.10.1", libc="musl 1"))
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.MISS
+    assert len(report.artifact.trace) == 2
+    assert any("torch: " in line and "2.11.0" in line for line in report.artifact.trace)
+    assert any("libc: " in line and "python: " in line for line in report.artifact.trace)
+
+
+def test_an_artifact_for_other_compile_arguments_is_a_miss(store: LocalStore):
+    """What the app compiles with is part of the fit, and named."""
+    replica, other = StandIn(), StandIn()
+    other.owner.model = compiled(double, dynamic=True)
+    publish(store, here(other))
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.MISS
+    assert "compile_arguments: " in report.artifact.trace[0]
+
+
+def test_a_miss_fails_by_policy(store: LocalStore):
+    """`on_missing: fail` ends the start with the reason and the hint of the miss."""
+    error, report, _ = failed(WarmupFailed, StandIn(), artifact=store.uri, on_missing="fail")
+
+    assert error.message.startswith("verdict miss, and on_missing is fail: ")
+    assert "serve-warm build" in error.hint
+    assert (report.stage, report.verdict, report.error) == (
+        *(Stage.FAILED, Verdict.MISS, str(error)),
+    )
+
+
+def tampered(store: LocalStore) -> None:
+    for blob in (store.root / "blobs" / "sha256").iterdir():
+        data = bytearray(blob.read_bytes())
+        data[-1] ^= 1
+        blob.write_bytes(data)
+
+
+def cut_short(store: LocalStore) -> None:
+    for blob in (store.root / "blobs" / "sha256").iterdir():
+        blob.write_bytes(blob.read_bytes()[:-1])
+
+
+def missing_blob(store: LocalStore) -> None:
+    for blob in (store.root / "blobs" / "sha256").iterdir():
+        blob.unlink()
+
+
+def other_statement(store: LocalStore) -> None:
+    for statement in (store.root / "statements" / "Embedder").iterdir():
+        statement.write_bytes(statement.read_bytes().replace(b'"sig":"', b'"sig":"AAAA', 1))
+
+
+@pytest.mark.parametrize("damage", [tampered, cut_short, missing_blob, other_statement])
+def test_a_damaged_artifact_is_refused(
+    store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
+):
+    """Whatever is not as it was signed is not loaded, and the start goes on cold."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    damage(store)
+
+    start = warm_up(replica, artifact=store.uri)
+
+    report = start.report()
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact.reason
+    assert list(start.cache_directory.rglob("*.so")) == []
+    assert report.covered.proven == 2
+
+
+def test_an_unknown_signer_is_refused(store: LocalStore):
+    """A good signature by somebody else is as good as none."""
+    replica = StandIn(trust=trusting(new_key()))
+    publish(store, here(replica))
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.REFUSED
+
+
+def test_trusting_nobody_refuses_with_what_to_add(store: LocalStore):
+    """Nothing configured means nothing believed; the reason has the lines to add."""
+    replica = StandIn(trust=Trust())
+    publish(store, here(replica))
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.REFUSED
+    assert "hint: " in report.artifact.reason
+
+
+def test_a_refusal_fails_by_policy(store: LocalStore):
+    """`on_refused: fail` is for fleets that prefer no replica to a cold one."""
+    replica = StandIn(trust=trusting(new_key()))
+    publish(store, here(replica))
+
+    error, report, _ = failed(WarmupFailed, replica, artifact=store.uri, on_refused="fail")
+
+    assert error.message.startswith("verdict refused, and on_refused is fail: ")
+    assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.REFUSED)
+    assert replica.calls == []
+
+
+def test_a_miss_is_not_a_refusal(store: LocalStore):
+    """Each policy is for its own verdict."""
+    report = warm_up(StandIn(), artifact=store.uri, on_refused="fail").report()
+
+    assert report.verdict is Verdict.MISS
+
+
+def test_what_was_written_before_a_refusal_is_not_built_upon(store: LocalStore, tmp_path: Path):
+    """A part that torch does not take leaves a new, empty directory, not half an artifact."""
+    replica = StandIn()
+    parts = {
+        "cache": packed_cache(tmp_path / "built"),
+        "torch_bytes": container(("no_such_kind", [("key", b"content")])),
+    }
+    publish(store, here(replica), raw=parts)
+
+    start = warm_up(replica, artifact=store.uri, parts=["cache", "torch_bytes"])
+
+    caches = Path(tempfile.gettempdir())
+    assert start.report().verdict is Verdict.REFUSED
+    assert "torch did not accept the part torch_bytes" in start.report().artifact.reason
+    assert list(caches.rglob("c244b2rga7kqcbbf2xhyb.so"))  # it had been unpacked
+    assert start.cache_directory == pointed_at()
+    assert list(start.cache_directory.rglob("*")) == []
+
+
+def test_a_store_that_does_not_answer_is_tried_again_and_then_a_miss(
+    store: LocalStore, caplog: pytest.LogCaptureFixture
+):
+    """The tries fit into the pull's deadline; availability does not depend on the store."""
+    store.root.symlink_to(store.root)  # a loop: nothing can be listed in it
+
+    report = warm_up(StandIn(), artifact=store.uri, pull_deadline_s=0.8).report()
+
+    tries = [r for r in caplog.records if r.getMessage().startswith("try=")]
+    assert len(tries) == 1
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
+    assert "cannot list" in report.artifact.reason
+
+
+def test_a_store_that_answers_at_the_second_try_is_a_hit(store: LocalStore, tmp_path: Path):
+    """A store that is away for a moment costs that moment."""
+    replica = StandIn()
+    good = LocalStore(root=tmp_path / "good")
+    publish(good, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    store.root.symlink_to(store.root)
+
+    async def run() -> Report:
+        def repair() -> None:
+            store.root.unlink()
+            store.root.symlink_to(good.root)
+
+        start = Warmup(replica, WarmupConfig(artifact=store.uri))
+        start.observe(
+            [
+                lambda r: (
+                    r.stage is Stage.PULLING and asyncio.get_running_loop().call_later(0.2, repair)
+                )
+            ]
+        )
+        return await start.run()
+
+    assert asyncio.run(run()).verdict is Verdict.FULL_HIT
+
+
+def test_an_address_that_is_no_store_is_a_setting_to_correct():
+    """A misspelt address is not a store that is empty: the start fails and says so."""
+    _, report, _ = failed(ConfigError, StandIn(), artifact="https://example.com/artifacts")
+
+    assert report.stage is Stage.FAILED
+    assert "https:// is not a store" in report.error
+
+
+# --- deadlines and inputs ------------------------------------------------------------------
+
+
+class Stuck(StandIn):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.waits = asyncio.Event()
+
+    async def call(self, item: Input) -> None:
+        await super().call(item)
+        if item.name == "size 2":
+            self.waits.set()
+            await asyncio.Event().wait()
+
+
+def test_a_start_that_is_late_fails():
+    """The default: a replica that is not warm in time does not take traffic."""
+    error, report, _ = failed(WarmupTimeout, Stuck(), deadline_s=0.5)
+
+    assert "no end of input 'size 2'" in error.message
+    assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.OFF)
+    assert "deadline_s" in report.error
+
+
+def test_a_start_that_is_late_serves_by_policy():
+    """Marked late and degraded, with what was reached; never like a clean one."""
+    report = warm_up(Stuck(), deadline_s=0.5, on_deadline="serve").report()
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
+    assert len(report.degraded) == 1
+    assert report.degraded[0].startswith("late: no end of input 'size 2'")
+    assert (report.covered.proven, report.covered.expected) == (0, 2)
+    assert report.warmup.compiles == 2
+
+
+def test_uncovered_inputs_are_served_as_degraded():
+    """What cannot be proven is named, and the replica says that it is not clean."""
+    replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
+
+    report = warm_up(replica).report()
+
+    assert report.stage is Stage.READY
+    assert report.covered.proven == RECOMPILE_LIMIT
+    assert report.degraded[0].startswith("uncovered: 2 of 10 inputs are not proven warm; ")
+    assert "recompile_limit=16" in report.degraded[0]
+
+
+def test_uncovered_inputs_fail_by_policy():
+    """`on_uncovered: fail` is for those who declare what must be warm."""
+    replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
+
+    error, report, _ = failed(NotProven, replica, on_uncovered="fail")
+
+    assert "2 of 10 inputs are not proven warm" in error.message
+    assert "on_uncovered: serve" in error.hint
+    assert (report.stage, error.stage) == (Stage.FAILED, "PROVING")
+
+
+def test_an_input_that_raises_fails_the_start():
+    """No policy lets a replica serve what it could not replay."""
+    replica = StandIn()
+    replica.declared = [Input(target="embed", name="wrong", args=())]
+
+    error, report, _ = failed(ReplayFailed, replica)
+
+    assert error.message.startswith("input 'wrong' raised TypeError")
+    assert report.stage is Stage.FAILED
+    assert report.error == str(error)
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "text"),
+    [
+        ([], InputError, "Embedder.warmup_inputs() returned no inputs"),
+        (7, InputError, "Embedder.warmup_inputs() returned int"),
+        ([Input(target="rank")], InputError, "no method 'rank'"),
+        (ValueError("no vocabulary"), ValueError, "ValueError: no vocabulary"),
+    ],
+)
+def test_inputs_that_cannot_be_used_fail_the_start(declared: Any, kind: type[Exception], text: str):
+    """A start that ends in the user's code has ended: its report says so, whatever was raised."""
+    replica = StandIn()
+    replica.declared = declared
+
+    _, report, _ = failed(kind, replica)
+
+    assert report.stage is Stage.FAILED
+    assert text in report.error
+    assert replica.calls == []
+
+
+def test_a_cancelled_start_has_failed():
+    """Who reads the state of a replica that Serve stopped does not see it replaying for ever."""
+
+    async def run() -> Report:
+        replica = Stuck()
+        start = Warmup(replica, WarmupConfig())
+        task = asyncio.ensure_future(start.run())
+        await replica.waits.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        return start.report()
+
+    report = asyncio.run(run())
+
+    assert (report.stage, report.error) == (Stage.FAILED, "CancelledError: ")
+
+
+def test_the_missing_compiler_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not after a download and a minute of tracing: the inputs are not even asked for."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU a C++ compiler is not required")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    replica = StandIn()
+
+    error, report, _ = failed(CompilerMissing, replica, artifact=str(tmp_path / "store"))
+
+    assert "looked for g++" in error.message
+    assert "g++" in report.error
+    assert not replica.asked
+    assert [time.stage for time in report.stages] == [Stage.PENDING]
+
+
+# --- observers -----------------------------------------------------------------------------
+
+
+def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Losing a metric is no reason to lose the replica; it is said once, with the traceback."""
+    calls = 0
+    told: list[Report] = []
+
+    def broken(report: Report) -> None:
+        nonlocal calls
+        calls += 1
+        if report.stage is Stage.REPLAYING:
+            raise OSError("no space left")
+
+    report = warm_up(StandIn(), broken, told.append).report()
+
+    raised = [record for record in caplog.records if record.exc_info]
+    assert report.stage is Stage.READY
+    assert calls == 2  # PENDING, and REPLAYING where it raised
+    assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
+    assert len(raised) == 1
+    assert "no space left" in str(raised[0].exc_info[1])
+
+
+def test_the_last_report_that_is_told_is_the_last_one():
+    """An observer that shows one report shows the result, seconds of the proof included."""
+    told: list[Report] = []
+
+    report = warm_up(StandIn(), told.append).report()
+
+    assert told[-1].stage is Stage.READY
+    assert told[-1].to_proof_s == report.to_proof_s > 0
+    assert told[-1].cpu_s == report.cpu_s > 0
+
+
+def test_failing_is_told():
+    """An observer sees FAILED with its reason before the error is raised."""
+    told: list[Report] = []
+    replica = StandIn()
+    replica.declared = []
+    start = Warmup(replica, WarmupConfig())
+    start.observe([told.append])
+
+    with pytest.raises(InputError):
+        asyncio.run(start.run())
+
+    assert told[-1].stage is Stage.FAILED
+    assert "returned no inputs" in told[-1].error
+
+
+# --- threads -------------------------------------------------------------------------------
+
+
+class Pooled(StandIn):
+    """Calls its model in a worker thread that Serve may end, as sync handlers are called."""
+
+    async def call(self, item: Input) -> None:
+        with ThreadPoolExecutor(1) as worker:
+            await asyncio.get_running_loop().run_in_executor(worker, self.owner.model, *item.args)
+
+
+def test_compiled_calls_on_passing_threads_are_warned_about():
+    """The warning has the one line that keeps the model on one thread."""
+    report = warm_up(Pooled()).report()
+
+    assert report.stage is Stage.READY
+    assert len(report.warnings) == 1
+    assert "await self.on_model_thread(self.model, ...)" in report.warnings[0]
+    assert threading.get_native_id() not in report.threads
+
+
+# --- after ready ---------------------------------------------------------------------------
+
+
+def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixture):
+    """Counted apart from the warm-up, with input and reason, in the report and in the log."""
+    replica = StandIn(2)
+    start = warm_up(replica)
+    quiet = start.report()
+
+    replica.owner.model(torch.ones(2))
+    replica.owner.model(torch.ones(7))
+
+    report = start.report()
+    (event,) = report.events
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("after ready")]
+    assert quiet.after_ready == Counts()
+    assert quiet.events == ()
+    assert (report.after_ready.compiles, report.after_ready.recompiles) == (1, 1)
+    assert report.warmup == quiet.warmup
+    assert (event.kind, event.signature) == ("recompile", "x=float32[7]")
+    assert "input=[x=float32[7]]" in line
+    assert "warmup_inputs()" in line
+
+
+def test_many_compiles_in_traffic_are_few_lines(caplog: pytest.LogCaptureFixture):
+    """A client with odd shapes does not fill the log; the counts miss none."""
+    replica = StandIn(2)
+    replica.owner.model = compiled(double, recompile_limit=64)
+    start = warm_up(replica)
+
+    for size in range(3, 23):
+        replica.owner.model(torch.ones(size))
+
+    lines = [r for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert start.report().after_ready.compiles == 20
+    assert len(lines) == 1
+
+
+def test_a_compile_in_traffic_is_refused_by_policy():
+    """`after_ready: forbid`: the request gets the refusal, warm inputs work, nothing compiles."""
+    replica = StandIn(2)
+    start = warm_up(replica, after_ready="forbid")
+
+    with pytest.raises(Refusal, match=r"x=float32\[7\]"):
+        replica.owner.model(torch.ones(7))
+    result = replica.owner.model(torch.ones(2))
+
+    report = start.report()
+    assert result.tolist() == [3.0, 3.0]
+    assert report.after_ready.compiles == 0
+    assert [event.kind for event in report.events] == ["forbidden"]
+
+
+def test_nothing_is_refused_before_ready():
+    """The policy is for traffic: a start under it compiles like any other."""
+    report = warm_up(StandIn(2, 3), after_ready="forbid").report()
+
+    assert report.warmup.compiles == 2
+    assert report.covered.proven == 2
+
+
+def test_facts_of_a_build_are_json():
+    """They travel in a signed statement."""
+    start = warm_up(StandIn())
+
+    facts = build_facts(start.report())
+
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["inputs"] == ["size 3", "size 2"]
+    assert facts["passes"] == 3
+
+
+def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
+    """One line a stage, with facts that can be searched for."""
+    caplog.set_level(logging.INFO, "serve_warm")
+
+    warm_up(StandIn())
+
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("stage=")]
+    assert lines == [
+        f"stage={stage} deployment=Embedder replica=Embedder#1"
+        for stage in ("PENDING", "REPLAYING", "PROVING", "READY")
+    ]

@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One start of a tiny real model in a process of its own; prints what happened as JSON.
+
+    python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
+
+`load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from serve_warm import transfer
+from serve_warm.artifact import Manifest, pack_part, utc_now
+from serve_warm.config import WarmupConfig
+from serve_warm.inputs import Buckets, Field, Input, shape_grid
+from serve_warm.stages import ISA_FACT, Warmup, build_facts, pack_parts
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust import Trust, TrustedKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serve_warm.report import CompileEvent
+
+
+class Classifier:
+    """Two layers and a softmax: one kernel of its own for each of the two shapes."""
+
+    buckets = Buckets(batch=[1, 8])
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.eager = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4), torch.nn.Softmax(-1)
+        ).eval()
+        self.model = torch.compile(self.eager, dynamic=False)
+
+    async def classify(self, pixels: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.model(pixels)
+
+    def warmup_inputs(self) -> list[Input]:
+        pixels = Field(axes=("batch", 16), dtype="float32", low=-1, high=1)
+        return shape_grid(self.classify, self.buckets, fields={"pixels": pixels})
+
+
+class Replica:
+    """What stages.py needs of a deployment, without Serve."""
+
+    application, deployment, replica = "app", "Classifier", "Classifier#1"
+
+    def __init__(self, key: Any) -> None:
+        self.owner = Classifier()
+        self._key = key
+
+    async def warmup_inputs(self) -> list[Input]:
+        return self.owner.warmup_inputs()
+
+    async def call(self, item: Input) -> None:
+        await self.owner.classify(**item.kwargs)
+
+    def check(self, inputs: Sequence[Input]) -> None: ...
+
+    def serving_threads(self) -> set[int]:
+        return {threading.get_native_id()}
+
+    def waits_for(self) -> Sequence[str]:
+        return ()
+
+    def trust(self) -> Trust:
+        public = self._key.public_key().public_bytes_raw()
+        return Trust(keys=(TrustedKey(name="test", raw=public),))
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        return RuntimeError(event.function)
+
+
+def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStore, key: Any):
+    packed = {name: pack_part(name, raw) for name, raw in parts.items()}
+    manifest = Manifest(
+        deployment=Replica.deployment,
+        created=utc_now(),
+        fingerprint=start.fingerprint,
+        parts=tuple(part for part, _ in packed.values()),
+        facts=facts,
+    )
+    transfer.push(store, manifest, {name: stored for name, (_, stored) in packed.items()}, [key])
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    key = load_pem_private_key(Path(options["key"]).read_bytes(), password=None)
+    store = LocalStore(root=Path(options["store"]))
+    # Every process that this one starts, whoever starts it: nothing of the package is asked.
+    started: list[list[str]] = []
+    sys.addaudithook(
+        lambda event, args: (
+            started.append(list(map(str, args[1]))) if event == "subprocess.Popen" else None
+        )
+    )
+    replica = Replica(key)
+    start = Warmup(
+        replica,
+        WarmupConfig(
+            artifact=store.uri if options["load"] else None,
+            parts=options.get("parts", ["cache"]),
+        ),
+    )
+    report = asyncio.run(start.run())
+    batches = [item.kwargs["pixels"] for item in replica.owner.warmup_inputs()]
+    errors = [asyncio.run(replica.owner.classify(x)) - replica.owner.eager(x) for x in batches]
+    parts = {}
+    if options.get("publish"):
+        parts = pack_parts(start.cache_directory)
+        facts = dict(build_facts(start.report()))
+        publish(start, parts, facts, store, key)
+        # And once more without what torch's ISA probe was answered.
+        del facts[ISA_FACT]
+        publish(start, parts, facts, LocalStore(root=Path(f"{store.root}-without-answers")), key)
+    return {
+        "report": start.report().to_json(),
+        "verdict_when_ready": report.verdict.value,
+        "cache_directory": str(start.cache_directory),
+        "error": max(error.abs().max().item() for error in errors),
+        "started": started,
+        "parts": sorted(parts),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
