@@ -34,13 +34,17 @@ SENTENCES = (
     "The replica is ready when it is proven warm.",
     "How long does a new replica need before it can answer its first request?",
     "Compilers are patient, users are not.",
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the "
-    "age of foolishness, it was the epoch of belief, it was the epoch of incredulity.",
-    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money "
-    "in my purse, and nothing particular to interest me on shore, I thought I would sail about a "
-    "little and see the watery part of the world. It is a way I have of driving off the spleen "
-    "and regulating the circulation. Whenever I find myself growing grim about the mouth; "
-    "whenever it is a damp, drizzly November in my soul.",
+    (
+        "It was the best of times, it was the worst of times, it was the age of wisdom, it was the "
+        "age of foolishness, it was the epoch of belief, it was the epoch of incredulity."
+    ),
+    (
+        "Call me Ishmael. Some years ago, never mind how long precisely, having little or no "
+        "money in my purse, and nothing particular to interest me on shore, I thought I would "
+        "sail about a little and see the watery part of the world. It is a way I have of driving "
+        "off the spleen and regulating the circulation. Whenever I find myself growing grim about "
+        "the mouth; whenever it is a damp, drizzly November in my soul."
+    ),
     "Ein Satz auf Deutsch.",
     "def warm_up(self): ...",
     "42",

@@ -437,7 +437,7 @@ def test_cache_directories_are_private(tmp_path: Path):
 
 
 def left_behind(root: Path) -> Path:
-    """Return the cache directory of a process that has been killed, made old."""
+    """Return the cache directory of a process that was killed a moment ago."""
     program = (
         "import os, pathlib, signal, sys; from serve_warm import compiler\n"
         "print(compiler.private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
@@ -449,7 +449,6 @@ def left_behind(root: Path) -> Path:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     directory = Path(ended.stdout.strip())
     (directory / "kernel.so").write_bytes(b"\x7fELF")
-    age(directory)
     return directory
 
 
@@ -462,6 +461,7 @@ def test_directories_of_killed_processes_are_swept(tmp_path: Path):
     """A node does not fill up with the caches of replicas that are gone; living ones stay."""
     dead = left_behind(tmp_path)
     alive = compiler.private_directory(tmp_path)
+    age(dead)
     age(alive)
 
     new = compiler.private_directory(tmp_path)
@@ -471,9 +471,19 @@ def test_directories_of_killed_processes_are_swept(tmp_path: Path):
     assert new.is_dir()
 
 
+def test_what_was_just_made_is_not_swept(tmp_path: Path):
+    """Between making a directory and locking it there is a moment: its owner gets a minute."""
+    young = left_behind(tmp_path)
+
+    compiler.private_directory(tmp_path)
+
+    assert (young / "kernel.so").exists()
+
+
 def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
     """What has the right name and may be somebody else's doing is left alone."""
     dead = left_behind(tmp_path)
+    age(dead)
     dead.parent.chmod(0o777)
 
     compiler.private_directory(tmp_path)

@@ -338,15 +338,10 @@ def test_a_target_that_cancels_itself_is_a_failure_of_its_input():
 
 def test_a_deadline_in_the_middle_says_what_was_covered():
     """The input that was awaited is named and cancelled, and the count of those before it."""
-    cancelled = False
 
     async def call(item: Input) -> None:
-        nonlocal cancelled
         if item.name == "stuck":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled = True
+            await asyncio.Event().wait()
 
     stuck = Input(target="embed", name="stuck")
     warmup = replay(
@@ -358,7 +353,26 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
     assert "it may wait for other deployments: Ranker, Reader" in error.message
     assert error.covered == "1 of 3 inputs were replayed"
     assert "deadline_s or input_deadline_s" in error.hint
-    assert cancelled
+
+
+def test_an_input_that_is_late_is_cancelled():
+    """When the start has failed, nothing of it goes on in the background."""
+    cancelled = False
+
+    async def call(item: Input) -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    async def fail() -> bool:
+        with pytest.raises(WarmupTimeout):
+            await replay([shape(2)], call, deadline_s=0.1).until_quiet()
+        return cancelled
+
+    assert asyncio.run(fail())
 
 
 def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():

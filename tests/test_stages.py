@@ -280,8 +280,9 @@ def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: P
     (present / "inductor" / "mine").write_text("compiled in __init__")
     start = Warmup(replica, WarmupConfig(artifact=store.uri), cache_directory=present)
 
-    asyncio.run(start.run())
+    report = asyncio.run(start.run())
 
+    assert report.verdict is Verdict.FULL_HIT
     assert start.cache_directory != present
     assert not list(start.cache_directory.rglob("mine"))
 
