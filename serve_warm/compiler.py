@@ -19,6 +19,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 import os
 import pickle
@@ -326,10 +327,11 @@ def defer_precompiled_headers() -> None:
         _headers_deferred = True
     run: Callable[[str, str], None] = cpp_builder.run_compile_cmd
     headers: dict[str, Callable[[], str]] = {}
+    numbers = itertools.count()  # two threads get two numbers
 
     @functools.cache
     def deferred(*args: Any, **kwargs: Any) -> str:
-        word = f"/serve_warm-deferred-header-{len(headers)}.h"
+        word = f"/serve_warm-deferred-header-{next(numbers)}.h"
         headers[word] = functools.partial(precompile, *args, **kwargs)
         return word
 

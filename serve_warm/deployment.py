@@ -493,6 +493,9 @@ class _Replica:
     ) -> Result:
         if self._executor is None:
             self._begin_model_thread()
+        if self._task is None or not self._task.done():
+            # At each call of the start: the first ones may load and compile the model.
+            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
         # torch.*.config is per context: the model sees the request's, as it would inline.
         run = contextvars.copy_context().run
         call = functools.partial(run, fn, *args, **kwargs)
@@ -504,7 +507,6 @@ class _Replica:
         with self._lock:
             if self._executor is not None:
                 return
-            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="serve_warm-model")
             self._model_thread_id = executor.submit(threading.get_native_id).result()
             self._executor = executor

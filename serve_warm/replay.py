@@ -208,20 +208,23 @@ class Replay:
         # A task rather than wait_for: its exception is a value, so that whatever the target
         # raises is named with its input, and nothing is swallowed on the way.
         task = asyncio.ensure_future(self._call(item))
-        while not task.done():
-            left = limit_s - (time.perf_counter() - start)
-            if left <= 0:
+        try:
+            while not task.done():
+                left = limit_s - (time.perf_counter() - start)
+                if left <= 0:
+                    raise self._timeout(item, limit_s)
+                await asyncio.wait({task}, timeout=min(left, WAIT_NOTICE_S))
+                if not task.done():
+                    logger.info(
+                        "still waiting for input=%r after %.0f s%s",
+                        item.name,
+                        time.perf_counter() - start,
+                        self._waiting_text(),
+                    )
+        finally:
+            if not task.done():  # late, or the warm-up itself is cancelled
                 task.cancel()
                 await asyncio.wait({task}, timeout=1.0)
-                raise self._timeout(item, limit_s)
-            await asyncio.wait({task}, timeout=min(left, WAIT_NOTICE_S))
-            if not task.done():
-                logger.info(
-                    "still waiting for input=%r after %.0f s%s",
-                    item.name,
-                    time.perf_counter() - start,
-                    self._waiting_text(),
-                )
         seconds = time.perf_counter() - start
         # Cancelled by nobody here: something inside the target has cancelled itself.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

@@ -58,7 +58,8 @@ class Counts:
     recompiles: int = 0
     """Those of them that followed a failed guard of an earlier variant."""
     eager_falls: int = 0
-    """Frames that Dynamo gave up on because the recompile limit was reached: eager for good."""
+    """Frames that Dynamo gave up on because the recompile limit was reached: eager for good. Each
+    is counted once more by every input that meets it in the proof."""
     captures: int = 0
     """CUDA graphs recorded."""
     fx_hits: int = 0

@@ -56,6 +56,11 @@ class Started:
         )
 
     @property
+    def outputs(self) -> int:
+        """Compiler runs that made anything, precompiled headers included."""
+        return sum("-o" in line for line in self.command_lines)
+
+    @property
     def isa_probes(self) -> int:
         """Processes that were started to load a library and see whether this CPU can run it."""
         return sum("cdll.LoadLibrary" in " ".join(command) for command in self.said["started"])
@@ -129,6 +134,12 @@ def warm(machine: Machine, cold: Started) -> Started:
 
 
 @pytest.fixture(scope="module")
+def unanswered(machine: Machine, cold: Started) -> Started:
+    """A start from an artifact without the answers of the ISA probe; then an undeclared batch."""
+    return machine.start(store=Path(f"{machine.store}-without-answers"), load=True, traffic=3)
+
+
+@pytest.fixture(scope="module")
 def from_torch_bytes(machine: Machine, cold: Started) -> Started:
     """A start from what torch's own API gives."""
     return machine.start(load=True, parts=["torch_bytes"])
@@ -138,6 +149,7 @@ def test_the_control_runs_the_compiler(cold: Started):
     """Without an artifact the same program compiles: what the tests below miss is there to see."""
     report = cold.report
 
+    assert cold.outputs >= cold.objects > 0
     assert report["verdict"] == "off"
     assert report["warmup"]["compiler_processes"] > 2
     assert report["warmup"]["fx_misses"] == 2
@@ -152,6 +164,7 @@ def test_a_warm_start_runs_no_compiler(warm: Started):
 
     assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
     assert warm.objects == report["warmup"]["compiler_processes"] == 0
+    assert warm.outputs == 0
     assert (report["warmup"]["fx_misses"], report["warmup"]["fx_bypasses"]) == (0, 0)
     assert report["warmup"]["fx_hits"] == 2
     assert report["warmup"]["compiles"] == 2
@@ -164,15 +177,19 @@ def test_a_warm_start_asks_no_isa_probe(warm: Started):
     assert warm.isa_probes == 0
 
 
-def test_without_the_answers_the_probe_is_asked(machine: Machine, cold: Started):
-    """The same artifact without its answers: still no compiler, but the probe runs again."""
-    store = Path(f"{machine.store}-without-answers")
+def test_without_the_answers_the_probe_is_asked(unanswered: Started):
+    """The same artifact without its answers: still a hit, but the probe runs again."""
+    assert unanswered.report["verdict"] == "full_hit"
+    assert unanswered.isa_probes > 0
+    assert unanswered.report["warmup"]["compiler_processes"] == 0
 
-    started = machine.start(store=store, load=True)
 
-    assert started.report["verdict"] == "full_hit"
-    assert started.isa_probes > 0
-    assert started.objects == started.report["warmup"]["compiler_processes"] == 0
+def test_what_is_not_in_the_artifact_compiles_in_traffic(unanswered: Started):
+    """A warm start takes nothing away from a cold compile later, headers included."""
+    after_ready = unanswered.report["after_ready"]
+
+    assert (after_ready["compiles"], after_ready["fx_misses"]) == (1, 1)
+    assert after_ready["compiler_processes"] == unanswered.objects > 0
 
 
 def test_torchs_own_bytes_compile_every_kernel_again(from_torch_bytes: Started):
@@ -193,7 +210,7 @@ def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest
     assert started.report["warmup"]["compiler_processes"] == started.objects
 
 
-@pytest.mark.parametrize("name", ["cold", "warm", "from_torch_bytes"])
+@pytest.mark.parametrize("name", ["cold", "warm", "unanswered", "from_torch_bytes"])
 def test_outputs_are_those_of_the_eager_model(name: str, request: pytest.FixtureRequest):
     """A warm start is no use if it is warm with other numbers."""
     assert request.getfixturevalue(name).said["error"] <= TOLERANCE

@@ -367,12 +367,33 @@ def test_an_input_that_is_late_is_cancelled():
             cancelled = True
             raise
 
-    async def fail() -> bool:
+    async def late() -> bool:
         with pytest.raises(WarmupTimeout):
             await replay([shape(2)], call, deadline_s=0.1).until_quiet()
         return cancelled
 
-    assert asyncio.run(fail())
+    assert asyncio.run(late())
+
+
+def test_a_cancelled_warm_up_cancels_its_input():
+    """Serve may stop a replica that is starting: the call that is under way ends with it."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def call(item: Input) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def stopped() -> bool:
+        warmup = asyncio.ensure_future(replay([shape(2)], call).until_quiet())
+        await begun.wait()
+        warmup.cancel()
+        await asyncio.wait({warmup})
+        return warmup.cancelled() and ended.is_set()
+
+    assert asyncio.run(stopped())
 
 
 def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():

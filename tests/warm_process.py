@@ -4,7 +4,8 @@
 
     python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
 
-`load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards.
+`load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards,
+and `traffic` is a batch that the model is called with in the end, declared or not.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     )
     report = asyncio.run(start.run())
     batches = [item.kwargs["pixels"] for item in replica.owner.warmup_inputs()]
+    if options.get("traffic"):
+        batches.append(torch.rand(options["traffic"], 16))
     errors = [asyncio.run(replica.owner.classify(x)) - replica.owner.eager(x) for x in batches]
     parts = {}
     if options.get("publish"):

@@ -439,3 +439,21 @@ class BadInputs(WarmupMixin):
 
     async def broken(self) -> None:
         raise ValueError("the weights are missing")
+
+
+early_routes = FastAPI()
+
+
+@deployment()
+@serve.ingress(early_routes)
+class TooEarly(WarmupMixin):
+    """Warms up inside its constructor, where Serve has not started the app yet."""
+
+    async def __init__(self) -> None:
+        await self.warm_up()
+
+    def warmup_inputs(self) -> Input:
+        return Input(target="GET /embed")
+
+    @early_routes.get("/embed")
+    async def embed(self) -> None: ...

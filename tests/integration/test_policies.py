@@ -60,6 +60,7 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             ).bind(),
             "unknown setting": embedder(on_missin="fail"),
             "undeclared": shapes.Undeclared.bind(),
+            "too early": shapes.TooEarly.bind(),
             "wrong body": shapes.Routes.bind({"value": 1.0}),
             **{kind: shapes.BadInputs.bind(kind) for kind in BAD_INPUTS},
         }
@@ -97,6 +98,14 @@ def test_an_input_that_is_answered_with_an_error_fails_the_start(apps):
     assert "was answered 422" in message
     assert "Field required" in message
     assert "correct warmup_inputs()" in message
+
+
+def test_routes_cannot_be_replayed_inside_init(apps):
+    """Serve starts the app after `__init__`: the text says so, and who comes at the right time."""
+    message = apps["too early"].failed()
+
+    assert "input 'GET /embed' is a route, and the app is not up inside __init__" in message
+    assert "leave warm-up to the hook" in message
 
 
 def test_an_unknown_setting_fails_the_start(apps):

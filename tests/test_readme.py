@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The README says what the code and the committed results say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import figures
+from serve_warm import bench
+from serve_warm.cli import COMMANDS, serve_warm
+from serve_warm.config import WarmupConfig
+from serve_warm.report import Verdict
+
+README = figures.README.read_text()
+
+
+@pytest.mark.parametrize("name", figures.SECTIONS)
+def test_generated_sections_are_up_to_date(name):
+    """Figures and metrics stand in the README as the results and the table have them."""
+    written = figures.section(README, name)
+
+    assert written == figures.SECTIONS[name]()
+
+
+@pytest.mark.parametrize("name", ["text_embedder", "image_classifier"])
+def test_committed_results_are_of_the_published_schema(name):
+    """What `serve-warm bench` wrote is what its JSON Schema describes."""
+    result = figures.load(name)
+
+    jsonschema.validate(result, bench.schema())
+
+
+@pytest.mark.parametrize("name", ["text_embedder", "image_classifier"])
+def test_committed_results_show_what_is_claimed(name):
+    """A warm start runs no compiler and proves all; nothing compiles after ready in any mode."""
+    runs = figures.load(name)["runs"]
+    warm = [run for run in runs if run["mode"] == "warm"]
+
+    assert warm
+    assert [run["compiler_processes"] for run in warm] == [0] * len(warm)
+    assert all(run["covered"]["proven"] == run["covered"]["expected"] > 0 for run in runs)
+    assert [run["compiles_after_ready"] for run in runs] == [0] * len(runs)
+
+
+def test_python_blocks_are_python():
+    """Every Python block of the README parses."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+    assert len(blocks) >= 4
+    for block in blocks:
+        ast.parse(textwrap.dedent(block))
+
+
+def test_every_setting_command_and_verdict_is_documented():
+    """A field, command or verdict that the README does not name does not exist for a user."""
+    missing = [
+        name
+        for name in [*WarmupConfig.model_fields, *(v.value for v in Verdict)]
+        if f"`{name}`" not in README
+    ]
+    missing += [command for command in COMMANDS if f"serve-warm {command}" not in README]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    """`--help` of each command works and says what it does."""
+    shown = CliRunner().invoke(serve_warm, [command, "--help"])
+
+    assert shown.exit_code == 0
+    assert "Options:" in shown.output
+
+
+@pytest.mark.parametrize("path", sorted(figures.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_results_are_plain_json(path):
+    """A committed result holds no NaN or Infinity, which JSON does not have."""
+    json.loads(path.read_text(), parse_constant=pytest.fail)
