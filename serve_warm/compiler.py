@@ -86,6 +86,7 @@ class Watch:
                 recompiles=self._recompiles,
                 eager_falls=self._eager_falls,
                 captures=self._captures,
+                forbidden=self._forbidden,
                 fx_hits=inductor["fxgraph_cache_hit"],
                 fx_misses=inductor["fxgraph_cache_miss"],
                 fx_bypasses=inductor["fxgraph_cache_bypass"],
@@ -96,11 +97,6 @@ class Watch:
                 compiler_s=self._compiler_s,
                 compile_s=self._compile_s,
             )
-
-    @property
-    def forbidden_count(self) -> int:
-        """How often a compile was met while compiling was forbidden."""
-        return self._forbidden
 
     def events(self) -> tuple[CompileEvent, ...]:
         """Return the last events, oldest first."""

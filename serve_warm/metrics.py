@@ -133,6 +133,12 @@ METRICS = (
         help="Functions that fell to eager for good in traffic: should stay 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
     ),
+    Metric(
+        name="serve_warm_forbidden_after_ready",
+        kind="counter",
+        help="Requests refused with 503 under after_ready: forbid, because they would compile.",
+        read=_one(lambda r: r.after_ready.forbidden),
+    ),
 )
 
 

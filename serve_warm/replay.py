@@ -167,12 +167,12 @@ class Replay:
         progress.unproven.clear()
         with self._seen.calling_threads() as threads, compiler.forbid():
             for item in progress.inputs:
-                met, before = self._seen.forbidden_count, self._seen.counts()
+                before = self._seen.counts()
                 seconds, error = await self._replay_reporting(item)
                 change = self._seen.counts() - before
                 if change.eager_falls:
                     progress.unproven[item.name] = self._runs_eagerly()
-                elif self._seen.forbidden_count > met:
+                elif change.forbidden:
                     reason = _last_reason(self._seen)
                     progress.unproven[item.name] = f"would compile: {reason}"
                 elif error is not None:
@@ -234,7 +234,9 @@ class Replay:
             raise error
         failed = ReplayFailed(
             f"input {item.name!r} raised {type(error).__name__}: {_first_line(error)}",
-            hint="warm-up replays it as traffic would: call the same method with the same "
+            # An error of ours knows better what to do.
+            hint=getattr(error, "hint", "")
+            or "warm-up replays it as traffic would: call the same method with the same "
             "arguments, or correct warmup_inputs()",
             stage=Stage.REPLAYING.value,
             input=item.name,

@@ -62,6 +62,8 @@ class Counts:
     is counted once more by every input that meets it in the proof."""
     captures: int = 0
     """CUDA graphs recorded."""
+    forbidden: int = 0
+    """Compiles that were met while compiling was forbidden, and not made."""
     fx_hits: int = 0
     fx_misses: int = 0
     fx_bypasses: int = 0
@@ -217,7 +219,7 @@ class Report:
         a = self.after_ready
         lines.append(
             f"  after ready: {a.compiles} compiles, {a.captures} captures, "
-            f"{a.eager_falls} falls to eager"
+            f"{a.eager_falls} falls to eager, {a.forbidden} refused"
         )
         if self.artifact is not None:
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())

@@ -149,7 +149,7 @@ class Warmup:
         deadline = Deadline(self._config.deadline_s)
         try:
             try:
-                await self._prepare()
+                await self._prepare(deadline)
                 await self._load(deadline)
                 await self._replay_and_prove(deadline)
             except WarmupTimeout as error:
@@ -226,13 +226,13 @@ class Warmup:
 
     # The steps, in their order --------------------------------------------------------------
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, deadline: Deadline) -> None:
         self._enter(Stage.PENDING)
         with self._timed(Stage.PENDING):
             compiler.require_compiler(environment())
             if self.cache_directory is None:
                 self._new_cache_directory()
-            declared = await self._replica.warmup_inputs()
+            declared = await self._declared(deadline)
             self.inputs = ordered(declared, of=type(self._replica.owner).__name__)
             self._replica.check(self.inputs)
             await asyncio.to_thread(compiler.import_compiler)
@@ -245,6 +245,16 @@ class Warmup:
             )
             machine = await asyncio.to_thread(read_machine, environment())
             self.fingerprint = Fingerprint(machine=machine, app=app)
+
+    async def _declared(self, deadline: Deadline) -> Any:
+        try:
+            return await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise WarmupTimeout(
+                f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
+                hint="declare inputs without waiting for other deployments; replays may wait",
+                stage=Stage.PENDING.value,
+            ) from error
 
     async def _load(self, deadline: Deadline) -> None:
         uri = self._config.artifact
@@ -395,7 +405,7 @@ class Warmup:
             "make the handler `async def`, or call the model with "
             "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
         )
-        if compiler.uses_cuda_graphs(self._replica.owner):
+        if self._warmup_captures() or compiler.uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
                 "CUDA graphs belong to the thread that recorded them, and compiled calls were "
                 f"made from {len(strangers)} threads that end with their request",
@@ -407,6 +417,9 @@ class Warmup:
             "(a sync handler): concurrent calls can lose a race in Dynamo's lookup and recompile; "
             + fix
         )
+
+    def _warmup_captures(self) -> int:
+        return (self._seen.counts() - self._at_start).captures if self._seen else 0
 
     def _judge_coverage(self, replay: Replay) -> None:
         unproven = replay.progress.unproven
@@ -420,11 +433,8 @@ class Warmup:
         logger.warning("served uncovered, by on_uncovered: serve: %s", text)
 
     def _become_ready(self) -> None:
-        seen = self._seen
-        if seen is None:
-            # The deadline passed before anything could be watched.
-            self._enter(Stage.READY)
-            return
+        # The deadline may have passed before anything was watched: traffic is, all the same.
+        self._seen = seen = self._seen or compiler.watch()
         at_ready = seen.counts()
         self._warmup_counts = at_ready - self._at_start
         if self._verdict is Verdict.FULL_HIT:

@@ -45,7 +45,7 @@ FULL = Report(
     overhead_s=3.0,
     cpu_s=9.0,
     warmup=Counts(compiles=3, fx_misses=1, compiler_processes=3, compiler_s=1.25, compile_s=2.5),
-    after_ready=Counts(compiles=1, recompiles=1, captures=2, eager_falls=4),
+    after_ready=Counts(compiles=1, recompiles=1, captures=2, eager_falls=4, forbidden=5),
     events=(
         CompileEvent(
             kind="recompile",

@@ -260,13 +260,13 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
             return "something else"
         return "computed"
 
-    met = seen.forbidden_count
+    met = seen.counts().forbidden
     with seen.calling_threads(), compiler.forbid():
         answer = handler()
 
     event = seen.events()[-1]
     assert answer == "something else"
-    assert seen.forbidden_count - met == 1
+    assert seen.counts().forbidden - met == 1
     assert (event.kind, event.signature) == ("forbidden", "x=float32[7]")
 
 
@@ -284,15 +284,14 @@ def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
 
     model = compiled(double)
     model(torch.ones(2))
-    met, before = seen.forbidden_count, seen.counts()
+    before = seen.counts()
     seen.forbidden = refuse
 
     with pytest.raises(Refused, match="3"):
         model(torch.ones(3))
 
     assert [(event.kind, event.signature) for event in asked] == [("forbidden", "x=float32[3]")]
-    assert seen.forbidden_count - met == 1
-    assert seen.counts() - before == Counts()
+    assert seen.counts() - before == Counts(forbidden=1)
 
 
 def test_after_ready_a_declared_shape_works(seen: Watch):

@@ -536,6 +536,30 @@ def test_a_start_that_is_late_serves_by_policy():
     assert report.warmup.compiles == 2
 
 
+class Undecided(StandIn):
+    async def warmup_inputs(self) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_inputs_that_are_never_declared_have_a_deadline():
+    """Every wait of a start ends: also the one for the user's own method."""
+    error, report, _ = failed(WarmupTimeout, Undecided(), deadline_s=0.2)
+
+    assert error.message.startswith("warmup_inputs() did not return within")
+    assert error.hint
+    assert (report.stage, report.error) == (Stage.FAILED, str(error))
+
+
+def test_a_start_without_inputs_is_late_by_policy():
+    """What has proven nothing may serve where the policy says so, and never looks clean."""
+    report = warm_up(Undecided(), deadline_s=0.2, on_deadline="serve").report()
+
+    assert (report.stage, report.verdict, report.covered.expected) == (
+        *(Stage.READY, Verdict.LATE, 0),
+    )
+    assert report.degraded[0].startswith("late: warmup_inputs()")
+
+
 def test_uncovered_inputs_are_served_as_degraded():
     """What cannot be proven is named, and the replica says that it is not clean."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))

@@ -55,9 +55,9 @@ def progress() -> Iterator[Callable[[str], None]]:
         stderr.print(f"[green]✓[/] {last} [dim]({elapsed()})[/]")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table whose first column is text and whose others are numbers."""
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    drawn = Table(box=None, pad_edge=False)
     for index, name in enumerate(header):
         drawn.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:

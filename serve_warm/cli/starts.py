@@ -118,7 +118,8 @@ def show(result: dict[str, Any]) -> None:
         f"torch {machine['torch']}, ray {machine['ray']}"
     )
     header, rows = bench_.table(result)
-    screen.stdout.print(screen.table(header, rows, title=title))
+    screen.stdout.print(title, soft_wrap=True)
+    screen.stdout.print(screen.table(header, rows))
     for name, ratio in result["ratios"].items():
         against = {"warm_to_cold": "cold", "warm_to_torch_bytes": "torch's bytes"}[name]
         screen.stdout.print(f"model built → proof: {ratio:.2f} of {against}")

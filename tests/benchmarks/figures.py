@@ -75,20 +75,21 @@ def figures() -> str:
 SECTIONS = {"figures": figures, "metrics": metrics.markdown}
 
 
-def section(text: str, name: str) -> str:
-    """Return what stands between the markers of a section."""
-    found = re.search(f"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
+def section(text: str, name: str) -> re.Match[str]:
+    """Return what stands between the markers of a section, as the only group of a match."""
+    found = re.search(f"(?<=<!-- {name} -->\n)(.*?)(?=\n<!-- /{name} -->)", text, re.DOTALL)
     if found is None:
         message = f"{README.name} has no section {name!r}"
         raise LookupError(message)
-    return found[1]
+    return found
 
 
 def main() -> None:
     """Replace the sections of the README."""
     text = README.read_text()
     for name, write in SECTIONS.items():
-        text = text.replace(section(text, name), write())
+        old = section(text, name)
+        text = text[: old.start()] + write() + text[old.end() :]
     README.write_text(text)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -382,10 +383,10 @@ def test_user_config_with_other_keys_needs_reconfigure(apps):
 
 
 @pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> None:
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Give back the variables that a warm-up in this process sets."""
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, "unset by the fixture")
+        monkeypatch.setenv(name, str(tmp_path))
 
 
 @pytest.mark.usefixtures("local")
