@@ -501,8 +501,10 @@ def _check_members(members: list[tarfile.TarInfo], raw: bytes, target: Path) -> 
             problem = f"{name!r} stands before its directory"
         if problem:
             raise ValueError(problem)
-        # The standard library's opinion as well; it knows tricks that the above may not.
-        tarfile.data_filter(member, str(target))
+        # The standard library's opinion as well; it knows tricks that the above may not. Early
+        # patch releases of Python 3.10 and 3.11 have none.
+        if hasattr(tarfile, "data_filter"):
+            tarfile.data_filter(member, str(target))
         (directories if member.isdir() else files).add(name)
         end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     # tarfile takes damage in the middle for the end; what really ends is zeros from there on.

@@ -39,6 +39,9 @@ MODES = ("cold", "torch_bytes", "warm")
 SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
 """The JSON Schema of what `run` returns, shipped with the package."""
 
+REQUEST_LIMIT_S = 600.0
+"""A request that is not answered by then is a failure of the bench, not a latency."""
+
 Progress = Callable[[str], None]
 
 
@@ -152,7 +155,12 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
 
     def send() -> None:
         answer = session.request(
-            verb, url + path, json=item.json, data=item.body or None, headers=dict(item.headers)
+            verb,
+            url + path,
+            json=item.json,
+            data=item.body or None,
+            headers=dict(item.headers),
+            timeout=REQUEST_LIMIT_S,
         )
         if not answer.ok:
             raise BuildFailed(
@@ -166,7 +174,7 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
 def _handle(handle: Any, item: Input) -> Callable[[], None]:
     options = {"multiplexed_model_id": item.model_id} if item.model_id else {}
     method = getattr(handle.options(**options), item.target_name)
-    return lambda: method.remote(*item.args, **dict(item.kwargs)).result(timeout_s=600)
+    return lambda: method.remote(*item.args, **dict(item.kwargs)).result(timeout_s=REQUEST_LIMIT_S)
 
 
 def collected(
@@ -181,7 +189,7 @@ def collected(
     result: dict[str, Any] = {
         "schema": 1,
         "machine": machine(),
-        "app": str(app.config["import_path"]),
+        "app": app.import_path,
         "deployment": app.deployment,
         "store": store,
         "runs": list(runs),

@@ -27,6 +27,7 @@ import resource
 import shlex
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -299,6 +300,18 @@ def _makes_object(cmd_line: str) -> bool:
     words = shlex.split(cmd_line)
     outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
     return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+
+
+def unwatched_compiles() -> int:
+    """Return how many frames were compiled in this process before it was watched.
+
+    Callers compare two moments. Imports nothing: without Dynamo nothing was compiled.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    watched = _the_watch.counts().compiles if _the_watch is not None else 0
+    return int(utils.counters["frames"]["ok"]) - watched
 
 
 _headers_deferred = False

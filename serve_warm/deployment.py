@@ -105,13 +105,9 @@ class WarmupMixin:
     warmup_trust: Trust | None = None
     """Who may sign artifacts; `None` reads the machine's trust files."""
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the instance with the hook on it; torch's caches are private from here on."""
-        self = super().__new__(cls)
-        replica = _Replica(self)
-        self.__dict__[ATTRIBUTE] = replica
-        self.__dict__["reconfigure"] = _Hook(replica)
-        return self
+        return _hooked(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
         """Return what to replay. May be `async def`; it runs once, after `__init__`."""
@@ -154,6 +150,9 @@ class WarmupMixin:
         graphs, grad mode, autocast) is found again by the next call; and calls do not race in
         Dynamo's lookup, because there is one at a time. Costs about 0.1 ms. Outputs are cloned
         where CUDA graphs own them: the next call would overwrite them.
+
+        `torch.inference_mode()` and the like are the thread's: set them inside `fn`, not around
+        the `await`, where the model's thread does not see them.
         """
         return await _of(self).on_model_thread(fn, args, kwargs)
 
@@ -189,18 +188,38 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
                 hint="put @warmup below @serve.ingress",
             )
         config = resolve(WarmupConfig(), user_config={"warmup": settings}, environ={})
+
+        def new(derived: type, *args: Any, **kwargs: Any) -> Any:
+            # In the class itself, before the one of `cls`, which may call no super().
+            return _hooked(super(decorated, derived).__new__, derived, args, kwargs)
+
         # Module, qualified name and doc stay those of the class that was written: routes of a
         # FastAPI app are found by the qualified name.
         body = {
+            "__new__": new,
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
             "warmup_config": config,
             "warmup_trust": trust,
         }
-        return type(cls.__name__, (cls, WarmupMixin), body)  # type: ignore[return-value]
+        decorated: Any = type(cls.__name__, (cls, WarmupMixin), body)
+        return cast("Class", decorated)
 
     return decorate if cls is None else decorate(cls)
+
+
+def _hooked(
+    new: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Make an instance by `new` and put the hook on it, once."""
+    # object's own takes no arguments where a class has an __init__ that does.
+    instance = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+    if ATTRIBUTE not in instance.__dict__:
+        replica = _Replica(instance)
+        instance.__dict__[ATTRIBUTE] = replica
+        instance.__dict__["reconfigure"] = _Hook(replica)
+    return instance
 
 
 def _of(instance: Any) -> _Replica:
@@ -250,6 +269,7 @@ class _Replica:
         self._own_outputs = False
         self._lock = threading.Lock()
         self._packed = False
+        self.unwatched_compiles_before = compiler.unwatched_compiles()
         # Serve's replica context has the user_config before `__init__` runs: torch's caches can
         # be pointed at a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
@@ -265,8 +285,7 @@ class _Replica:
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
         """Do what Serve would have done with the user's own `reconfigure`, then warm up once."""
-        if self._warmup is None:
-            self._config = resolve(self.owner.warmup_config, user_config=user_config)
+        self._configure(user_config)
         if isinstance(user_config, dict) and "warmup" in user_config:
             # What is left of a user_config that had only our key is none: the user's method
             # was not called before the key was added, and is not now.
@@ -275,6 +294,22 @@ class _Replica:
         await self._users_reconfigure(user_config, rank)
         if self.in_serve:
             await self.warm_up()
+
+    def _configure(self, user_config: Any) -> None:
+        if self._warmup is None:
+            self._config = resolve(self.owner.warmup_config, user_config=user_config)
+            return
+        # A light update of a replica that serves: it is not warmed up again, and a mistake in
+        # it is no reason to stop serving.
+        try:
+            later = resolve(self.owner.warmup_config, user_config=user_config)
+        except ConfigError as error:
+            logger.error("user_config.warmup is ignored: %s", error)  # noqa: TRY400
+            return
+        old, new = self._config.model_dump(), later.model_dump()
+        changed = [name for name in new if new[name] != old[name]]
+        if changed:
+            logger.warning("takes effect at the next start of a replica: %s", ", ".join(changed))
 
     async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
         method = getattr(type(self.owner), "reconfigure", None)
@@ -302,6 +337,8 @@ class _Replica:
                 # restart of its controller must wait, not pass.
                 self._task = asyncio.get_running_loop().create_task(self._run())
         task = self._task
+        if task.done():
+            return task.result()
         if task.get_loop() is asyncio.get_running_loop():
             return await asyncio.shield(task)
         return await asyncio.wrap_future(
@@ -389,7 +426,10 @@ class _Replica:
 
         # A task, whose exception is a value: whatever user code raises is named, none swallowed.
         task = asyncio.ensure_future(declare())
-        await asyncio.wait({task})
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()  # late; nothing, when it is done
         error = task.exception()
         if error is not None and not isinstance(error, ServeWarmError):
             raise InputError(

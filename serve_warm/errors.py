@@ -4,8 +4,7 @@
 
 ServeWarmError
 ├── ConfigError                 a setting, an option or a trust file cannot be used
-│   ├── InputError              a declared input cannot be replayed
-│   └── MissingExtra            an optional package is not installed
+│   └── InputError              a declared input cannot be replayed
 ├── CompilerMissing             something must be compiled and no C++ compiler was found
 ├── StoreError                  a store could not be read or written
 │   ├── ObjectNotFound
@@ -59,18 +58,6 @@ class ConfigError(ServeWarmError):
 
 class InputError(ConfigError):
     """A declared input cannot be replayed: no inputs, an unknown target, a wrong argument."""
-
-
-class MissingExtra(ConfigError):
-    """A feature was asked for whose package is not installed."""
-
-    def __init__(self, feature: str, *, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs a package that is not installed",
-            hint=f"pip install 'serve-warm[{extra}]'",
-            feature=feature,
-            extra=extra,
-        )
 
 
 class CompilerMissing(ServeWarmError):

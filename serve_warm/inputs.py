@@ -403,7 +403,9 @@ def _layout(tensor: Any) -> str:
         check = getattr(tensor, "is_contiguous", None)
         contiguous = check() if callable(check) else True
         return f"[{shape}]" if contiguous else f"[{shape}] stride {tuple(tensor.stride())}"
-    except RuntimeError:
-        # Nested tensors have no shape and some sparse ones no strides, and torch raises.
-        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        return f"[{layout}]"
+    except (RuntimeError, TypeError, AttributeError, ValueError):
+        # Nested tensors have no shape, some sparse ones no strides, and what only looks like a
+        # tensor may have anything: a signature is for people, and no reason to lose a request.
+        nested = getattr(tensor, "is_nested", False)
+        layout = "nested" if nested else str(getattr(tensor, "layout", "unreadable"))
+        return f"[{layout.removeprefix('torch.')}]"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,9 @@ def _one(value: Callable[[Report], float]) -> Callable[[Report], Mapping[str, fl
 
 def _stage_seconds(report: Report) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for time in report.stages:
-        label = time.stage.value.lower()
-        seconds[label] = seconds.get(label, 0.0) + time.seconds
+    for took in report.stages:
+        label = took.stage.value.lower()
+        seconds[label] = seconds.get(label, 0.0) + took.seconds
     return seconds
 
 
@@ -156,7 +157,6 @@ class RaySink:
             kind = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
             keys: tuple[Any, ...] = (metric.label,) if metric.label else ()
             self._series.append((metric, kind(metric.name, description=metric.help, tag_keys=keys)))
-        self._stopped = threading.Event()
         # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because
         # nothing here is worth keeping a process alive for.
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
@@ -175,13 +175,14 @@ class RaySink:
                         series.inc(added, tags=tags)
                         self._exported[metric.name, label] = value
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-
     def _repeat(self) -> None:
-        while not self._stopped.wait(PERIOD_S):
-            self(self._report())
+        while True:
+            time.sleep(PERIOD_S)
+            try:
+                self(self._report())
+            except (RuntimeError, ValueError, TypeError):
+                # What Ray raises while a node goes away; the next turn may find it again.
+                logger.warning("metrics were not exported this time", exc_info=True)
 
 
 def markdown() -> str:

@@ -63,10 +63,6 @@ class StateFile:
         temporary.write_text(json.dumps(state))
         temporary.replace(self.path)
 
-    def remove(self) -> None:
-        """Forget this replica."""
-        self.path.unlink(missing_ok=True)
-
 
 def read_states(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the states of the replicas that are alive; files of dead ones are skipped."""

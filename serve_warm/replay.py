@@ -126,7 +126,7 @@ class Replay:
             stage=Stage.REPLAYING.value,
         )
 
-    async def prove(self) -> None:
+    async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and note which went through.
 
         Not raising does not mean that all are proven: `progress` says which are.
@@ -135,15 +135,18 @@ class Replay:
             ReplayFailed: an input raised for another reason than the proof.
             WarmupTimeout: a deadline passed.
         """
-        for attempt in range(1, PROOF_ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             await self._proof_pass()
             # More passes change nothing about what the recompile limit has made eager.
             hopeless = self._runs_eagerly()
             failed = [why for why in self.progress.unproven.values() if why != hopeless]
-            if not failed or attempt == PROOF_ATTEMPTS:
+            if not failed or attempt == attempts:
                 return
             logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, len(failed))
-            await self.until_quiet()
+            try:
+                await self.until_quiet()
+            except NotProven:
+                return  # what the last proof has found stands
 
     async def _one_pass(self) -> None:
         progress = self.progress

@@ -24,6 +24,8 @@ from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
+    CompilerMissing,
+    ConfigError,
     NotProven,
     ServeWarmError,
     StoreError,
@@ -32,7 +34,7 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input, ordered
-from serve_warm.replay import Deadline, Replay
+from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,
@@ -70,6 +72,8 @@ class Replica(Protocol):
     replica: str
     owner: Any
     """The user's object: its attributes are searched for compiled callables."""
+    unwatched_compiles_before: int
+    """`compiler.unwatched_compiles()` before the user's `__init__`."""
 
     async def warmup_inputs(self) -> Any:
         """Return what the user declared."""
@@ -122,6 +126,8 @@ class Warmup:
         self._warnings: list[str] = []
         self._artifact: ArtifactUse | None = None
         self._replay: Replay | None = None
+        self._compiled_early = 0
+        self._ready_unix = 0.0
         self._error = ""
         self._seen: compiler.Watch | None = None
         self._at_start = Counts()
@@ -217,8 +223,6 @@ class Warmup:
             started_unix=self._started_unix,
         )
 
-    _ready_unix: float = 0.0
-
     @property
     def done_in_pass(self) -> int:
         """Inputs replayed in the pass under way."""
@@ -229,22 +233,34 @@ class Warmup:
     async def _prepare(self, deadline: Deadline) -> None:
         self._enter(Stage.PENDING)
         with self._timed(Stage.PENDING):
-            compiler.require_compiler(environment())
             if self.cache_directory is None:
                 self._new_cache_directory()
+            await asyncio.to_thread(compiler.import_compiler)
+            arguments = compiler.compile_arguments(self._replica.owner)
+            self._need_compiler(arguments)
+            self._compiled_early = (
+                compiler.unwatched_compiles() - self._replica.unwatched_compiles_before
+            )
             declared = await self._declared(deadline)
             self.inputs = ordered(declared, of=type(self._replica.owner).__name__)
             self._replica.check(self.inputs)
-            await asyncio.to_thread(compiler.import_compiler)
             self._seen = compiler.watch()
             self._at_start = self._seen.counts()
             compiler.isa_checks()
             # On this thread, not in a worker: grad mode and autocast are the thread's.
-            app = read_app(
-                environment(), compile_arguments=compiler.compile_arguments(self._replica.owner)
-            )
+            app = read_app(environment(), compile_arguments=arguments)
             machine = await asyncio.to_thread(read_machine, environment())
             self.fingerprint = Fingerprint(machine=machine, app=app)
+
+    def _need_compiler(self, arguments: Mapping[str, str]) -> None:
+        try:
+            compiler.require_compiler(environment())
+        except CompilerMissing as error:
+            if any(words.startswith("inductor") for words in arguments.values()):
+                raise
+            # Nothing that Inductor compiles was found: a model that is not compiled needs none.
+            self._warnings.append(str(error))
+            logger.warning("%s", error)
 
     async def _declared(self, deadline: Deadline) -> Any:
         try:
@@ -279,8 +295,12 @@ class Warmup:
         if fingerprint is None:  # pragma: no cover  (set by _prepare)
             raise AssertionError
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
-        trust = self._replica.trust() or load_trust()
         self._enter(Stage.PULLING)
+        try:
+            trust = self._replica.trust() or load_trust()
+        except ConfigError as error:
+            # One bad trust file may not take a fleet down, nor let anything in.
+            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
 
         def pull() -> transfer.Pulled:
             return transfer.pull(
@@ -389,12 +409,23 @@ class Warmup:
         with _startup_objects_frozen():
             self._enter(Stage.REPLAYING)
             with self._timed(Stage.REPLAYING):
-                await replay.until_quiet()
+                quiet = await self._until_quiet(replay)
             self._enter(Stage.PROVING)
             with self._timed(Stage.PROVING):
-                await replay.prove()
+                await replay.prove(attempts=PROOF_ATTEMPTS if quiet else 1)
         self._judge_threads(replay)
         self._judge_coverage(replay)
+
+    async def _until_quiet(self, replay: Replay) -> bool:
+        try:
+            await replay.until_quiet()
+        except NotProven as error:
+            if self._config.on_uncovered == "fail":
+                raise
+            # The proof will say which inputs are at fault; the others are as good as ever.
+            logger.warning("%s", error)
+            return False
+        return True
 
     def _judge_threads(self, replay: Replay) -> None:
         """Name, or with CUDA graphs refuse, handlers whose compiled calls change threads."""
@@ -437,10 +468,15 @@ class Warmup:
         self._seen = seen = self._seen or compiler.watch()
         at_ready = seen.counts()
         self._warmup_counts = at_ready - self._at_start
-        if self._verdict is Verdict.FULL_HIT:
-            compiled = self._warmup_counts
-            if compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses:
-                self._verdict = Verdict.PARTIAL
+        if self._compiled_early:
+            self._warnings.append(
+                f"{self._compiled_early} frames were compiled in __init__, before the artifact was "
+                "loaded: do not call the model there, declare the call in warmup_inputs()"
+            )
+        compiled = self._warmup_counts
+        compiled_any = compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses
+        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
+            self._verdict = Verdict.PARTIAL
         self._ready_unix = time.time()
         self._at_ready = at_ready
         seen.on_event = self._after_ready

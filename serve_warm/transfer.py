@@ -385,13 +385,19 @@ def copy(source: Store, target: Store, *, trust: Trust, deployment: str | None =
         )
     reader = _TimedReader(source)
     for key in keys:
-        envelope = _read_envelope(source, key)
-        manifest = Manifest.from_statement(verify(envelope, trust))
-        for part in manifest.parts:
-            check_caps(part)
-            stored = _fetch(reader, part)
-            open_part(part, stored)
-            target.create(_blob_key(part), stored)
+        try:
+            envelope = _read_envelope(source, key)
+            manifest = Manifest.from_statement(verify(envelope, trust))
+            stored = {}
+            for part in manifest.parts:
+                check_caps(part)
+                stored[part] = _fetch(reader, part)
+                open_part(part, stored[part])
+        except ArtifactRefused as refusal:
+            raise _with_trace(refusal, key, ()) from refusal
+        # All of it was good; the statement last, as when it is pushed.
+        for part, data in stored.items():
+            target.create(_blob_key(part), data)
         target.create(key, envelope)
     return keys
 

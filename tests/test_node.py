@@ -185,17 +185,6 @@ def test_files_that_are_none_of_ours_are_skipped(tmp_path: Path, content: bytes)
     assert [state["replica"] for state in states] == ["Embedder#1"]
 
 
-def test_a_removed_state_is_gone(tmp_path: Path):
-    """Removing is final, and removing twice is no error."""
-    file = state_file(tmp_path / "state")
-    file.write({})
-
-    file.remove()
-    file.remove()
-
-    assert list(read_states(tmp_path / "state")) == []
-
-
 def test_a_node_without_states_has_none(tmp_path: Path):
     """Looking where nothing was ever written is no error."""
     assert list(read_states(tmp_path / "nowhere")) == []

@@ -70,6 +70,7 @@ class StandIn:
     replica = "Embedder#1"
 
     def __init__(self, *sizes: int, trust: Trust | None = None) -> None:
+        self.unwatched_compiles_before = compiler.unwatched_compiles()
         self.owner = Embedder()
         self.declared: Any = [
             Input(target="embed", name=f"size {size}", args=(torch.ones(size),), size=size)
@@ -642,6 +643,7 @@ def test_the_missing_compiler_is_said_before_anything_starts(
         pytest.skip("with a GPU a C++ compiler is not required")
     monkeypatch.setenv("PATH", str(tmp_path))
     replica = StandIn()
+    replica.owner.model = torch.compile(double)
 
     error, report, _ = failed(CompilerMissing, replica, artifact=str(tmp_path / "store"))
 
@@ -649,6 +651,74 @@ def test_the_missing_compiler_is_said_before_anything_starts(
     assert "g++" in report.error
     assert not replica.asked
     assert [time.stage for time in report.stages] == [Stage.PENDING]
+
+
+def test_what_is_not_compiled_by_inductor_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An image without g++ serves a model that Inductor does not compile; the lack is named."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    report = warm_up(StandIn()).report()
+
+    assert report.covered.proven == report.covered.expected == 2
+    assert torch.cuda.is_available() or "looked for g++" in report.warnings[0]
+
+
+class Restless(StandIn):
+    """Its largest input has another shape at each replay."""
+
+    async def call(self, item: Input) -> None:
+        size = 10 + len(self.calls) if item.size == 9 else item.size
+        self.calls.append(item.name)
+        self.owner.model(torch.ones(size))
+
+
+def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica():
+    """Under on_uncovered: serve the others are proven, and the replica is marked as degraded."""
+    report = warm_up(Restless(2, 3, 9), max_passes=2).report()
+
+    assert report.stage is Stage.READY
+    assert [result.name for result in report.inputs if not result.proven] == ["size 9"]
+    assert (report.covered.expected, report.covered.proven) == (3, 2)
+    assert "size 9" in report.degraded[0]
+
+
+def test_an_input_that_is_never_quiet_fails_by_policy():
+    """Under on_uncovered: fail the replica does not become ready."""
+    error, _, _ = failed(NotProven, Restless(2, 9), max_passes=2, on_uncovered="fail")
+
+    assert "still compiles" in error.message
+
+
+def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One bad trust file lets nothing in and takes no replica down."""
+    bad = tmp_path / "trust.toml"
+    bad.write_text("[[keys")
+    monkeypatch.setattr("serve_warm.trust.default_trust_files", lambda: (bad,))
+    replica = StandIn()
+    replica._trust = None
+    publish(store, here(replica))
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact is not None
+    assert "trust.toml" in report.artifact.reason
+
+
+def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_path: Path):
+    """What __init__ compiled was compiled without the artifact: it is named, and no full hit."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    replica.unwatched_compiles_before -= 1
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.PARTIAL
+    assert "compiled in __init__" in report.warnings[0]
 
 
 # --- observers -----------------------------------------------------------------------------

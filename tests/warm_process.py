@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from serve_warm import transfer
+from serve_warm import compiler, transfer
 from serve_warm.artifact import Manifest, pack_part, utc_now
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
@@ -61,6 +61,7 @@ class Replica:
     application, deployment, replica = "app", "Classifier", "Classifier#1"
 
     def __init__(self, key: Any) -> None:
+        self.unwatched_compiles_before = compiler.unwatched_compiles()
         self.owner = Classifier()
         self._key = key
 

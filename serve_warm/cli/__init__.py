@@ -58,5 +58,7 @@ def main() -> None:
     try:
         serve_warm()
     except ServeWarmError as error:
-        click.echo(f"error: {error}", err=True)
+        # A statement that is not trusted may put anything into an error, control codes included.
+        lines = [line if line.isprintable() else repr(line) for line in str(error).splitlines()]
+        click.echo("error: " + "\n".join(lines), err=True)
         sys.exit(1)

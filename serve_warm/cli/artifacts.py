@@ -27,11 +27,11 @@ def inspect(*, store: str, as_json: bool) -> None:
     if not described:
         click.echo(f"{store} has no artifacts", err=True)
     for item in described:
-        click.echo(item.statement)
+        click.echo(_shown(item.statement))
         signed = "trusted, signed by " + ", ".join(item.signers) if item.signers else "trusted"
-        click.echo("  " + (signed if item.trusted else f"not trusted ({item.reason})"))
-        if not item.trusted:
-            click.echo(f"  {item.message}")
+        click.echo("  " + (_shown(signed) if item.trusted else f"not trusted ({item.reason})"))
+        if item.message:
+            click.echo(f"  {_shown(item.message)}")
         if item.manifest is None:
             continue
         manifest = item.manifest
@@ -43,7 +43,13 @@ def inspect(*, store: str, as_json: bool) -> None:
             )
         for group, factors in manifest.fingerprint.to_json().items():
             for factor, value in factors.items():
-                click.echo(f"  {group} {factor}: {value}")
+                click.echo(f"  {group} {_shown(factor)}: {_shown(value)}")
+
+
+def _shown(text: str) -> str:
+    # Anybody may have written an untrusted statement: escape sequences in it would reach the
+    # terminal, and could draw a line that says "trusted".
+    return text if text.isprintable() else repr(text)
 
 
 def _as_data(item: transfer.Described) -> dict[str, Any]:

@@ -21,9 +21,21 @@ APP_HELP = "APP is a Serve YAML with one application, or module:app."
 @click.option("--store", required=True, help="Where to publish: a folder or file:// URI.")
 @click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
 @click.option("--address", help="A running Ray cluster, such as auto; default: a local one.")
+@click.option(
+    "--key",
+    "key_file",
+    type=click.Path(path_type=Path),
+    help="Ed25519 private key, PEM, to sign with; default: your own, made on first use.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
-    *, app: str, store: str, deployment: str | None, address: str | None, as_json: bool
+    *,
+    app: str,
+    store: str,
+    deployment: str | None,
+    address: str | None,
+    key_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
@@ -32,12 +44,14 @@ def build(
     proven every input without running a compiler.
     """
     from serve_warm import builder
+    from serve_warm.trust import load_signing_key
 
+    key = load_signing_key(key_file) if key_file is not None else None
     loaded = builder.load_app(app, deployment=deployment)
     with screen.progress() as progress:
         progress("starting Ray")
         with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
-            built = builder.build(loaded, store, on=cluster, progress=progress)
+            built = builder.build(loaded, store, on=cluster, key=key, progress=progress)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(built), indent=2, default=dict))
         return
@@ -57,7 +71,11 @@ def build(
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
-    click.echo(f"use it: user_config: {{warmup: {{artifact: {store}}}}}")
+    click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}}}}}")
+    click.echo("replicas of other users or machines trust it with these lines in")
+    click.echo("/etc/serve_warm/trust.toml:")
+    for line in built.trust.splitlines():
+        click.echo(f"  {line}")
 
 
 @click.command(epilog=APP_HELP)

@@ -54,14 +54,15 @@ def figures() -> str:
     ratios = result["ratios"]
     other = load("image_classifier")["ratios"]
     request = load("request")["added_us"]
+    watch = load("overhead")["added_us"]
     lines += [
         "",
         (
             f"Model built → proof takes {ratios['warm_to_cold']:.2f} of cold and "
             f"{ratios['warm_to_torch_bytes']:.2f} of torch's bytes (ResNet-152: "
-            f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). A request costs "
-            f"{request['inline']:.1f} µs more, {request['on_model_thread']:.0f} µs through "
-            f"`on_model_thread`."
+            f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). A warm call "
+            f"costs {watch:.1f} µs more, a request through `on_model_thread` "
+            f"{request['on_model_thread']:.0f} µs."
         ),
         (
             f"`make bench`, medians of {repeats} interleaved runs on {machine['cpus']} shared "

@@ -7,11 +7,14 @@ Run by test_haproxy.py: the mode is chosen by a variable that Serve reads when i
 
 import json
 import os
+import secrets
 import sys
 import threading
 import time
 from pathlib import Path
 
+# Inherited by every process that this run starts, and by no other.
+os.environ["SERVE_WARM_TEST_RUN"] = secrets.token_hex(16)
 os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
 sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
@@ -68,13 +71,17 @@ def main() -> None:
 
 
 def _haproxy_runs() -> bool:
-    names = []
-    for comm in Path("/proc").glob("[0-9]*/comm"):
+    """Whether a process of this run is HAProxy; one of another cluster does not count."""
+    mark = f"SERVE_WARM_TEST_RUN={os.environ['SERVE_WARM_TEST_RUN']}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            names.append(comm.read_text().strip())
+            name = (process / "comm").read_text()
+            variables = (process / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue
-    return any("haproxy" in name for name in names)
+            continue  # it has ended meanwhile, or is somebody else's
+        if "haproxy" in name and mark in variables:
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_an_input_that_is_answered_with_an_error_fails_the_start(apps):
 
     assert "was answered 422" in message
     assert "Field required" in message
-    assert "correct warmup_inputs()" in message
+    assert "in warmup_inputs()" in message
 
 
 def test_routes_cannot_be_replayed_inside_init(apps):

@@ -25,34 +25,27 @@ TRIES = 8
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[builder.App, Path]]:
-    """The application and a store with its artifact, while a cluster runs."""
+def running(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[builder.Cluster, builder.App, Path]]:
+    """A cluster, the application, and a store with its artifact."""
     store = tmp_path_factory.mktemp("store")
     app = builder.load_app("tests.stress.app:app")
     with builder.cluster() as cluster:
         builder.build(app, str(store), on=cluster)
-        yield app, store
+        yield cluster, app, store
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_start_after_a_kill_is_a_clean_one(running, tmp_path, stage):
     """Whatever stage the replica dies in, its successor loads the artifact and compiles nothing."""
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeDeploySchema
-
-    app, store = running
-    client = _get_global_client()
+    cluster, app, store = running
     for attempt in range(TRIES):
         states = tmp_path / f"{attempt}" / "state"
-        config = app.with_warmup(
-            {"artifact": str(store), "state_dir": str(states), "on_missing": "fail"}
-        )
-        client.deploy_apps(ServeDeploySchema.model_validate({"applications": [config]}))
-        try:
+        settings = {"artifact": str(store), "state_dir": str(states), "on_missing": "fail"}
+        with cluster.deployed(app, settings) as name:
             killed = _kill_at(states, stage)
-            report = _report_of_successor(app, killed["pid"])
-        finally:
-            client.delete_apps([app.name], blocking=True)
+            report = _report_of_successor(name, killed["pid"])
         if killed["stage"] == stage:
             break
 
@@ -77,7 +70,7 @@ def _kill_at(states: Path, stage: str) -> dict[str, Any]:
     pytest.fail(f"no replica reached {stage}")
 
 
-def _report_of_successor(app: builder.App, dead: int) -> dict[str, Any]:
+def _report_of_successor(name: str, dead: int) -> dict[str, Any]:
     from ray import serve
     from ray.exceptions import RayError
 
@@ -85,7 +78,7 @@ def _report_of_successor(app: builder.App, dead: int) -> dict[str, Any]:
     while time.monotonic() < end:
         # Serve notices the death in its own time; until then calls fail or wait.
         try:
-            handle = serve.get_deployment_handle(app.deployment, app_name=app.name)
+            handle = serve.get_deployment_handle("Victim", app_name=name)
             report: dict[str, Any] = handle.warmup_report.remote().result(timeout_s=30)
         except (RayError, TimeoutError):
             continue

@@ -1,0 +1,122 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The README's own application: built, started from its artifact, and sent a thousand requests."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+
+from serve_warm import bench, builder, transfer
+from serve_warm.stores import open_store
+from serve_warm.trust import load_trust
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+README = Path(__file__).parent.parent.parent / "README.md"
+CLIENTS = 8
+REQUESTS = 1000
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> builder.App:
+    """What stands in the README, in files of the names that it gives them."""
+    folder = tmp_path_factory.mktemp("readme")
+    blocks = re.findall(r"```(?:python|yaml)\n# (app\.py|serve\.yaml)\n(.*?)```", *_readme())
+    assert [name for name, _ in blocks] == ["app.py", "serve.yaml"]
+    for name, text in blocks:
+        (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return builder.load_app(str(folder / "serve.yaml"))
+
+
+def _readme() -> tuple[str, re.RegexFlag]:
+    return README.read_text(), re.DOTALL
+
+
+@pytest.fixture(scope="module")
+def on(cluster) -> builder.Cluster:
+    return builder.Cluster(int(cluster.url.rpartition(":")[2]))
+
+
+@pytest.fixture(scope="module")
+def built(app, on, tmp_path_factory) -> builder.Built:
+    return builder.build(app, str(tmp_path_factory.mktemp("store")), on=on)
+
+
+def test_a_build_compiles_and_its_round_trip_does_not(built):
+    """What is published was compiled once, and loaded by a replica that ran no compiler."""
+    described = transfer.describe(open_store(built.store), load_trust())
+
+    assert built.cold["warmup"]["compiler_processes"] > 0
+    assert built.round_trip["warmup"]["compiler_processes"] == 0
+    assert built.round_trip["covered"] == {"expected": 4, "proven": 4}
+    assert [item.statement for item in described] == [built.statement]
+    assert described[0].trusted
+
+
+def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
+    """From 8 clients, with every batch and length in the buckets: no compile, no fall, no error."""
+
+    def client(number: int) -> list[int]:
+        with requests.Session() as session:
+            return [
+                session.post(started.url, json=rows(number * 131 + index), timeout=60).status_code
+                for index in range(REQUESTS // CLIENTS)
+            ]
+
+    def rows(seed: int) -> list[list[int]]:
+        return [[1] * (1 + (seed * 7 + row * 13) % 64) for row in range(1 + seed % 8)]
+
+    with on.running(app, {"artifact": built.store, "on_missing": "fail"}) as started:
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            codes = [code for codes in pool.map(client, range(CLIENTS)) for code in codes]
+        report = started.report()
+
+    assert codes == [200] * REQUESTS
+    assert report["verdict"] == "full_hit"
+    assert report["warmup"]["compiler_processes"] == 0
+    assert report["after_ready"] == dict.fromkeys(report["after_ready"], 0)
+
+
+def test_bench_compares_the_three_ways_to_start(app, on, built):
+    """Torch's bytes alone run the compiler again, the artifact does not; no request compiles."""
+    runs = [
+        bench.one(app, built.store, mode, on=on, request_count=9)
+        for mode in ("torch_bytes", "warm")
+    ]
+
+    assert [run["verdict"] for run in runs] == ["partial", "full_hit"]
+    assert runs[0]["compiler_processes"] > runs[1]["compiler_processes"] == 0
+    assert [run["compiles_after_ready"] for run in runs] == [0, 0]
+
+
+def test_a_start_leaves_other_applications_alone(app, on, built, start):
+    """An application that runs on the same cluster is there before, during and after."""
+    from integration.apps import Embedder
+
+    bystander = start(Embedder.bind()).ready()
+    pid = bystander.report()["pid"]
+
+    with on.running(app, {"artifact": built.store}):
+        during = bystander.report()["pid"]
+
+    assert during == bystander.report()["pid"] == pid
+
+
+def test_other_threads_are_another_variant(app, on, built):
+    """A replica with other resources is told which factor differs, and starts all the same."""
+    wider = builder.App(
+        **{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}}
+    )
+
+    with on.running(wider, {"artifact": built.store}) as started:
+        report = started.report()
+
+    assert (report["stage"], report["verdict"]) == ("READY", "miss")
+    assert "threads: artifact 1, here 2" in report["artifact"]["reason"]

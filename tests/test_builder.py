@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a build starts from and what it accepts; the build itself is tested on a cluster."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from reports import FULL
+from serve_warm.builder import _accept, load_app
+from serve_warm.errors import BuildFailed, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLE = Path(__file__).parent.parent / "deployments" / "text_embedder" / "serve.yaml"
+APP = "deployments.text_embedder.app:embedder"
+
+
+# What is accepted -----------------------------------------------------------------------------
+
+
+def round_trip(
+    *,
+    verdict: str = "full_hit",
+    reason: str = "",
+    compiler_processes: int = 0,
+    proven: int = 6,
+) -> dict[str, Any]:
+    """Return the report of a warm start with six inputs, or of one that is less than that."""
+    report = FULL.to_json()
+    report["verdict"] = verdict
+    report["artifact"]["reason"] = reason
+    report["warmup"]["compiler_processes"] = compiler_processes
+    report["covered"] = {"expected": 6, "proven": proven}
+    return report
+
+
+def test_a_clean_round_trip_is_accepted():
+    """A full hit that ran no compiler and proved every input is published."""
+    _accept(round_trip())
+
+
+@pytest.mark.parametrize(
+    ("report", "problems"),
+    [
+        (
+            round_trip(verdict="partial", reason="2 files of 3"),
+            ["its verdict is partial, not full_hit (2 files of 3)"],
+        ),
+        (
+            round_trip(verdict="miss", reason="none fits here"),
+            ["its verdict is miss, not full_hit (none fits here)"],
+        ),
+        (
+            round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
+            ["its verdict is refused, not full_hit (part cache: sha256 is 9f2c…)"],
+        ),
+        (
+            {**round_trip(verdict="off"), "artifact": None},
+            ["its verdict is off, not full_hit (no reason)"],
+        ),
+        (round_trip(compiler_processes=1), ["it ran the compiler 1 times"]),
+        (round_trip(proven=5), ["it proved 5 of 6 inputs"]),
+        (round_trip(proven=0), ["it proved 0 of 6 inputs"]),
+        (
+            round_trip(verdict="partial", compiler_processes=36, proven=2),
+            [
+                "its verdict is partial, not full_hit (no reason)",
+                "it ran the compiler 36 times",
+                "it proved 2 of 6 inputs",
+            ],
+        ),
+    ],
+    ids=["partial", "miss", "refused", "off", "compiler", "one unproven", "none proven", "all"],
+)
+def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
+    """Each of the three properties is needed, and the error names all that are missing."""
+    with pytest.raises(BuildFailed) as failed:
+        _accept(report)
+
+    prefix = "a fresh replica loaded the artifact, and "
+    assert failed.value.message.removeprefix(prefix).split("; ") == problems
+    assert failed.value.hint.startswith("nothing was published")
+
+
+# What is built --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[Any], str]:
+    """Write a Serve configuration and return its path."""
+
+    def write(config: Any) -> str:
+        path = tmp_path / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def example() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    return config
+
+
+def refusal(target: str, **options: str) -> ConfigError:
+    with pytest.raises(ConfigError) as refused:
+        load_app(target, **options)
+    return refused.value
+
+
+def test_a_copied_yaml_loads(written, example):
+    """The example loads from anywhere: what the tests below change in it is what is refused."""
+    app = load_app(written(example))
+
+    assert app.deployment == "TextEmbedder"
+    assert app.num_cpus == 1.0
+
+
+def test_module_and_attribute_load():
+    """An application in code needs no YAML, and a deployment that is named is the one."""
+    assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
+
+
+def test_the_cpus_of_the_yaml_count(written, example):
+    """Ray is started with as many CPUs as the YAML's own options ask for."""
+    example["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 3}
+
+    app = load_app(written(example))
+
+    assert app.num_cpus == 3.0
+
+
+def test_a_missing_yaml_is_named(tmp_path):
+    """A file that is not there is a ConfigError with its path."""
+    path = str(tmp_path / "serve.yaml")
+
+    error = refusal(path)
+
+    assert error.message.startswith(f"{path} cannot be read: ")
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    """A file that does not parse is a ConfigError with its path."""
+    path = tmp_path / "serve.yml"
+    path.write_text("applications: [\n")
+
+    error = refusal(str(path))
+
+    assert error.message.startswith(f"{path} cannot be read: ")
+
+
+@pytest.mark.parametrize("config", [None, {}, [], "applications", {"applications": []}], ids=repr)
+def test_a_yaml_without_applications_is_refused(written, config):
+    """A YAML that is no Serve configuration is not built, whatever else it is."""
+    path = written(config)
+
+    error = refusal(path)
+
+    assert error.message == f"{path} has no applications"
+    assert error.hint == "pass a Serve config file"
+
+
+def test_two_applications_are_refused(written, example):
+    """One artifact is of one deployment: with two applications both are named."""
+    second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}
+    example["applications"].append(second)
+
+    error = refusal(written(example))
+
+    assert "has 2 applications: ['text_embedder', 'second']" in error.message
+    assert "split the file, or pass module:app" in error.hint
+
+
+def test_an_application_without_import_path_is_refused(written, example):
+    """A YAML that Serve would not take either is a ConfigError that names the missing member."""
+    del example["applications"][0]["import_path"]
+    path = written(example)
+
+    error = refusal(path)
+
+    assert error.message.startswith(path)
+    assert "import_path" in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    "import_path",
+    ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"],
+)
+@pytest.mark.parametrize("way", ["yaml", "argument"])
+def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
+    """A module or attribute that is not there is named, with where to run from."""
+    example["applications"][0]["import_path"] = import_path
+
+    error = refusal(written(example) if way == "yaml" else import_path)
+
+    assert error.message.startswith(f"import_path '{import_path}' cannot be imported: ")
+    assert "serve run" in error.hint
+
+
+@pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
+def test_a_target_that_is_neither_is_refused(target):
+    """What is neither a YAML nor module:app is refused with an example of both."""
+    error = refusal(target)
+
+    assert error.message == f"{target!r} is neither a Serve YAML nor module:app"
+    assert "serve.yaml" in error.hint
+    assert APP in error.hint
+
+
+@pytest.mark.parametrize("way", ["yaml", "argument"])
+def test_an_unknown_deployment_is_refused(written, example, way):
+    """A deployment that does not warm up is refused, and those that do are listed."""
+    error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
+
+    assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
+    assert error.hint == "those that do: ['TextEmbedder']"
+
+
+def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
+    """Without WarmupMixin there is nothing to build, and the error says what to add."""
+    (tmp_path / "plain_application.py").write_text(
+        "from ray import serve\n\n\n"
+        "@serve.deployment\nclass Plain:\n    def __call__(self): ...\n\n\n"
+        "app = Plain.bind()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # load_app adds the working directory; what it adds and imports goes with the test.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "plain_application", raising=False)
+
+    error = refusal("plain_application:app")
+
+    assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
+    assert error.hint == "add WarmupMixin to its bases"
