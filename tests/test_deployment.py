@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The mixin and the decorator on plain instances, without Serve around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from compiled import compiled, double
+from serve_warm import Input, WarmupMixin, compiler, warmup
+from serve_warm.deployment import ATTRIBUTE, CompileForbidden
+from serve_warm.report import CompileEvent
+
+
+class Model:
+    """Somebody's class, with a __new__ of its own that calls no other."""
+
+    def __new__(cls, size: int = 2) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self.model = compiled(double)
+
+    async def run(self) -> Any:
+        return self.model(torch.ones(self.size))
+
+    def warmup_inputs(self) -> list[Input]:
+        return [Input(target=self.run)]
+
+
+@pytest.fixture(autouse=True)
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Give back the variables that a warm-up in this process sets."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+
+def test_the_decorator_gates_a_class_with_its_own_new():
+    """A __new__ that calls no super() is no way round the gate."""
+    instance = warmup(Model)()
+
+    assert ATTRIBUTE in instance.__dict__
+    assert "reconfigure" in instance.__dict__
+
+
+def test_the_mixin_passes_arguments_on_to_a_base_that_takes_them():
+    """A base whose __new__ takes the constructor's arguments gets them."""
+
+    class Mixed(WarmupMixin, Model):
+        pass
+
+    instance = Mixed(3)
+
+    assert instance.size == 3
+    assert ATTRIBUTE in instance.__dict__
+
+
+def test_a_done_warm_up_can_be_asked_for_from_any_loop():
+    """Also when the loop that it ran on is closed by then."""
+    instance = warmup(Model)()
+    first = asyncio.run(instance.warm_up())
+
+    second = asyncio.run(instance.warm_up())
+
+    assert first["started_unix"] == second["started_unix"]
+    assert second["covered"] == {"expected": 1, "proven": 1}
+
+
+def test_a_failed_warm_up_fails_whoever_asks_again():
+    """Joining a start that has failed is no way to become ready."""
+    instance = warmup(Model)()
+    instance.warmup_inputs = list
+
+    messages = []
+    for _ in range(2):
+        with pytest.raises(Exception, match="returned no inputs") as caught:
+            asyncio.run(instance.warm_up())
+        messages.append(str(caught.value))
+
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"deadline_s": 5, "after_ready": "forbid"}, "next start of a replica: "),
+        ({"deadlin_s": 5}, "user_config.warmup is ignored"),
+    ],
+)
+def test_a_later_setting_is_said_not_to_matter_yet(
+    section: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+):
+    """A light update changes nothing of a replica that serves, and a mistake in it stops none."""
+    instance = warmup(Model)()
+    asyncio.run(instance.warm_up())
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(instance.reconfigure({"warmup": section}, rank=0))
+
+    assert said in caplog.text
+    assert all(name in caplog.text for name in section)
+
+
+def test_inputs_that_are_late_stop_running():
+    """A warmup_inputs() that missed the deadline does not go on behind a serving replica."""
+    compiler.import_compiler()  # seconds, which are not to be part of the deadline
+    ended = []
+
+    class Late(Model):
+        async def warmup_inputs(self) -> list[Input]:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(True)
+            return []
+
+    async def start() -> dict[str, Any]:
+        report = await warmup(deadline_s=1, on_deadline="serve")(Late)().warm_up()
+        await asyncio.sleep(0)
+        return report
+
+    report = asyncio.run(start())
+
+    assert (report["stage"], report["verdict"]) == ("READY", "late")
+    assert ended == [True]
+
+
+def test_a_refusal_crosses_processes():
+    """Serve pickles what a request raised: the answer is the same on the other side."""
+    event = CompileEvent(
+        kind="forbidden",
+        function="f (a.py:1)",
+        signature="x=float32[3]",
+        reason="",
+        seconds=0.0,
+        thread=1,
+        at_unix=0.0,
+    )
+
+    there = pickle.loads(pickle.dumps(CompileForbidden(event)))
+
+    assert there.message == CompileForbidden(event).message
+    assert "x=float32[3]" in there.message
