@@ -20,14 +20,15 @@ from serve_warm.config import WarmupConfig
 from serve_warm.report import Verdict
 
 README = figures.README.read_text()
+REFERENCE = figures.REFERENCE.read_text()
 
 
 @pytest.mark.parametrize("name", figures.SECTIONS)
 def test_generated_sections_are_up_to_date(name):
-    """Figures and metrics stand in the README as the results and the table have them."""
-    written = figures.section(README, name)[1]
+    """Figures and metrics stand in the documents as the results and the table have them."""
+    file, write = figures.SECTIONS[name]
 
-    assert written == figures.SECTIONS[name]()
+    assert figures.section(file, name)[1] == write()
 
 
 @pytest.mark.parametrize("name", ["text_embedder", "image_classifier"])
@@ -60,13 +61,14 @@ def test_python_blocks_are_python():
 
 
 def test_every_setting_command_and_verdict_is_documented():
-    """A field, command or verdict that the README does not name does not exist for a user."""
+    """A field, command or verdict that no document names does not exist for a user."""
+    documents = README + REFERENCE
     missing = [
         name
         for name in [*WarmupConfig.model_fields, *(v.value for v in Verdict)]
-        if f"`{name}`" not in README
+        if f"`{name}`" not in documents
     ]
-    missing += [command for command in COMMANDS if f"serve-warm {command}" not in README]
+    missing += [command for command in COMMANDS if f"serve-warm {command}" not in documents]
 
     assert missing == []
 

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the measured figures and the metrics table into the README, from where they come from.
+"""Writes the measured figures and the metrics table into the documents, from their sources.
 
     python tests/benchmarks/figures.py
 
-`make bench` ends with it, and tests/test_readme.py fails when the README says anything else.
+`make bench` ends with it, and tests/test_readme.py fails when a document says anything else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from serve_warm import metrics
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -73,25 +74,25 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {"figures": figures, "metrics": metrics.markdown}
+SECTIONS = {"figures": (README, figures), "metrics": (REFERENCE, metrics.markdown)}
+"""File and text, by section."""
 
 
-def section(text: str, name: str) -> re.Match[str]:
+def section(file: Path, name: str) -> re.Match[str]:
     """Return what stands between the markers of a section, as the only group of a match."""
+    text = file.read_text()
     found = re.search(f"(?<=<!-- {name} -->\n)(.*?)(?=\n<!-- /{name} -->)", text, re.DOTALL)
     if found is None:
-        message = f"{README.name} has no section {name!r}"
+        message = f"{file.name} has no section {name!r}"
         raise LookupError(message)
     return found
 
 
 def main() -> None:
-    """Replace the sections of the README."""
-    text = README.read_text()
-    for name, write in SECTIONS.items():
-        old = section(text, name)
-        text = text[: old.start()] + write() + text[old.end() :]
-    README.write_text(text)
+    """Replace the sections in their files."""
+    for name, (file, write) in SECTIONS.items():
+        old = section(file, name)
+        file.write_text(old.string[: old.start()] + write() + old.string[old.end() :])
 
 
 if __name__ == "__main__":

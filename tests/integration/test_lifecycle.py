@@ -125,7 +125,7 @@ def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
 @pytest.mark.usefixtures("apps")
 def test_no_request_reaches_a_replica_before_its_proof(cluster, start, clients):
     """Eight clients send from the first moment on: all wait, then all meet compiled code."""
-    app = start(shapes.SlowToWarm.bind(1.5))
+    app = start(shapes.SlowToWarm.bind(3.4))
     sending = clients(app)
 
     wait_for_replay(cluster, app)
