@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
@@ -719,6 +720,48 @@ def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_p
 
     assert report.verdict is Verdict.PARTIAL
     assert "compiled in __init__" in report.warnings[0]
+
+
+class Recording(StandIn):
+    """Records a CUDA graph at its first two replays, as torch tells of it; on threads of its own.
+
+    The recording is announced through torch's own callbacks: what follows is what a GPU would
+    bring about. No graph is recorded.
+    """
+
+    def __init__(self, *, own_threads: bool) -> None:
+        super().__init__(2)
+        self._own_threads = own_threads
+
+    async def call(self, item: Input) -> None:
+        if len(self.calls) < 2:
+            recording = CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
+            callback_handler.run_start_callbacks(recording)
+        if self._own_threads:
+            self.calls.append(item.name)
+            # A new thread for each call, as for a request to a sync handler.
+            with ThreadPoolExecutor(1) as pool:
+                await asyncio.get_running_loop().run_in_executor(pool, self.owner.model, *item.args)
+        else:
+            await super().call(item)
+
+
+def test_replay_goes_on_until_capturing_is_over():
+    """A pass in which a CUDA graph is recorded is not a quiet one."""
+    report = warm_up(Recording(own_threads=False)).report()
+
+    assert report.warmup.captures == 2
+    assert report.passes == 4  # two that record, a quiet one, the proof
+    assert report.after_ready.captures == 0
+
+
+def test_cuda_graphs_on_threads_that_end_are_refused():
+    """What was recorded on the thread of one request is lost to the next: it is no replica."""
+    error, report, _ = failed(WarmupFailed, Recording(own_threads=True))
+
+    assert "CUDA graphs belong to the thread that recorded them" in error.message
+    assert "on_model_thread" in error.hint
+    assert report.stage is Stage.FAILED
 
 
 # --- observers -----------------------------------------------------------------------------
