@@ -208,7 +208,8 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path):
 
     assert isinstance(getattr(importlib.import_module(module), name), Application)
     assert [d.name for d in application.deployments] == [app.deployment]
-    assert app.user_config == {"warmup": {"artifact": "./artifacts"}}
+    options = app.overrides[app.deployment]
+    assert options["user_config"] == {"warmup": {"artifact": "./artifacts"}}
 
 
 def test_both_examples_have_a_serve_yaml():
