@@ -322,7 +322,7 @@ def _described(states: list[dict[str, Any]], replicas: Any) -> str:
     state = states[-1]
     text = str(state["stage"]).lower()
     if state["inputs_expected"]:
-        text += f" pass {state['passes']}, {state['inputs_done']}/{state['inputs_expected']} inputs"
+        text += f" pass {max(1, state['passes'])}, {state['inputs_done']}/{state['inputs_expected']} inputs"
     return text
 
 
