@@ -322,7 +322,8 @@ def _described(states: list[dict[str, Any]], replicas: Any) -> str:
     state = states[-1]
     text = str(state["stage"]).lower()
     if state["inputs_expected"]:
-        text += f" pass {max(1, state['passes'])}, {state['inputs_done']}/{state['inputs_expected']} inputs"
+        done = f"{state['inputs_done']}/{state['inputs_expected']}"
+        text += f" pass {max(1, state['passes'])}, {done} inputs"
     return text
 
 
