@@ -163,6 +163,9 @@ def cluster() -> Iterator[Cluster]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("SERVE_WARM_STATE_DIR", str(directory / "state"))
         patch.setenv("TMPDIR", str(directory))
+        # torch writes its default here in whichever process asks for it, this one included.
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            patch.delenv(name, raising=False)
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         ray.init(
             num_cpus=2,
