@@ -107,7 +107,6 @@ class App:
         return deployment.options(
             num_replicas=1,
             autoscaling_config=None,
-            max_constructor_retry_count=1,
             graceful_shutdown_timeout_s=1.0,
             **options,
         )
