@@ -242,3 +242,18 @@ def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
 
     assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
     assert error.hint == "add WarmupMixin to its bases"
+
+
+def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
+    """One replica with the YAML's resources, the settings laid over, and Serve's own retries."""
+    app = load_app(str(EXAMPLE))
+
+    built = app.built("unique", {"artifact": None})
+
+    [deployment] = built.deployments
+    assert (built.name, built.route_prefix) == ("unique", "/unique")
+    assert deployment.num_replicas == 1
+    assert deployment.ray_actor_options["num_cpus"] == 1
+    assert deployment.user_config == {"warmup": {"artifact": None}}
+    # One try would leave a replica that is killed while it starts for dead.
+    assert deployment._deployment_config.max_constructor_retry_count > 1
