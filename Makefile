@@ -4,6 +4,7 @@
 # Every target sets up what it needs; the first one takes minutes, because torch is large.
 #
 #   make demo      a deployment, cold and then warm
+#   make demo-s3   the same with its artifact in a bucket, on an S3 server that it starts
 #   make test      the tests; ARGS='-k name' goes to pytest
 #   make check     lint, format and types
 #   make bench     the figures of the README
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo test check bench stress clean
+.PHONY: setup preflight demo demo-s3 test check bench stress clean
 
 setup: $(READY)
 
@@ -45,6 +46,9 @@ preflight:
 demo: $(READY)
 	$(BIN)/python -m deployments.demo
 
+demo-s3: $(READY)
+	$(BIN)/python -m deployments.demo --s3
+
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
 
@@ -59,6 +63,8 @@ REPEATS ?= 2
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench_overhead.py | tee $(RESULTS)/overhead.json
 	$(BIN)/python tests/benchmarks/bench_request.py | tee $(RESULTS)/request.json
+	$(BIN)/python tests/benchmarks/bench_transfer.py | tee $(RESULTS)/transfer.json
+	rm -rf build/bench
 	$(BIN)/serve-warm build deployments/text_embedder/serve.yaml --store build/bench
 	$(BIN)/serve-warm bench deployments/text_embedder/serve.yaml --store build/bench \
 	  --repeats $(REPEATS) --json $(RESULTS)/text_embedder.json

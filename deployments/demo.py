@@ -2,6 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make demo`: the text embedder cold, its artifact built, and the same deployment warm.
 
+    python -m deployments.demo          the artifact goes through ./artifacts
+    python -m deployments.demo --s3     through a bucket of an S3 server that is started here
+    python -m deployments.demo --store s3://bucket/prefix     through any other store
+
 Real weights and real sentences over HTTP, on a local Ray Serve cluster. Every start is a fresh
 replica process with a fresh cache directory. The embeddings that the warm replica answers are
 compared with the eager model's. Writes `build/demo.json`, in the format of `serve-warm bench`.
@@ -9,8 +13,15 @@ compared with the eager model's. Writes `build/demo.json`, in the format of `ser
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import functools
+import os
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +37,7 @@ from serve_warm.cli import screen
 from serve_warm.cli.starts import show, write
 
 APP = "deployments/text_embedder/serve.yaml"
-STORE = "./artifacts"
+FOLDER = "./artifacts"
 RESULT = Path("build/demo.json")
 
 SENTENCES = (
@@ -57,6 +68,50 @@ TOLERANCE = 1e-4
 
 def main() -> int:
     """Run the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--store", default=FOLDER, help="where the artifact goes through")
+    where.add_argument("--s3", action="store_true", help="start an S3 server for that")
+    options = parser.parse_args()
+    if not options.s3:
+        return run(options.store)
+    with s3_server() as store:
+        return run(store)
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Start moto's S3 server on loopback, and yield the address of a bucket on it.
+
+    What is set here is what an operator sets for any S3 server: its address, that it speaks plain
+    HTTP, and credentials.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+        AWS_ALLOW_HTTP="true",
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="demo",
+        AWS_SECRET_ACCESS_KEY="demo",  # noqa: S106 - this server takes any
+    )
+    bucket = f"http://127.0.0.1:{port}/serve-warm-demo"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(requests.ConnectionError):
+                    requests.put(bucket, timeout=60).raise_for_status()
+                    break
+                time.sleep(0.1)
+            yield "s3://serve-warm-demo/artifacts"
+        finally:
+            server.terminate()
+
+
+def run(store: str) -> int:
+    """Start the deployment in each way; returns the exit code."""
     transformers.logging.disable_progress_bar()
     app = builder.load_app(APP)
     runs: list[dict[str, Any]] = []
@@ -66,7 +121,7 @@ def main() -> int:
         runs.append(
             bench.one(
                 app,
-                STORE,
+                store,
                 mode,
                 on=on,
                 request_count=24,
@@ -80,16 +135,20 @@ def main() -> int:
         with builder.cluster(num_cpus=app.num_cpus) as cluster:
             start("cold", cluster, progress)
             built = builder.build(
-                app, STORE, on=cluster, progress=lambda text: progress(f"build, {text}")
+                app,
+                store,
+                on=cluster,
+                if_published="supersede",  # by the last demo, perhaps
+                progress=lambda text: progress(f"build, {text}"),
             )
             start("torch_bytes", cluster, progress)
             start("warm", cluster, progress)
         progress("floor: imports in a fresh process")
-        result = bench.collected(app, STORE, runs, import_s=bench.measured_imports())
+        result = bench.collected(app, store, runs, import_s=bench.measured_imports())
 
     show(result)
     screen.stdout.print(
-        f"artifact: {screen.size(built.parts['cache'])} in {STORE}, signed, proven by a round trip"
+        f"artifact: {screen.size(built.parts['cache'])} in {store}, signed, proven by a round trip"
     )
     for mode, error in checked.items():
         screen.stdout.print(f"{mode}: {len(SENTENCES)} sentences, within {error:.1e} of eager")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from serve_warm.fingerprint import Fingerprint
     from serve_warm.inputs import Buckets, Input, shape_grid
     from serve_warm.report import Report
+    from serve_warm.trust import pinned, signed_by, unsigned_ok
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,10 @@ __all__ = [
     "WarmupConfig",
     "WarmupMixin",
     "errors",
+    "pinned",
     "shape_grid",
+    "signed_by",
+    "unsigned_ok",
     "warmup",
 ]
 
@@ -45,7 +49,10 @@ _HOMES = {
     "WarmupConfig": "serve_warm.config",
     "WarmupMixin": "serve_warm.deployment",
     "errors": "serve_warm.errors",
+    "pinned": "serve_warm.trust",
     "shape_grid": "serve_warm.inputs",
+    "signed_by": "serve_warm.trust",
+    "unsigned_ok": "serve_warm.trust",
     "warmup": "serve_warm.deployment",
 }
 

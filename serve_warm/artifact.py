@@ -26,12 +26,15 @@ import re
 import stat
 import sys
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from serve_warm.errors import ArtifactRefused, BuildFailed
 from serve_warm.fingerprint import Fingerprint
@@ -53,7 +56,9 @@ MAX_PARTS = 16
 MAX_STORED_BYTES = 1 << 30
 """Of one part as it is stored and downloaded."""
 MAX_RAW_BYTES = 4 << 30
-"""Of one part unpacked, which is how it is held in memory."""
+"""Of one part unpacked, which is how it lies on the disk while it is put in place."""
+MAX_MEMBERS = 200_000
+"""Files and directories in a packed directory; each costs a kilobyte to look at."""
 
 CODEC = "zstd"
 COMPRESSION_LEVEL = 9
@@ -324,60 +329,75 @@ def check_stored_size(part: Part, size: int) -> None:
         )
 
 
-def open_part(part: Part, stored: bytes) -> bytes:
-    """Return the raw bytes of a part, checked against the manifest at both ends.
+def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
+    """Return the raw bytes of a part as a file without a name, open at its beginning.
 
-    The size that the manifest promises bounds the memory, whatever the compressed bytes would
-    unpack to; apply `check_caps` first.
+    `stored` holds the stored bytes, whose digest has been checked: no decompressor sees a byte
+    that is not what was signed. The size that the manifest promises bounds what is written,
+    whatever the compressed bytes would unpack to; apply `check_caps` first. The file is on disk
+    and nobody else can open it. Whoever calls closes it.
 
     Raises:
-        ArtifactRefused: as `check_stored`; then `size_mismatch`, `truncated`, `digest_mismatch`
-            or `bad_archive` for what was inside.
+        ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive` for what
+            was inside.
+        OSError: there is no room for it.
     """
-    check_stored(part, stored)
-    raw = _decompress(part, stored)
-    if hashlib.sha256(raw).hexdigest() != part.raw_sha256:
+    with ExitStack() as opened:
+        raw: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
+        _unpack(part, stored, raw)
+        raw.seek(0)
+        opened.pop_all()  # from here on it is the caller's
+    return raw
+
+
+def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
+    digest = hashlib.sha256()
+    # Hashing, unpacking and writing let other threads run: together they take half the time.
+    with ThreadPoolExecutor(1, "serve_warm-hash") as hasher:
+        hashed = hasher.submit(digest.update, b"")
+        for piece in _decompressed(part, stored):
+            hashed.result()
+            hashed = hasher.submit(digest.update, piece)
+            raw.write(piece)
+    if digest.hexdigest() != part.raw_sha256:
         raise ArtifactRefused(
             f"part {part.name} unpacks to other bytes than the manifest says",
             reason="digest_mismatch",
         )
     if part.name == "torch_bytes":
-        check_torch_bytes(raw)
-    return raw
+        raw.seek(0)
+        check_torch_bytes(raw.read())
 
 
-def _decompress(part: Part, stored: bytes) -> bytes:
+def _decompressed(part: Part, stored: BinaryIO) -> Iterator[bytes]:
     what = f"part {part.name}"
     wrong_size = ArtifactRefused(
         f"{what} does not unpack to the {part.raw_bytes} bytes of the manifest",
         reason="size_mismatch",
     )
+    stored.seek(0)
+    left = part.raw_bytes
     try:
         decoder = zstd.ZstdDecompressor(
             options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
         )
-        # A BytesIO hands its buffer out without a copy; joining chunks would hold all twice.
-        raw = io.BytesIO()
-        blob, read = memoryview(stored), 0
         while not decoder.eof:
-            chunk = blob[read : read + _CHUNK_BYTES] if decoder.needs_input else b""
-            read += len(chunk)
+            chunk = stored.read(_CHUNK_BYTES) if decoder.needs_input else b""
             if decoder.needs_input and not chunk:
                 raise ArtifactRefused(f"{what}: the compressed bytes end early", reason="truncated")
-            left = part.raw_bytes - raw.tell()
             piece = decoder.decompress(chunk, max_length=min(left + 1, _CHUNK_BYTES))
-            if len(piece) > left:
+            left -= len(piece)
+            if left < 0:
                 raise wrong_size
-            raw.write(piece)
+            yield piece
     except zstd.ZstdError as error:
         raise ArtifactRefused(f"{what} is not zstd: {error}", reason="bad_archive") from error
-    if raw.tell() != part.raw_bytes:
+    if left:
         raise wrong_size
-    if read - len(decoder.unused_data) != len(stored):
+    if decoder.unused_data or stored.read(1):
         raise ArtifactRefused(
             f"{what}: something follows the compressed bytes", reason="bad_archive"
         )
-    return raw.getvalue()
 
 
 # --- directories ---------------------------------------------------------------------------
@@ -436,7 +456,7 @@ def _entries(
                 yield from _entries(Path(entry.path), f"{name}/", skip)
 
 
-def unpack_directory(raw: bytes, target: Path) -> None:
+def unpack_directory(raw: BinaryIO, target: Path) -> None:
     """Write a packed directory into `target`, an empty directory that only this user can enter.
 
     All members are checked before the first is written. Files get mode 0600, directories 0700.
@@ -453,7 +473,21 @@ def unpack_directory(raw: bytes, target: Path) -> None:
             continue
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            file.write(memoryview(raw)[member.offset_data :][: member.size])
+            raw.seek(member.offset_data)
+            left = member.size
+            while left:
+                piece = raw.read(min(left, _CHUNK_BYTES))
+                file.write(piece)
+                left -= len(piece)
+
+
+def check_directory(raw: BinaryIO) -> None:
+    """Refuse a packed directory that `unpack_directory` would refuse; writes nothing.
+
+    Raises:
+        ArtifactRefused: `bad_archive`.
+    """
+    _read_members(raw, Path("/"))
 
 
 def _check_private(target: Path) -> None:
@@ -473,18 +507,53 @@ def _check_private(target: Path) -> None:
         )
 
 
-def _read_members(raw: bytes, target: Path) -> list[tarfile.TarInfo]:
+def _read_members(raw: BinaryIO, target: Path) -> list[tarfile.TarInfo]:
     try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-            members = archive.getmembers()
-        _check_members(members, raw, target)
+        members = list(_members_in(raw))
+        end = _check_members(members, target)
+        _check_end(raw, end)
     # A damaged header can also make tarfile seek too far or call itself without end.
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise ArtifactRefused(f"not a packed directory: {error}", reason="bad_archive") from error
     return members
 
 
-def _check_members(members: list[tarfile.TarInfo], raw: bytes, target: Path) -> None:
+def _members_in(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    with tarfile.open(fileobj=_Headers(raw), mode="r:") as archive:
+        for count, member in enumerate(archive, start=1):
+            if count > MAX_MEMBERS:
+                raise ValueError(f"it has more than {MAX_MEMBERS} members")
+            yield member
+
+
+class _Headers(io.RawIOBase):
+    """What tarfile sees of an archive: headers, which are small and stand inside it.
+
+    It would ask for as much memory as a long name says that it has, and seek to wherever a size
+    points.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._size = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _CHUNK_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        return self._raw.read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence != os.SEEK_SET or offset > self._size:
+            raise ValueError("a member ends behind the end")
+        return self._raw.seek(offset)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+
+def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
+    """Raise ValueError for a member that must not be written; return where the last one ends."""
     files: set[str] = set()
     directories: set[str] = {""}
     end = 0
@@ -507,9 +576,17 @@ def _check_members(members: list[tarfile.TarInfo], raw: bytes, target: Path) -> 
             tarfile.data_filter(member, str(target))
         (directories if member.isdir() else files).add(name)
         end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return end
+
+
+def _check_end(raw: BinaryIO, end: int) -> None:
     # tarfile takes damage in the middle for the end; what really ends is zeros from there on.
-    if any(raw[end:]):
-        raise ValueError("something follows the last member")
+    if raw.seek(0, os.SEEK_END) < end:
+        raise ValueError("the last member is cut short")
+    raw.seek(end)
+    while rest := raw.read(_CHUNK_BYTES):
+        if any(rest):
+            raise ValueError("something follows the last member")
 
 
 def _name_problem(name: str) -> str:

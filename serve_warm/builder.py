@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import logging
 import os
 import secrets
@@ -24,13 +25,14 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from serve_warm import artifact, node, transfer
-from serve_warm.errors import BuildFailed, ConfigError
-from serve_warm.fingerprint import Fingerprint
+from serve_warm.disassembly import find_objdump, prove_portable
+from serve_warm.errors import BuildFailed, ConfigError, StoreError
+from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
 from serve_warm.stores import open_store
 from serve_warm.trust import trust_lines, user_key
 
@@ -247,8 +249,10 @@ class Start:
 class Cluster:
     """A Ray cluster with Serve on it, on which applications are started one after the other."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, place: Literal["here", "address"] = "here") -> None:
         self.port = port
+        self.place = place
+        """Whether it runs on this machine alone, or was found at an address."""
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -355,7 +359,7 @@ def cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cl
         ) from error
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        yield Cluster(_port_of_serve(port))
+        yield Cluster(_port_of_serve(port), place="here" if address is None else "address")
     finally:
         # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
         ray.shutdown()
@@ -386,8 +390,10 @@ def _free_port() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An artifact that was accepted and published."""
+    """An artifact that passed its round trip and is published."""
 
+    published: Literal["new", "kept"]
+    """`kept`: the store had the variant before, `if_published` is `keep`, and that one passed."""
     store: str
     statement: str
     variant: str
@@ -395,9 +401,12 @@ class Built:
     stored_bytes: int
     raw_bytes: int
     parts: Mapping[str, int]
-    """Stored bytes by part."""
+    """Stored bytes by part. These three are of what was built, whether or not it was kept."""
+    portable_libraries: int | None
+    """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
+    that is for this CPU alone."""
     trust: str
-    """The lines for a trust.toml that trusts whoever signed this."""
+    """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept."""
     cold: Mapping[str, Any]
     """Report of the replica that compiled."""
     round_trip: Mapping[str, Any]
@@ -410,55 +419,103 @@ def build(
     *,
     on: Cluster,
     key: Ed25519PrivateKey | None = None,
+    cpu: Cpu | None = None,
+    if_published: Literal["refuse", "keep", "supersede"] = "refuse",
     progress: Progress = lambda _: None,
 ) -> Built:
     """Build, prove, sign and publish the artifact of one deployment.
 
     Nothing is published unless a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `key` signs; the per-user key, made and trusted on first use, if none
-    is given. The replica must trust it, as the fleet will have to.
+    is given. The replica must trust it, as the fleet will have to. `cpu` is laid over what the
+    deployment sets; every replica that shall use the artifact must set the same. A variant that
+    the store has already is never replaced: `keep` puts that one through the round trip instead,
+    `supersede` publishes beside it.
 
     Raises:
-        BuildFailed: a replica failed, or the artifact did not pass its round trip.
+        AlreadyPublished: the store has the variant, and `if_published` is `refuse`.
+        BuildFailed: a replica failed, the artifact did not pass its round trip, or it is to be
+            portable and is not.
+        ConfigError: a portable artifact cannot be disassembled here.
         StoreError: the store cannot be written.
     """
     store = open_store(store_uri)
     key = key or user_key()
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
+    if cpu is not None:
+        settings["cpu"] = cpu
+    if cpu == "portable":
+        find_objdump()  # now, not when everything has been compiled
     cold = {**settings, "artifact": None}
     with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
         progress("compile: packing")
         packed = start.handle.warmup_artifact.remote().result(timeout_s=600)
+    portable = _portable_facts(packed, progress)
+    packed["facts"].update(portable)
     progress("sign")
     manifest, stored = _manifest(app, packed)
-    with _staging(store) as staging:
-        transfer.push(open_store(staging), manifest, stored, [key])
-        warm = {**settings, "artifact": staging, "parts": ["cache"]}
+    there = transfer.published(store, app.deployment, manifest.fingerprint)
+    if there and if_published == "refuse":
+        # Before the round trip, which would be in vain.
+        raise transfer.already_published(store, manifest, there[-1])
+    keep = bool(there) and if_published == "keep"
+    with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
+        if not keep:
+            transfer.push(open_store(source), manifest, stored, [key])
+        warm = {**settings, "artifact": source, "parts": ["cache"]}
         with on.running(app, warm, progress=_prefixed(progress, "round trip")) as start:
             report = start.report()
     _accept(report)
-    progress("publish")
-    statement = transfer.push(store, manifest, stored, [key])
+    statement = report["artifact"]["statement"]
+    if not keep:
+        progress("publish")
+        on_taken: transfer.OnTaken = "supersede" if if_published == "supersede" else "refuse"
+        statement = transfer.push(store, manifest, stored, [key], on_taken=on_taken)
     return Built(
+        published="kept" if keep else "new",
         store=store.uri,
         statement=statement,
         variant=manifest.fingerprint.key,
         stored_bytes=sum(len(data) for data in stored.values()),
         raw_bytes=sum(part.raw_bytes for part in manifest.parts),
         parts={part.name: part.stored_bytes for part in manifest.parts},
-        trust=trust_lines(key.public_key(), name="builder"),
+        portable_libraries=portable.get("libraries_disassembled"),
+        trust="" if keep else trust_lines(key.public_key(), name="builder"),
         cold=packed["report"],
         round_trip=report,
     )
 
 
 @contextlib.contextmanager
-def _staging(store: Store) -> Iterator[str]:
-    """Yield a folder inside the store's, outside its keys: every node that sees one sees both."""
-    folder = Path(urllib.parse.unquote(store.uri.removeprefix("file://")))
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging:
-        yield staging
+def _staging(store: Store, on: Cluster) -> Iterator[str]:
+    """Yield a store for the round trip that no replica in traffic looks into.
+
+    On a cluster of this machine it is a folder. Elsewhere it must be what all nodes see, so it
+    stands beside the artifacts in their own store, outside the keys that they have.
+    """
+    if on.place == "here":
+        with tempfile.TemporaryDirectory(prefix="serve_warm-staging-") as staging:
+            yield staging
+    elif store.uri.startswith("file://"):
+        folder = Path(urllib.parse.unquote(store.uri.removeprefix("file://")))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging:
+            yield staging
+    else:
+        uri = f"{store.uri.rstrip('/')}/staging-{secrets.token_hex(8)}"
+        try:
+            yield uri
+        finally:
+            _clear(open_store(uri))
+
+
+def _clear(staged: Store) -> None:
+    try:
+        for key in staged.list(""):
+            staged.delete(key)
+    except StoreError as error:
+        # The build is good all the same, and what is left is under a name that nobody reads.
+        logger.warning("the staged copy could not be removed: %s", error.message)
 
 
 def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, dict[str, bytes]]:
@@ -476,6 +533,25 @@ def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, d
         facts=packed["facts"],
     )
     return manifest, stored
+
+
+def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """Return what a manifest says about a portable artifact, proven; nothing of another one.
+
+    Here, and not in the replica that compiled: what user code runs in is not asked for a proof.
+    """
+    machine, app = packed["fingerprint"]["machine"], packed["fingerprint"]["app"]
+    if app.get("cpu") != "portable":
+        return {}
+    if machine["cpu_isa"] != PORTABLE_ISA:
+        raise BuildFailed(
+            "cpu: portable needs AVX2 (x86-64-v3), and the CPU that compiled lacks "
+            + " ".join(lacking(machine["cpu_isa"])),
+            hint="nothing was published: build on a machine that has it",
+        )
+    progress("compile: disassembling")
+    libraries = prove_portable(io.BytesIO(packed["parts"]["cache"]), objdump=find_objdump())
+    return {"cpu": "portable", "libraries_disassembled": libraries}
 
 
 def _accept(report: Mapping[str, Any]) -> None:

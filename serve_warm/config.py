@@ -31,7 +31,9 @@ class WarmupConfig(BaseModel):
     """The kill switch: `false` leaves torch, Serve and the replica exactly as without us."""
 
     artifact: str | None = None
-    """URI of the store to pull from: a folder (`./artifacts`, `file:///srv/artifacts`)."""
+    """Address of the store to pull from: a folder (`./artifacts`, `file:///srv/artifacts`),
+    `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `hf://owner/repo@revision`.
+    """
 
     parts: tuple[Literal["cache", "torch_bytes"], ...] = ("cache",)
     """What to load of an artifact. `cache` is the cache directory, built kernels included.
@@ -63,8 +65,22 @@ class WarmupConfig(BaseModel):
     input_deadline_s: float = Field(default=900.0, gt=0)
     """Wall seconds for one replay of one input, waiting for other deployments included."""
 
+    cpu: Literal["native", "portable"] = "native"
+    """What kernels are compiled for: this very CPU, or every one with AVX2 (x86-64-v3), so that
+    one artifact fits a fleet of mixed CPUs. Builder and replicas must agree on it."""
+
     max_passes: int = Field(default=8, ge=2)
     """Passes until one must be quiet; a model that never gets quiet is not proven."""
+
+    node_cache_dir: str | None = None
+    """Folder for what the replicas of a node download once for all of them, private to their
+    user; default `<tmp>/serve_warm-<uid>/blobs`."""
+
+    node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
+    """Of that folder; what was used longest ago goes first."""
+
+    node_cache_max_age_s: float = Field(default=30 * 86400.0, gt=0)
+    """Seconds without use, after which something in that folder goes."""
 
     state_dir: str | None = None
     """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""

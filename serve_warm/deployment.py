@@ -280,6 +280,10 @@ class _Replica:
             if self._config.enabled:
                 self._cache_directory = compiler.private_directory()
                 point_torch_caches_at(self._cache_directory)
+                # User code may compile in `__init__`, whatever it is told.
+                compiler.keep_headers_private()
+                if self._config.cpu == "portable":
+                    compiler.pin_portable_cpu()
 
     # The hook --------------------------------------------------------------------------------
 
@@ -377,6 +381,7 @@ class _Replica:
                     "inputs_expected": report.covered.expected,
                     "inputs_done": warmup.done_in_pass,
                     "passes": report.passes,
+                    "statement": report.artifact.statement if report.artifact else "",
                     "error": report.error,
                 }
             )

@@ -4,12 +4,15 @@
 
 ServeWarmError
 ├── ConfigError                 a setting, an option or a trust file cannot be used
-│   └── InputError              a declared input cannot be replayed
+│   ├── InputError              a declared input cannot be replayed
+│   └── MissingPackage          something needs a package that is not installed
 ├── CompilerMissing             something must be compiled and no C++ compiler was found
 ├── StoreError                  a store could not be read or written
+│   ├── StoreDenied             not with these credentials: trying again is of no use
 │   ├── ObjectNotFound
 │   ├── ObjectTooLarge          larger than the caller is willing to read
-│   └── ObjectExists            write-once: the key is taken by other bytes
+│   ├── ObjectExists            write-once: the key is taken by other bytes
+│   └── AlreadyPublished        write-once: the variant is there, with other content
 ├── ArtifactNotFound            miss: no variant fits, or none is there
 ├── ArtifactRefused             trust, integrity or format: never loaded
 ├── BuildFailed                 an artifact was built and not accepted
@@ -26,14 +29,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_warm.redaction import redact
+
 
 class ServeWarmError(Exception):
-    """Base of all errors: the message says what was attempted and found, `hint` what to do."""
+    """Base of all errors: the message says what was attempted and found, `hint` what to do.
+
+    Both are free of credentials, whatever they were made from (`serve_warm.redaction`).
+    """
 
     def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = redact(message)
+        self.hint = redact(hint)
+        super().__init__(self.message)
         self.__dict__.update(facts)
 
     def __str__(self) -> str:
@@ -60,6 +68,17 @@ class InputError(ConfigError):
     """A declared input cannot be replayed: no inputs, an unknown target, a wrong argument."""
 
 
+class MissingPackage(ConfigError):
+    """Something needs a package that is not installed."""
+
+    def __init__(self, what: str, *, package: str) -> None:
+        super().__init__(
+            f"{what} needs {package}, which is not installed",
+            hint=f"pip install {package}",
+            package=package,
+        )
+
+
 class CompilerMissing(ServeWarmError):
     """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
 
@@ -74,6 +93,10 @@ class CompilerMissing(ServeWarmError):
 
 class StoreError(ServeWarmError):
     """A store could not be read or written."""
+
+
+class StoreDenied(StoreError):
+    """The store refuses these credentials, or there are none; trying again changes nothing."""
 
 
 class ObjectNotFound(StoreError):
@@ -107,6 +130,10 @@ class ObjectExists(StoreError):
         )
 
 
+class AlreadyPublished(StoreError):
+    """The variant is published already, with other content; `statement` is its key."""
+
+
 class ArtifactNotFound(ServeWarmError):
     """No variant in the store fits this machine and app (verdict `miss`).
 
@@ -118,12 +145,21 @@ class ArtifactNotFound(ServeWarmError):
         self.trace = trace
 
 
+REFUSAL_REASONS = (
+    *("untrusted", "no_trust", "bad_signature", "bad_statement", "newer_format", "expired"),
+    *("denied", "digest_mismatch", "size_mismatch", "too_large", "truncated", "bad_archive"),
+    *("missing_part", "unsafe_directory"),
+)
+"""Why an artifact was not loaded; a closed set, since metrics have it as a label."""
+
+
 class ArtifactRefused(ServeWarmError):
     """An artifact was found and must not be loaded (verdict `refused`).
 
     `reason` is one of a closed set, usable as a metric label: `untrusted`, `no_trust`,
     `bad_signature`, `bad_statement`, `newer_format`, `digest_mismatch`, `size_mismatch`,
-    `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`.
+    `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`, `expired`,
+    `denied`: `REFUSAL_REASONS` has them all.
     """
 
     def __init__(self, message: str, *, reason: str, hint: str = "", **facts: Any) -> None:

@@ -28,7 +28,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,6 +38,23 @@ NONE = "none"
 
 UNKNOWN = "unknown"
 """The value of a factor that could not be read. It fits nothing, not even itself."""
+
+NOT_INSTALLED = "not installed"
+"""What torch's own factors are on a machine without it. No artifact has it: nothing fits there."""
+
+Cpu = Literal["native", "portable"]
+"""What kernels are compiled for: this very CPU, or every one that has all of `PORTABLE_ISA`."""
+
+PORTABLE_MARCH = "x86-64-v3"
+"""What compilers call the CPUs that run a portable artifact: those with AVX2."""
+
+PORTABLE_ISA = "abm avx avx2 bmi1 bmi2 cx16 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3"
+"""What `PORTABLE_MARCH` adds to the first x86-64: Linux' names of it, sorted as by `cpu_isa`.
+
+LAHF and XSAVE belong to it too and are not asked for: every CPU with the others has the one, and
+Linux names no AVX without the other.
+https://gitlab.com/x86-psABIs/x86-64-ABI
+"""
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
 """Factors whose value is a list of words: of two long ones only the difference is readable."""
@@ -55,18 +72,26 @@ class Mismatch:
     here: str | None
     """None where this process has no such factor."""
 
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """Of two lists of words: those that only the artifact has, and those that only this has.
+
+        None for a factor that is no list, and for lists that have nothing in common.
+        """
+        if self.factor not in _WORD_LISTS or not self.artifact or not self.here:
+            return None
+        theirs, ours = _words(self.artifact), _words(self.here)
+        extra = [word for word in theirs if word not in ours]
+        lacking = [word for word in ours if word not in theirs]
+        if not set(theirs) & set(ours) or not extra + lacking:
+            return None
+        return shlex.join(extra), shlex.join(lacking)
+
     def __str__(self) -> str:
-        if self.factor in _WORD_LISTS and self.artifact and self.here:
-            theirs, ours = _words(self.artifact), _words(self.here)
-            parts = {
-                "in the artifact": [word for word in theirs if word not in ours],
-                "here": [word for word in ours if word not in theirs],
-            }
-            if set(theirs) & set(ours) and any(parts.values()):
-                only = (
-                    f"only {side} {shlex.join(words)}" for side, words in parts.items() if words
-                )
-                return f"{self.factor}: {'; '.join(only)}"
+        if self.only is not None:
+            sides = zip(("in the artifact", "here"), self.only, strict=True)
+            only = (f"only {side} {words}" for side, words in sides if words)
+            return f"{self.factor}: {'; '.join(only)}"
         artifact = "without it" if self.artifact is None else self.artifact
         here = "without it" if self.here is None else self.here
         return f"{self.factor}: artifact {artifact}, here {here}"
@@ -139,22 +164,35 @@ class Fingerprint:
         )
 
 
-def read_machine(environ: Mapping[str, str]) -> dict[str, str]:
+def read_machine(
+    environ: Mapping[str, str],
+    *,
+    cpu: Cpu = "native",
+    on_no_torch: Literal["raise", "note"] = "raise",
+) -> dict[str, str]:
     """Read what this machine and its installed software are; imports torch.
+
+    Where torch is not installed that is an ImportError, or with `on_no_torch="note"` a value of the
+    factors that it would have told: for who wants to know why an artifact does not fit there.
+
+    With `cpu="portable"` the factors of the CPU are the same on every machine that has all of
+    `PORTABLE_ISA`, and this machine's own on any other: it fits no portable artifact.
 
     Looks up `ATEN_CPU_CAPABILITY`, `CXX` and `PATH` in `environ`. Asks CUDA for its devices only in
     a torch that can see some. Costs one `g++ --version` a process, and some milliseconds.
     """
-    import torch
-
-    gpu = _read_gpu()
+    from_torch = _read_from_torch(on_no_torch)
+    isa = read_cpu_isa()
+    # Eager kernels and the vector width of generated code both follow this variable, and it is
+    # in no key. It has a value named "default" that means no vectors, hence "unset".
+    capability = environ.get("ATEN_CPU_CAPABILITY") or "unset"
+    if cpu == "portable":
+        isa, capability = portable_factors(isa, capability)
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": _read_libc(),
-        "cpu_isa": _read_cpu_isa(),
-        # Eager kernels and the vector width of generated code both follow this variable, and it is
-        # in no key. It has a value named "default" that means no vectors, hence "unset".
-        "cpu_capability": environ.get("ATEN_CPU_CAPABILITY") or "unset",
+        "cpu_isa": isa,
+        "cpu_capability": capability,
         # The exact version: Dynamo's entries hold bytecode.
         "python": f"{platform.python_implementation()} {platform.python_version()}"
         f" {sysconfig.get_config_var('SOABI') or sys.implementation.cache_tag}",
@@ -164,10 +202,29 @@ def read_machine(environ: Mapping[str, str]) -> dict[str, str]:
         # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cpp_builder.py
         "python_include": _read_python_include(),
         "python_lib": str(sysconfig.get_config_var("LIBDIR") or NONE),
-        "torch_install": str(Path(torch.__file__).parent),
-        "torch": f"{torch.__version__} {(torch.version.git_version or UNKNOWN)[:12]}",
+        "torch_install": from_torch["torch_install"],
+        "torch": from_torch["torch"],
         "triton": _read_triton(),
         "compiler": _read_compiler(environ),
+        "cuda": from_torch["cuda"],
+        "gpu": from_torch["gpu"],
+        "driver": from_torch["driver"],
+    }
+
+
+def _read_from_torch(on_no_torch: Literal["raise", "note"]) -> dict[str, str]:
+    """Return the factors that nothing but an imported torch can tell."""
+    try:
+        import torch
+    except ImportError:
+        if on_no_torch == "raise":
+            raise
+        absent = dict.fromkeys(("torch_install", "torch"), NOT_INSTALLED)
+        return {**absent, **dict.fromkeys(("cuda", "gpu", "driver"), UNKNOWN)}
+    gpu = _read_gpu()
+    return {
+        "torch_install": str(Path(torch.__file__).parent),
+        "torch": f"{torch.__version__} {(torch.version.git_version or UNKNOWN)[:12]}",
         "cuda": _read_toolkit(),
         "gpu": gpu,
         "driver": NONE if gpu == NONE else _read_driver(),
@@ -178,7 +235,10 @@ _NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 
 
 def read_app(
-    environ: Mapping[str, str], *, compile_arguments: Mapping[str, str] = _NO_ARGUMENTS
+    environ: Mapping[str, str],
+    *,
+    compile_arguments: Mapping[str, str] = _NO_ARGUMENTS,
+    cpu: Cpu = "native",
 ) -> dict[str, str]:
     """Read what the application has set; imports torch.
 
@@ -204,6 +264,8 @@ def read_app(
         "deterministic": _read_deterministic(),
         "torch_environment": torch_environment(environ),
         "compile_arguments": _assignments(compile_arguments),
+        # Not a factor of native artifacts: those of versions without the setting fit as ever.
+        **({"cpu": cpu} if cpu == "portable" else {}),
     }
 
 
@@ -239,7 +301,26 @@ def cpu_isa(cpuinfo: str) -> str:
     return " ".join(sorted(common)) or UNKNOWN
 
 
-def _read_cpu_isa() -> str:
+def lacking(isa: str) -> tuple[str, ...]:
+    """Return what of `PORTABLE_ISA` is not in `isa`, which is what `cpu_isa` returned."""
+    return tuple(name for name in PORTABLE_ISA.split() if name not in isa.split())
+
+
+def portable_factors(isa: str, capability: str) -> tuple[str, str]:
+    """Return `cpu_isa` and `cpu_capability` of a portable artifact, from those of a machine.
+
+    A CPU that lacks something keeps its own, so that it differs from every portable artifact
+    and from a machine that lacks something else.
+    """
+    if lacking(isa):
+        return isa, capability
+    # A pinned vector width is what torch generates code for, whatever the variable says, unless
+    # that is "default": then flex attention does not compile.
+    return PORTABLE_ISA, capability if capability == "default" else "any"
+
+
+def read_cpu_isa() -> str:
+    """Return the instruction set extensions of this machine's CPU, as `cpu_isa` names them."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -247,9 +328,11 @@ def _read_cpu_isa() -> str:
     isa = cpu_isa(cpuinfo)
     if isa != UNKNOWN:
         return isa
-    import torch
-
     # Other systems than Linux, and Linux on other processors than x86 and arm.
+    try:
+        import torch
+    except ImportError:
+        return UNKNOWN
     if not hasattr(torch.cpu, "get_capabilities"):
         return UNKNOWN
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()

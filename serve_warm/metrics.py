@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.report import Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,28 @@ METRICS = (
         label="verdict",
         help="1 for the verdict of the artifact in this start, 0 for the others.",
         read=lambda r: {v.value: float(r.verdict is v) for v in Verdict},
+    ),
+    Metric(
+        name="serve_warm_refused",
+        kind="gauge",
+        label="reason",
+        help="1 for the reason why the artifact of this start was refused, 0 for the others.",
+        read=lambda r: {
+            reason: float(r.artifact is not None and r.artifact.refused == reason)
+            for reason in REFUSAL_REASONS
+        },
+    ),
+    Metric(
+        name="serve_warm_unverified",
+        kind="gauge",
+        help="1 while a replica runs an artifact that nobody who is trusted signed (unsigned_ok).",
+        read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
+    ),
+    Metric(
+        name="serve_warm_downloaded_bytes",
+        kind="gauge",
+        help="Bytes of artifact that this start downloaded; 0 where the node had them.",
+        read=_one(lambda r: r.artifact.downloaded_bytes if r.artifact is not None else 0),
     ),
     Metric(
         name="serve_warm_stage_seconds",

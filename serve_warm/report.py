@@ -151,8 +151,16 @@ class ArtifactUse:
     created: str = ""
     stored_bytes: int = 0
     raw_bytes: int = 0
+    downloaded_bytes: int = 0
+    """How much of the stored bytes came from the store; the rest was on the node."""
+    believed: str = ""
+    """Why it was loaded: `signature`, `pin` or `unsigned_ok`."""
+    signers: tuple[str, ...] = ()
+    """Names of the trusted keys that signed it."""
     reason: str = ""
     """Why it was not loaded, in a sentence."""
+    refused: str = ""
+    """The same as one of `errors.REFUSAL_REASONS`, where it was refused."""
     trace: tuple[str, ...] = ()
     """One line a variant that was looked at: accepted, or rejected with the reason."""
 
@@ -185,6 +193,8 @@ class Report:
     events: tuple[CompileEvent, ...] = ()
     """The last events after ready, newest last; a bounded number."""
     artifact: ArtifactUse | None = None
+    fingerprint: dict[str, dict[str, str]] | None = None
+    """What this start was compared with, by group and factor; None before it was read."""
     threads: tuple[int, ...] = ()
     """Native ids of the threads that made compiled calls in the proof pass."""
     warnings: tuple[str, ...] = ()

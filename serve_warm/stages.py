@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,12 +29,14 @@ from serve_warm.errors import (
     ConfigError,
     NotProven,
     ServeWarmError,
+    StoreDenied,
     StoreError,
     WarmupFailed,
     WarmupTimeout,
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input, ordered
+from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
@@ -215,6 +218,7 @@ class Warmup:
             after_ready=after,
             events=tuple(e for e in events if e.at_unix >= self._ready_unix),
             artifact=self._artifact,
+            fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
             error=self._error,
@@ -235,6 +239,8 @@ class Warmup:
         with self._timed(Stage.PENDING):
             if self.cache_directory is None:
                 self._new_cache_directory()
+            compiler.keep_headers_private()
+            self._choose_cpu()
             await asyncio.to_thread(compiler.import_compiler)
             arguments = compiler.compile_arguments(self._replica.owner)
             self._need_compiler(arguments)
@@ -248,9 +254,20 @@ class Warmup:
             self._at_start = self._seen.counts()
             compiler.isa_checks()
             # On this thread, not in a worker: grad mode and autocast are the thread's.
-            app = read_app(environment(), compile_arguments=arguments)
-            machine = await asyncio.to_thread(read_machine, environment())
+            cpu = self._config.cpu
+            app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
+            machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
             self.fingerprint = Fingerprint(machine=machine, app=app)
+
+    def _choose_cpu(self) -> None:
+        lacking = compiler.pin_portable_cpu() if self._config.cpu == "portable" else ()
+        if lacking:
+            text = (
+                f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
+                "no portable artifact fits it, and it compiles for itself alone"
+            )
+            self._warnings.append(text)
+            logger.warning("%s", text)
 
     def _need_compiler(self, arguments: Mapping[str, str]) -> None:
         try:
@@ -280,7 +297,7 @@ class Warmup:
         try:
             pulled = await self._pull(uri, deadline)
             self._enter(Stage.LOADING)
-            with self._timed(Stage.LOADING):
+            with self._timed(Stage.LOADING), pulled:
                 await asyncio.to_thread(self._put_in_place, pulled)
         except (ArtifactNotFound, StoreError) as error:
             self._not_loaded(Verdict.MISS, error, self._config.on_missing)
@@ -296,46 +313,25 @@ class Warmup:
             raise AssertionError
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         self._enter(Stage.PULLING)
-        try:
-            trust = self._replica.trust() or load_trust()
-        except ConfigError as error:
-            # One bad trust file may not take a fleet down, nor let anything in.
-            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
+        trust = self._trust()
 
         def pull() -> transfer.Pulled:
-            return transfer.pull(
-                open_store(uri),
-                deployment=self._replica.deployment,
-                fingerprint=fingerprint,
-                trust=trust,
-                parts=self._config.parts,
-            )
+            with self._node_cache() as cache:
+                return transfer.pull(
+                    open_store(uri),
+                    deployment=self._replica.deployment,
+                    fingerprint=fingerprint,
+                    trust=trust,
+                    cache=cache,
+                    parts=self._config.parts,
+                )
 
         start = time.perf_counter()
-        tries = 0
-        while True:
-            try:
-                pulled = await asyncio.wait_for(asyncio.to_thread(pull), max(0.1, limit.left()))
-            except (asyncio.TimeoutError, TimeoutError) as error:
-                self._times.append(_time(Stage.PULLING, start))
-                raise StoreError(
-                    f"{uri}: nothing was pulled within {limit.seconds:.0f} s",
-                    hint="check that the store can be reached from this node, or raise "
-                    "pull_deadline_s",
-                ) from error
-            except StoreError as error:
-                pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
-                tries += 1
-                if limit.left() < pause_s:
-                    self._times.append(_time(Stage.PULLING, start))
-                    raise
-                logger.warning("try=%d of %s failed: %s", tries, uri, error)
-                await asyncio.sleep(pause_s)
-            except ServeWarmError:
-                self._times.append(_time(Stage.PULLING, start))
-                raise
-            else:
-                break
+        try:
+            pulled = await self._tried_until(limit, pull)
+        except ServeWarmError:
+            self._times.append(_time(Stage.PULLING, start))
+            raise
         verify_s = pulled.verify_s
         elapsed_s = time.perf_counter() - start
         self._times.append(StageTime(stage=Stage.PULLING, seconds=max(0.0, elapsed_s - verify_s)))
@@ -346,10 +342,56 @@ class Warmup:
             statement=pulled.statement_key,
             created=pulled.manifest.created,
             stored_bytes=pulled.stored_bytes,
-            raw_bytes=sum(len(raw) for raw in pulled.raw.values()),
+            raw_bytes=sum(pulled.manifest.part(name).raw_bytes for name in pulled.raw),
+            downloaded_bytes=pulled.downloaded_bytes,
+            believed=pulled.believed.how,
+            signers=pulled.believed.signers,
             trace=tuple(str(considered) for considered in pulled.trace),
         )
         return pulled
+
+    def _trust(self) -> Trust:
+        try:
+            files = load_trust()
+        except ConfigError as error:
+            # One bad trust file may not take a fleet down, nor let anything in.
+            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
+        code = self._replica.trust()
+        # What the operators of the machine deny holds for what the code trusts, too.
+        return files if code is None else code | files.limits
+
+    def _node_cache(self) -> NodeCache:
+        folder = self._config.node_cache_dir
+        return NodeCache.open(
+            default_root() if folder is None else Path(folder),
+            max_bytes=self._config.node_cache_max_bytes,
+            max_age_s=self._config.node_cache_max_age_s,
+        )
+
+    async def _tried_until(
+        self, limit: Deadline, pull: Callable[[], transfer.Pulled]
+    ) -> transfer.Pulled:
+        """Call `pull` in a thread until it gives something, or cannot, or time is up."""
+        tries = 0
+        while True:
+            try:
+                return await _in_own_thread(pull, timeout_s=max(0.1, limit.left()))
+            except (asyncio.TimeoutError, TimeoutError) as error:
+                raise StoreError(
+                    f"{self._config.artifact}: nothing was pulled within {limit.seconds:.0f} s",
+                    hint="check that the store can be reached from this node, or raise "
+                    "pull_deadline_s",
+                ) from error
+            except StoreDenied:
+                raise
+            except StoreError as error:
+                pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
+                tries += 1
+                if limit.left() < pause_s:
+                    raise
+                # One clear line is written when it is given up; these are for a closer look.
+                logger.info("try=%d failed, again in %.1f s: %s", tries, pause_s, error.message)
+                await asyncio.sleep(pause_s)
 
     def _put_in_place(self, pulled: transfer.Pulled) -> None:
         # Into a new directory: what user code made torch write into the present one stays out.
@@ -368,7 +410,9 @@ class Warmup:
             answers = pulled.manifest.facts.get(ISA_FACT, {})
             compiler.defer_precompiled_headers()
             compiler.isa_checks().give({str(k): bool(v) for k, v in dict(answers).items()})
-        if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(pulled.raw["torch_bytes"]):
+        if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(
+            pulled.raw["torch_bytes"].read()
+        ):
             raise ArtifactRefused(
                 "torch did not accept the part torch_bytes",
                 reason="bad_archive",
@@ -379,7 +423,11 @@ class Warmup:
         self._verdict = verdict
         trace = tuple(str(considered) for considered in getattr(error, "trace", ()))
         self._artifact = ArtifactUse(
-            store=str(self._config.artifact), reason=str(error), trace=trace
+            store=str(self._config.artifact),
+            statement=getattr(error, "statement", "") if verdict is Verdict.REFUSED else "",
+            reason=str(error),
+            refused=error.reason if isinstance(error, ArtifactRefused) else "",
+            trace=trace,
         )
         # Whatever was written until now is not built upon.
         self._new_cache_directory()
@@ -390,7 +438,9 @@ class Warmup:
                 hint=error.hint,
                 stage=self._stage.value,
             ) from error
-        logger.warning("verdict=%s, compiling cold: %s", verdict.value, error)
+        # In one line: what was tried, what was found, what to do.
+        words = " ".join(str(error).split())
+        logger.warning("verdict=%s, compiling cold: %s", verdict.value, words)
 
     async def _replay_and_prove(self, deadline: Deadline) -> None:
         config, seen = self._config, self._seen
@@ -540,6 +590,31 @@ class Warmup:
                 # to lose the replica; it is dropped, so that it is logged once.
                 self._observers = tuple(o for o in self._observers if o is not observer)
                 logger.exception("an observer of the warm-up raised; going on without it")
+
+
+async def _in_own_thread(
+    pull: Callable[[], transfer.Pulled], *, timeout_s: float
+) -> transfer.Pulled:
+    """Return what `pull` gives; past the timeout it is left to end by itself.
+
+    Not in the event loop's own threads: those are the user's too, and one that hangs in a store
+    would be missing there.
+    """
+    threads = ThreadPoolExecutor(1, "serve_warm-pull")
+    pulling = threads.submit(pull)
+    threads.shutdown(wait=False)
+    came = None
+    try:
+        came = await asyncio.wait_for(asyncio.wrap_future(pulling), timeout_s)
+    finally:
+        if came is None:
+            pulling.add_done_callback(_close_what_came_late)
+    return came
+
+
+def _close_what_came_late(pulling: Future[transfer.Pulled]) -> None:
+    if not pulling.cancelled() and pulling.exception() is None:
+        pulling.result().close()
 
 
 @contextlib.contextmanager

@@ -2,25 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """How artifacts get into a store and out of it again: what is checked, and in which order.
 
-    blobs/sha256/<hex>                                        one part, as it is stored
-    statements/<deployment>/<fingerprint>-<digest>.dsse.json  one signed artifact
+    blobs/sha256/<hex>                              one part, as it is stored
+    statements/<deployment>/<variant>.dsse.json     one signed artifact
+    ...                    /<variant>-g2.dsse.json  what superseded it, if that was asked for
+    ...                    /<variant>-s<8 hex>.dsse.json  the same one with other signatures
 
-`push` writes the blobs first and the statement last, so a statement never points at nothing.
-`pull` looks at every statement of the deployment, keeps a reason for each, and takes the newest
-that is trusted and fits this machine and app. Nothing a store says is believed before the
-signature is checked, and nothing is unpacked before its digest is.
+`push` writes the blobs first and the statement last, so a statement never points at nothing, and
+of several publishers of one variant the first wins. `pull` looks at every statement of the
+deployment, keeps a reason for each, and of those that are trusted and fit takes the one that was
+created last, by its signed time. Nothing a store says is believed before the signature is checked,
+and nothing is unpacked before its digest is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import re
+import tempfile
+import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 from serve_warm.artifact import (
     MAX_RAW_BYTES,
@@ -32,10 +39,29 @@ from serve_warm.artifact import (
     check_stored_size,
     open_part,
 )
-from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, ObjectTooLarge
+from serve_warm.errors import (
+    AlreadyPublished,
+    ArtifactNotFound,
+    ArtifactRefused,
+    ConfigError,
+    ObjectExists,
+    ObjectNotFound,
+    ObjectTooLarge,
+    StoreError,
+)
 from serve_warm.fingerprint import Fingerprint, Mismatch
-from serve_warm.stores import Store
-from serve_warm.trust import MAX_ENVELOPE_BYTES, Envelope, Trust, sign, verify
+from serve_warm.nodecache import NodeCache, receive
+from serve_warm.stores import Object, Sink, Store
+from serve_warm.trust import (
+    MAX_ENVELOPE_BYTES,
+    Believed,
+    Envelope,
+    Trust,
+    add_signatures,
+    check_age_and_denied,
+    verify,
+)
+from serve_warm.trust import sign as sign_payload
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -43,19 +69,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATEMENTS = "statements/"
+BLOBS = "blobs/sha256/"
 STATEMENT_SUFFIX = ".dsse.json"
 SHOWN_VARIANTS = 5
 """Variants whose differences an error spells out when none fits; its trace has all."""
+READERS = 8
+"""Statements that are read at once: each costs a round trip, and there is one a variant."""
+
+OnTaken = Literal["refuse", "supersede"]
+"""What to do when the variant is published already with other content: say so, or publish this one
+beside it, which makes it the one that replicas take because it was created later."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being moved, how many bytes of it are done, and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Considered:
-    """One statement that `pull` looked at, and what came of it."""
+    """One statement that was looked at, and what came of it."""
 
     statement: str
     """Its key in the store."""
     accepted: bool
-    """Trusted and fitting. Of several accepted ones the newest is chosen."""
+    """Trusted and fitting. Of several accepted ones the one that was created last is chosen."""
     reason: str
     """`fits`, `fingerprint` (for another machine or app), `gone` (pruned meanwhile), or a reason
     of ArtifactRefused."""
@@ -74,35 +110,38 @@ class Considered:
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """An artifact whose bytes are all checked."""
+    """An artifact whose bytes are all checked. Close it, or use it in a `with`."""
 
     manifest: Manifest
     statement_key: str
+    believed: Believed
+    """Why it was believed."""
     trace: tuple[Considered, ...]
-    raw: Mapping[str, bytes]
-    """Part name to unpacked bytes. Load these and no others: a file that is read again need not
-    be the file that was checked."""
+    raw: Mapping[str, BinaryIO]
+    """Part name to its unpacked bytes, as files that nobody else can open. Load these and no
+    others: a file that is read again by its name need not be the file that was checked."""
     stored_bytes: int
-    """Downloaded for the parts; statements are not counted."""
+    """Of the parts that were taken; statements are not counted."""
+    downloaded_bytes: int
+    """How much of that came from the store, and was not on this node before."""
     download_s: float
-    """Wall seconds in the store."""
+    """Wall seconds in the store; writing and hashing what comes are in it."""
     verify_s: float
-    """Wall seconds for signatures, digests and unpacking."""
+    """Wall seconds for signatures, for hashing what was on this node, and for unpacking."""
+
+    def __enter__(self) -> Pulled:  # noqa: PYI034 - Self is not in Python 3.10
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files, which removes them."""
+        for file in self.raw.values():
+            file.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """One statement of a store as `describe` shows it, trusted or not."""
-
-    statement: str
-    trusted: bool
-    signers: tuple[str, ...] = ()
-    """Names of the trusted keys that signed it; empty also for a pinned one."""
-    reason: str = ""
-    """Why it is not trusted or cannot be read: a reason of ArtifactRefused, or `gone`."""
-    message: str = ""
-    manifest: Manifest | None = None
-    """What it says, believed or not; None where it cannot be read."""
+# --- publishing ----------------------------------------------------------------------------
 
 
 def push(
@@ -110,6 +149,8 @@ def push(
     manifest: Manifest,
     parts: Mapping[str, bytes],
     keys: Sequence[Ed25519PrivateKey],
+    *,
+    on_taken: OnTaken = "refuse",
 ) -> str:
     """Publish an artifact signed by `keys`; returns the key of its statement.
 
@@ -119,7 +160,7 @@ def push(
     Raises:
         ArtifactRefused: the parts are not those of the manifest, or larger than readers accept.
         ConfigError: no key was given.
-        ObjectExists: the store holds other bytes under one of the keys.
+        AlreadyPublished: the variant is there with other content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     if parts.keys() != {part.name for part in manifest.parts}:
@@ -131,20 +172,352 @@ def push(
     for part in manifest.parts:
         check_caps(part)
         check_stored(part, parts[part.name])
-    payload = manifest.to_statement()
-    envelope = sign(payload, *keys)
+    envelope = sign_payload(manifest.to_statement(), *keys)
+    return _publish(store, manifest, envelope, parts, on_taken)
+
+
+def _publish(
+    store: Store,
+    manifest: Manifest,
+    envelope: bytes,
+    parts: Mapping[str, bytes | BinaryIO],
+    on_taken: OnTaken,
+) -> str:
+    # Asked first, so that nothing is uploaded in vain; decided when the statement is created.
+    key, is_new = _place(store, manifest, envelope, on_taken)
     for part in manifest.parts:
-        store.create(_blob_key(part), parts[part.name])
-    variant = f"{manifest.fingerprint.key}-{hashlib.sha256(payload).hexdigest()[:16]}"
-    key = f"{_statements_of(manifest.deployment)}{variant}{STATEMENT_SUFFIX}"
-    # Last: whoever sees the statement can read all that it names.
-    store.create(key, envelope)
+        if is_new or not _is_there(store, part):
+            store.create(blob_key(part), parts[part.name])
+    try:
+        # Last: whoever sees the statement can read all that it names.
+        store.create(key, envelope)
+    except ObjectExists:
+        # Somebody was faster. With the same artifact that is well, and these signatures have a
+        # place beside it; another one is not superseded unseen, whatever was asked for.
+        key, _ = _place(store, manifest, envelope, "refuse")
+        store.create(key, envelope)
+    for part in manifest.parts:
+        # A prune that ran meanwhile may have taken an old blob that nobody needed until now.
+        if not _is_there(store, part):
+            store.create(blob_key(part), parts[part.name])
     logger.info("pushed artifact store=%s statement=%s", store.uri, key)
     return key
 
 
-def _blob_key(part: Part) -> str:
-    return f"blobs/sha256/{part.sha256}"
+def _is_there(store: Store, part: Part) -> bool:
+    try:
+        return store.head(blob_key(part)).size_bytes == part.stored_bytes
+    except ObjectNotFound:
+        return False
+
+
+def published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
+    """Return the statements that a store has for this variant, whoever signed them.
+
+    What superseded another one comes after it.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    prefix = f"{_statements_of(deployment)}{fingerprint.key}"
+    return sorted(filter(_VARIANT.search, store.list(prefix)), key=_generation)
+
+
+_VARIANT = re.compile(
+    r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
+    r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
+)
+"""The end of a statement's key. The 16 digits are what the first release named rebuilds by."""
+
+
+def _generation(key: str) -> int:
+    found = _VARIANT.search(key)
+    return int(found["generation"] or 1) if found else 1
+
+
+def already_published(store: Store, manifest: Manifest, key: str) -> AlreadyPublished:
+    """Return the error that says what is there in place of `manifest`."""
+    what = "it cannot be read"
+    try:
+        there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
+    except (ArtifactRefused, ObjectNotFound):
+        pass
+    else:
+        others = {part.name: part for part in there.parts}
+        differing = [
+            part.name for part in manifest.parts if others.pop(part.name, None) != part
+        ] + sorted(others)
+        what = f"created {there.created}, " + (
+            f"other bytes in {', '.join(differing)}" if differing else "the same parts"
+        )
+    return AlreadyPublished(
+        f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} already, "
+        f"as {key} ({what})",
+        hint="what is published is never replaced: publish under another prefix, or let this one "
+        "supersede it with --if-published supersede",
+        statement=key,
+    )
+
+
+def _place(
+    store: Store, manifest: Manifest, envelope: bytes, on_taken: OnTaken
+) -> tuple[str, bool]:
+    """Return the key that this statement has or may have, and whether its payload is new here."""
+    payload = Envelope.parse(envelope).payload
+    taken: list[str] = []
+    same: list[str] = []
+    last_created = ""
+    for key in published(store, manifest.deployment, manifest.fingerprint):
+        try:
+            there = read_envelope(store, key)
+            found = Envelope.parse(there).payload
+            last_created = max(last_created, Manifest.from_statement(found).created)
+        except ObjectNotFound:
+            continue
+        except ArtifactRefused:
+            there = found = b""
+        if there == envelope:
+            return key, False
+        (same if found == payload else taken).append(key)
+    if same:
+        return _resigned(same[0], envelope), False
+    stem = f"{_statements_of(manifest.deployment)}{manifest.fingerprint.key}"
+    if not taken:
+        return f"{stem}{STATEMENT_SUFFIX}", True
+    if on_taken == "refuse":
+        raise already_published(store, manifest, taken[-1])
+    if manifest.created <= last_created:
+        raise AlreadyPublished(
+            f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} as "
+            f"created {last_created}, and this one was created {manifest.created}: replicas would "
+            "go on taking the other one",
+            hint="build again, on a machine whose clock is right, or publish under another prefix",
+            statement=taken[-1],
+        )
+    return f"{stem}-g{_generation(taken[-1]) + 1}{STATEMENT_SUFFIX}", True
+
+
+def _resigned(key: str, envelope: bytes) -> str:
+    """Return where an envelope stands that has the payload of `key` and other signatures."""
+    stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
+    return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
+
+
+def sign(
+    store: Store,
+    keys: Sequence[Ed25519PrivateKey],
+    *,
+    trust: Trust,
+    deployment: str | None = None,
+) -> list[str]:
+    """Sign what a store holds once more, without touching a part; returns the new statements.
+
+    For rotation: with the new key beside the old one each reader finds one that it trusts. Each
+    artifact must be trusted here before, since a signature vouches for all of it. What these keys
+    have signed already stays as it is.
+
+    Raises:
+        ArtifactNotFound: there is nothing to sign.
+        ArtifactRefused: one of them is not trusted here; nothing was signed.
+        ConfigError: no key was given.
+        StoreError: the store could not be read or written.
+    """
+    found, others = _all_vouched(store, deployment, trust)
+    vouched = {each.believed.digest for each in found if each.believed.how != "unsigned_ok"}
+    for each in found:
+        if each.believed.digest not in vouched:
+            unsigned = ArtifactRefused(
+                "it is believed only because unsigned_ok names its store, and a signature would "
+                "vouch for it everywhere",
+                reason="untrusted",
+                hint=f'to sign it all the same, pin it: pinned = ["sha256:{each.believed.digest}"]',
+            )
+            raise _with_trace(unsigned, each.key, ())
+    # Of several envelopes of one artifact the one with the most trusted signers goes on, but none
+    # under a key that `published` would not find.
+    found.sort(
+        key=lambda each: (
+            _VARIANT.search(each.key) is not None,
+            len(each.believed.signers),
+            each.key,
+        )
+    )
+    known = {each.envelope for each in found} | others
+    created = []
+    for each in {each.believed.digest: each for each in found}.values():
+        try:
+            signed = add_signatures(each.envelope, *keys)
+        except ConfigError:
+            # It has as many signatures as readers look at; whoever may write here can add those.
+            signed = sign_payload(each.believed.payload, *keys)
+        if signed not in known:
+            created.append(_resigned(each.key, signed))
+            store.create(created[-1], signed)
+            logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
+    return created
+
+
+def copy(
+    source: Store,
+    target: Store,
+    *,
+    trust: Trust,
+    deployment: str | None = None,
+    on_taken: OnTaken = "refuse",
+    progress: Progress = lambda _what, _done, _total: None,
+) -> list[str]:
+    """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
+
+    Of each variant the one that was created last is copied, under all its signatures: what it
+    superseded stays behind. Each is checked first, as far as that goes without a fingerprint:
+    signature, statement, sizes, digests, unpacking. An artifact that is not trusted here is not
+    spread from here.
+
+    Raises:
+        ArtifactNotFound: there is nothing to copy.
+        ArtifactRefused: one of them is not what it should be. Where a statement is to blame
+            nothing was copied, and for a part those before it are.
+        AlreadyPublished: the target has a variant of them with other content; as for a part.
+        StoreError: one of the stores could not be read or written.
+    """
+    found, _ = _all_vouched(source, deployment, trust)
+    found.sort(key=lambda each: _rank(each.manifest.created, each.key))
+    newest = {(each.manifest.deployment, each.manifest.fingerprint.key): each for each in found}
+    copied = []
+    for chosen in newest.values():
+        with ExitStack() as opened:
+            stored: dict[str, bytes | BinaryIO] = {}
+            try:
+                for part in chosen.manifest.parts:
+                    check_caps(part)
+                    file = opened.enter_context(receive_part(source, part, progress))
+                    unpack_part(part, file).close()
+                    stored[part.name] = file
+            except ArtifactRefused as refusal:
+                raise _with_trace(refusal, chosen.key, ()) from refusal
+            copied += [
+                _publish(target, chosen.manifest, each.envelope, stored, on_taken)
+                for each in found
+                if each.believed.digest == chosen.believed.digest
+            ]
+    return copied
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vouched:
+    """A statement that is believed, and its envelope."""
+
+    key: str
+    envelope: bytes
+    believed: Believed
+    manifest: Manifest
+
+
+def _all_vouched(
+    store: Store, deployment: str | None, trust: Trust
+) -> tuple[list[_Vouched], set[bytes]]:
+    """Return what is believed of a store and other envelopes of it; refuse all else.
+
+    An envelope that nobody vouches for is passed over where another one of the same artifact is
+    believed: after a rotation that is the old one, and anybody can write such.
+    """
+    found, refused = [], []
+    for key in _some_statements(store, deployment):
+        envelope = b""
+        try:
+            envelope = read_envelope(store, key)
+            believed = verify(envelope, trust, store=store.uri)
+            manifest = believable(believed, trust)
+            _check_place(manifest, key)
+        except ObjectNotFound:
+            continue  # pruned meanwhile
+        except ArtifactRefused as error:
+            refused.append((key, envelope, error))
+        else:
+            found.append(_Vouched(key=key, envelope=envelope, believed=believed, manifest=manifest))
+    digests = {each.believed.digest for each in found}
+    for key, envelope, refusal in refused:
+        if _payload_digest(envelope) not in digests:
+            raise _with_trace(refusal, key, ()) from refusal
+    return found, {envelope for _, envelope, _ in refused}
+
+
+def receive_part(source: Store, part: Part, progress: Progress) -> BinaryIO:
+    """Return a downloaded part in a file without a name, hashed as it came, at its beginning.
+
+    Whoever calls closes it.
+
+    Raises:
+        ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
+        StoreError: the store could not be read, or there is no room for the part.
+    """
+    done = 0
+    lock = threading.Lock()
+
+    def fill(sink: Sink) -> None:
+        def counted(offset: int, piece: bytes | memoryview) -> None:
+            nonlocal done
+            sink(offset, piece)
+            with lock:
+                done += len(piece)
+                progress(part.name, done, part.stored_bytes)
+
+        progress(part.name, 0, part.stored_bytes)
+        _download(source, part, counted)
+
+    with _room_for(part), ExitStack() as opened:
+        file: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
+        receive(file, part.sha256, part.stored_bytes, fill)
+        opened.pop_all()  # from here on it is the caller's
+    return file
+
+
+def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
+    """Return what `open_part` does; that there is no room for it is a StoreError here."""
+    with _room_for(part):
+        return open_part(part, stored)
+
+
+@contextmanager
+def _room_for(part: Part) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
+            hint="it takes as much room there as the artifact has unpacked; TMPDIR names another "
+            "folder",
+        ) from error
+
+
+def _some_statements(store: Store, deployment: str | None) -> list[str]:
+    keys = statement_keys(store, deployment)
+    if not keys:
+        raise ArtifactNotFound(
+            f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
+            hint="list what is there with: serve-warm inspect",
+        )
+    return keys
+
+
+def statement_keys(store: Store, deployment: str | None) -> list[str]:
+    """Return the statements of a store, all or those of one deployment, trusted or not.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    prefix = STATEMENTS if deployment is None else _statements_of(deployment)
+    return [
+        key
+        for key in store.list(prefix)
+        # A deeper key is of no deployment, whoever put it there.
+        if key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
+    ]
+
+
+def blob_key(part: Part) -> str:
+    """Return where the stored bytes of a part stand."""
+    return f"{BLOBS}{part.sha256}"
 
 
 def _statements_of(deployment: str) -> str:
@@ -158,20 +531,25 @@ def _statements_of(deployment: str) -> str:
     return f"{STATEMENTS}{name}/"
 
 
+# --- choosing and pulling ------------------------------------------------------------------
+
+
 def pull(
     store: Store,
     *,
     deployment: str,
     fingerprint: Fingerprint,
     trust: Trust,
+    cache: NodeCache,
     parts: Sequence[str] = ("cache",),
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
-    """Return the newest artifact that is trusted and fits, with the named parts unpacked.
+    """Return the last created artifact that is trusted and fits, with the named parts unpacked.
 
-    `fingerprint` is that of this machine and app. `max_bytes` (as stored) and `max_raw_bytes`
-    (unpacked) bound each part.
+    `fingerprint` is that of this machine and app. Parts stream into `cache`, hashed as they come,
+    and from there into files without names: memory does not grow with them. `max_bytes` (as
+    stored) and `max_raw_bytes` (unpacked) bound each part.
 
     Raises:
         ArtifactNotFound: nothing is there, or nothing fits; `trace` says why for each variant.
@@ -181,69 +559,141 @@ def pull(
     """
     began = time.perf_counter()
     source = _TimedReader(store)
-    prefix = _statements_of(deployment)
-    candidates = [
-        _consider(source, key, deployment, fingerprint, trust)
-        for key in source.list(prefix)
-        # A deeper key is not of this deployment, whoever put it there.
-        if key.endswith(STATEMENT_SUFFIX) and "/" not in key.removeprefix(prefix)
-    ]
+    candidates = _candidates(source, _statements_of(deployment), fingerprint, trust)
     trace = tuple(candidate.considered for candidate in candidates)
-    fitting = [
-        (candidate.manifest, candidate.considered.statement)
-        for candidate in candidates
-        if candidate.manifest is not None and candidate.considered.accepted
-    ]
+    fitting = [candidate for candidate in candidates if candidate.considered.accepted]
     if not fitting:
         _raise_none_fits(store, deployment, candidates, trace)
-    manifest, key = max(fitting, key=lambda choice: (choice[0].created, choice[1]))
-    try:
-        wanted = [manifest.part(name) for name in dict.fromkeys(parts)]
-        for part in wanted:
-            check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
-        raw = {part.name: open_part(part, _fetch(source, part)) for part in wanted}
-    except ArtifactRefused as refusal:
-        # Not tried again with an older variant: a store that holds damaged or forged bytes has a
-        # problem which a silent fall-back would hide, and could be used to force an old artifact.
-        raise _with_trace(refusal, key, trace) from refusal
-    elapsed_s = time.perf_counter() - began
-    stored_bytes = sum(part.stored_bytes for part in wanted)
-    logger.info(
-        "pulled artifact store=%s statement=%s bytes=%d in %.2f s",
-        store.uri,
-        key,
-        stored_bytes,
-        elapsed_s,
+    manifest, believed, key = max(
+        (
+            (candidate.manifest, candidate.believed, candidate.considered.statement)
+            for candidate in fitting
+            if candidate.manifest is not None and candidate.believed is not None
+        ),
+        key=lambda choice: _rank(choice[0].created, choice[2]),
     )
-    return Pulled(
+    raw: dict[str, BinaryIO] = {}
+    with ExitStack() as opened:
+        try:
+            wanted = [manifest.part(name) for name in dict.fromkeys(parts)]
+            for part in wanted:
+                check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
+            for part in wanted:
+                fill = _filler(source, part)
+                with cache.fetch(part.sha256, part.stored_bytes, fill) as stored:
+                    raw[part.name] = opened.enter_context(unpack_part(part, stored))
+        except ArtifactRefused as refusal:
+            if refusal.reason == "missing_part" and not source.holds(key):
+                raise StoreError(
+                    f"{store.uri}: {key} was pruned while it was pulled", hint="pull again"
+                ) from refusal
+            # Not tried again with an older variant: a store that holds damaged or forged bytes
+            # has a problem which a silent fall-back would hide, and which could be used to force
+            # an old artifact.
+            raise _with_trace(refusal, key, trace) from refusal
+        opened.pop_all()  # from here on they are the caller's
+    elapsed_s = time.perf_counter() - began
+    pulled = Pulled(
         manifest=manifest,
         statement_key=key,
+        believed=believed,
         trace=trace,
         raw=raw,
-        stored_bytes=stored_bytes,
+        stored_bytes=sum(part.stored_bytes for part in wanted),
+        downloaded_bytes=source.downloaded_bytes,
         download_s=source.elapsed_s,
         verify_s=elapsed_s - source.elapsed_s,
     )
+    logger.info(
+        "pulled artifact store=%s statement=%s bytes=%d downloaded=%d in %.2f s",
+        store.uri,
+        key,
+        pulled.stored_bytes,
+        pulled.downloaded_bytes,
+        elapsed_s,
+    )
+    return pulled
+
+
+def explain(
+    store: Store, *, fingerprint: Fingerprint, trust: Trust, deployment: str | None = None
+) -> list[Considered]:
+    """Return every statement of a store, or of one deployment, as a pull would look at it.
+
+    The one that a pull would take comes first, then other accepted ones, then the nearest misses.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    names = {f"{key.rpartition('/')[0]}/" for key in statement_keys(store, deployment)}
+    source = _TimedReader(store)
+    found = [
+        candidate.considered
+        for name in sorted(names)
+        for candidate in _candidates(source, name, fingerprint, trust)
+    ]
+    found.sort(key=lambda considered: _rank(considered.created, considered.statement), reverse=True)
+    return sorted(
+        found,
+        key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches)),
+    )
+
+
+def _rank(created: str, key: str) -> tuple[str, int, str]:
+    """Order the statements of one variant: of those that fit a pull takes the last one."""
+    return created, _generation(key), key
 
 
 class _TimedReader:
-    """The reading half of a store, with the wall seconds spent in it."""
+    """The reading half of a store, with the wall seconds and bytes that were spent in it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.uri = store.uri
         self.elapsed_s = 0.0
+        self.downloaded_bytes = 0
 
     def list(self, prefix: str) -> Sequence[str]:
         with self._timed():
             return self._store.list(prefix)
 
-    def size(self, key: str) -> int:
+    def head(self, key: str) -> Object:
         with self._timed():
-            return self._store.size(key)
+            return self._store.head(key)
 
-    def get(self, key: str, *, max_bytes: int) -> bytes:
+    def download(self, found: Object, sink: Sink) -> None:
         with self._timed():
-            return self._store.get(key, max_bytes=max_bytes)
+            self._store.download(found, sink)
+        self.downloaded_bytes += found.size_bytes
+
+    def holds(self, key: str) -> bool:
+        try:
+            self.head(key)
+        except ObjectNotFound:
+            return False
+        return True
+
+    def envelopes(
+        self, keys: Sequence[str]
+    ) -> Iterator[tuple[str, bytes | ObjectNotFound | ArtifactRefused]]:
+        """Yield each statement, or why there is none.
+
+        As many as are read at once are held at once: whoever may write to the store decides how
+        many there are, and how large.
+        """
+
+        def read(key: str) -> bytes | ObjectNotFound | ArtifactRefused:
+            try:
+                return read_envelope(self._store, key)
+            except (ObjectNotFound, ArtifactRefused) as error:
+                return error
+
+        with ThreadPoolExecutor(READERS, "serve_warm-pull") as readers:
+            for start in range(0, len(keys), READERS):
+                some = keys[start : start + READERS]
+                with self._timed():
+                    envelopes = list(readers.map(read, some))
+                yield from zip(some, envelopes, strict=True)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -259,26 +709,81 @@ class _Candidate:
     considered: Considered
     manifest: Manifest | None = None
     """None where the statement is not believed."""
+    believed: Believed | None = None
     refusal: ArtifactRefused | None = None
+    payload_digest: str = ""
+    """Of what was refused."""
+
+
+def _candidates(
+    source: _TimedReader, prefix: str, fingerprint: Fingerprint, trust: Trust
+) -> list[_Candidate]:
+    """Look at every statement of the deployment that has this prefix."""
+    keys = [
+        key
+        for key in source.list(prefix)
+        # A deeper key is not of this deployment, whoever put it there.
+        if key.endswith(STATEMENT_SUFFIX) and "/" not in key.removeprefix(prefix)
+    ]
+    candidates = [
+        _consider(key, envelope, fingerprint=fingerprint, trust=trust, store=source.uri)
+        for key, envelope in source.envelopes(keys)
+    ]
+    # After a rotation the old envelope of an artifact stands beside the new one: not an alarm.
+    vouched = {candidate.believed.digest for candidate in candidates if candidate.believed}
+    candidates = [
+        replace(candidate, refusal=None) if candidate.payload_digest in vouched else candidate
+        for candidate in candidates
+    ]
+    for candidate in candidates:
+        if candidate.refusal is not None:
+            logger.warning(
+                "refused statement=%s reason=%s: %s",
+                candidate.considered.statement,
+                candidate.refusal.reason,
+                candidate.refusal.message,
+            )
+    return candidates
+
+
+def _payload_digest(envelope: bytes) -> str:
+    """Return what an envelope is about, believed or not; empty where that cannot be read."""
+    try:
+        return hashlib.sha256(Envelope.parse(envelope).payload).hexdigest()
+    except ArtifactRefused:
+        return ""
 
 
 def _consider(
-    source: _TimedReader, key: str, deployment: str, fingerprint: Fingerprint, trust: Trust
+    key: str,
+    envelope: bytes | ObjectNotFound | ArtifactRefused,
+    *,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    store: str,
 ) -> _Candidate:
-    """Check one statement: size, signature, format, deployment, fingerprint, in this order."""
+    """Check one statement: size, signature, format, deployment, fingerprint, deny-list, age."""
     try:
-        manifest = Manifest.from_statement(verify(_read_envelope(source, key), trust))
-        _check_deployment(manifest, deployment)
+        if isinstance(envelope, Exception):
+            raise envelope
+        believed = verify(envelope, trust, store=store)
+        manifest = Manifest.from_statement(believed.payload)
+        _check_place(manifest, key)
+        mismatches = manifest.fingerprint.compare(fingerprint)
+        if not mismatches:
+            # Of what is for other machines it does not matter here, and must not be an alarm.
+            _check_limits(manifest, believed, trust)
     except ObjectNotFound as error:
         gone = Considered(statement=key, accepted=False, reason="gone", message=error.message)
         return _Candidate(considered=gone)
     except ArtifactRefused as refusal:
-        logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
         considered = Considered(
             statement=key, accepted=False, reason=refusal.reason, message=refusal.message
         )
-        return _Candidate(considered=considered, refusal=refusal)
-    mismatches = manifest.fingerprint.compare(fingerprint)
+        about = _payload_digest(envelope) if isinstance(envelope, bytes) else ""
+        # A new one, without the frames that it came through: they hold the statement.
+        bare = ArtifactRefused(refusal.message, reason=refusal.reason, hint=refusal.hint)
+        return _Candidate(considered=considered, refusal=bare, payload_digest=about)
     considered = Considered(
         statement=key,
         accepted=not mismatches,
@@ -286,40 +791,69 @@ def _consider(
         mismatches=mismatches,
         created=manifest.created,
     )
-    return _Candidate(considered=considered, manifest=manifest)
+    return _Candidate(considered=considered, manifest=manifest, believed=believed)
 
 
-def _check_deployment(manifest: Manifest, deployment: str) -> None:
-    if manifest.deployment != deployment:
+def believable(believed: Believed, trust: Trust) -> Manifest:
+    """Read what was believed, and refuse what is denied or too old all the same.
+
+    Raises:
+        ArtifactRefused: `newer_format`, `bad_statement`, `denied` or `expired`.
+    """
+    manifest = Manifest.from_statement(believed.payload)
+    _check_limits(manifest, believed, trust)
+    return manifest
+
+
+def _check_limits(manifest: Manifest, believed: Believed, trust: Trust) -> None:
+    check_age_and_denied(
+        trust,
+        payload_digest=believed.digest,
+        part_digests=[part.sha256 for part in manifest.parts],
+        created=manifest.created,
+    )
+
+
+def _check_place(manifest: Manifest, key: str) -> None:
+    prefix = key[: key.rfind("/") + 1]
+    if _statements_of(manifest.deployment) != prefix:
         raise ArtifactRefused(
-            f"the statement is for {manifest.deployment!r} and stands under {deployment!r}",
+            f"the statement is for {manifest.deployment!r} and stands under {prefix}",
             reason="bad_statement",
             hint="an artifact is not copied from one deployment to another: build one for it",
         )
 
 
-def _read_envelope(source: Store | _TimedReader, key: str) -> bytes:
+def read_envelope(source: Store, key: str) -> bytes:
+    """Return a statement as it is, within the cap of envelopes.
+
+    Raises:
+        ArtifactRefused: `too_large`.
+        ObjectNotFound: it is not there any more.
+        StoreError: the store could not be read.
+    """
     try:
         return source.get(key, max_bytes=MAX_ENVELOPE_BYTES)
     except ObjectTooLarge as error:
         raise ArtifactRefused(error.message, reason="too_large") from error
 
 
-def _fetch(source: _TimedReader, part: Part) -> bytes:
+def _filler(source: _TimedReader, part: Part) -> Callable[[Sink], None]:
+    return lambda sink: _download(source, part, sink)
+
+
+def _download(source: Store | _TimedReader, part: Part, sink: Sink) -> None:
     """Download a part, having looked at its size first."""
-    key = _blob_key(part)
     try:
-        check_stored_size(part, source.size(key))
-        return source.get(key, max_bytes=part.stored_bytes)
+        found = source.head(blob_key(part))
+        check_stored_size(part, found.size_bytes)
+        source.download(found, sink)
     except ObjectNotFound as error:
         raise ArtifactRefused(
             f"the blob of part {part.name} is not in the store: {error.message}",
             reason="missing_part",
             hint="push the artifact again",
         ) from error
-    except ObjectTooLarge as error:
-        # It had the right size a moment ago.
-        raise ArtifactRefused(error.message, reason="size_mismatch") from error
 
 
 def _raise_none_fits(
@@ -332,7 +866,7 @@ def _raise_none_fits(
         # Said first: whoever reads "nothing fits" builds again, and would be refused again.
         if candidate.refusal is not None:
             key = candidate.considered.statement
-            raise _with_trace(candidate.refusal, key, trace) from candidate.refusal
+            raise _with_trace(candidate.refusal, key, trace)
     if not candidates:
         raise ArtifactNotFound(
             f"{store.uri} has no artifact for {deployment!r}",
@@ -361,84 +895,4 @@ def _with_trace(
         hint=refusal.hint,
         statement=statement,
         trace=trace,
-    )
-
-
-def copy(source: Store, target: Store, *, trust: Trust, deployment: str | None = None) -> list[str]:
-    """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
-
-    Each is checked first, as far as that goes without a fingerprint: signature, statement, sizes,
-    digests, unpacking. An artifact that is not trusted here is not spread from here.
-
-    Raises:
-        ArtifactNotFound: there is nothing to copy.
-        ArtifactRefused: one of them is not what it should be; those before it are copied.
-        ObjectExists: the target holds other bytes under one of the keys.
-        StoreError: one of the stores could not be read or written.
-    """
-    prefix = STATEMENTS if deployment is None else _statements_of(deployment)
-    keys = [key for key in source.list(prefix) if key.endswith(STATEMENT_SUFFIX)]
-    if not keys:
-        raise ArtifactNotFound(
-            f"{source.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
-            hint="list what is there with: serve-warm inspect",
-        )
-    reader = _TimedReader(source)
-    for key in keys:
-        try:
-            envelope = _read_envelope(source, key)
-            manifest = Manifest.from_statement(verify(envelope, trust))
-            stored = {}
-            for part in manifest.parts:
-                check_caps(part)
-                stored[part] = _fetch(reader, part)
-                open_part(part, stored[part])
-        except ArtifactRefused as refusal:
-            raise _with_trace(refusal, key, ()) from refusal
-        # All of it was good; the statement last, as when it is pushed.
-        for part, data in stored.items():
-            target.create(_blob_key(part), data)
-        target.create(key, envelope)
-    return keys
-
-
-def describe(store: Store, trust: Trust) -> list[Described]:
-    """Return every statement of a store, for people: nothing of it is to be loaded for that.
-
-    Needs neither torch nor a fingerprint, and downloads no part.
-
-    Raises:
-        StoreError: the store could not be read.
-    """
-    keys = [key for key in store.list(STATEMENTS) if key.endswith(STATEMENT_SUFFIX)]
-    return [_describe(store, key, trust) for key in keys]
-
-
-def _describe(store: Store, key: str, trust: Trust) -> Described:
-    try:
-        envelope = _read_envelope(store, key)
-        opened = Envelope.parse(envelope)
-    except ObjectNotFound as error:
-        return Described(statement=key, trusted=False, reason="gone", message=error.message)
-    except ArtifactRefused as refusal:
-        return Described(
-            statement=key, trusted=False, reason=refusal.reason, message=refusal.message
-        )
-    problems: list[ArtifactRefused] = []
-    try:
-        verify(envelope, trust)
-    except ArtifactRefused as refusal:
-        problems.append(refusal)
-    trusted, manifest = not problems, None
-    try:
-        manifest = Manifest.from_statement(opened.payload)
-    except ArtifactRefused as refusal:
-        problems.append(refusal)
-    return Described(
-        statement=key,
-        trusted=trusted,
-        signers=tuple(signer.name for signer in opened.signers(trust)),
-        reason=problems[0].reason if problems else "",
-        message=problems[0].message if problems else "",
-        manifest=manifest,
     )

@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from serve_warm.artifact import Manifest, Part, pack_directory, pack_part
+from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
+from serve_warm.stores import Object, check_key, pieces_of
 from serve_warm.trust import Trust, TrustedKey, sign
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from serve_warm.stores import Store
+    from serve_warm.stores import Sink, Store
 
 DEPLOYMENT = "Embedder"
 MACHINE = {
@@ -33,17 +37,70 @@ MACHINE = {
 APP = {"threads": "4", "grad_mode": "inference", "compile_arguments": "dynamic=False"}
 
 
+@dataclass
+class MemoryStore:
+    """A store in a dictionary that can be told to change what it gives, and keeps a log."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    modified: dict[str, float] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    uri: str = "memory:"
+
+    def list(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.objects if key.startswith(prefix))
+
+    def head(self, key: str) -> Object:
+        size = len(self._there(key))
+        stamp = self.modified.get(key, time.time())
+        return Object(key=key, size_bytes=size, modified_unix=stamp, version="")
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        self.read.append(key)
+        if len(self._there(key)) > max_bytes:
+            raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
+        return self.objects[key]
+
+    def download(self, found: Object, sink: Sink) -> None:
+        self.read.append(found.key)
+        offset = 0
+        for piece in pieces_of(self._there(found.key)):
+            sink(offset, piece)
+            offset += len(piece)
+        if offset != found.size_bytes:
+            raise StoreError(f"{self.uri}: {found.key!r} was changed while it was read")
+
+    def create(self, key: str, source: bytes | BinaryIO) -> None:
+        check_key(key)
+        self.written.append(key)
+        data = b"".join(pieces_of(source))
+        if self.objects.setdefault(key, data) != data:
+            raise ObjectExists(key, store=self.uri)
+        self.modified.setdefault(key, time.time())
+
+    def delete(self, key: str) -> None:
+        self.deleted.append(key)
+        self.objects.pop(key, None)
+        self.modified.pop(key, None)
+
+    def _there(self, key: str) -> bytes:
+        if key not in self.objects:
+            raise ObjectNotFound(key, store=self.uri)
+        return self.objects[key]
+
+
 def new_key() -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
-def trusting(*keys: Ed25519PrivateKey, pinned: frozenset[str] = frozenset()) -> Trust:
+def trusting(*keys: Ed25519PrivateKey, **others: Any) -> Trust:
     return Trust(
         keys=tuple(
             TrustedKey(name=f"key{number}", raw=key.public_key().public_bytes_raw())
             for number, key in enumerate(keys)
         ),
-        pinned=pinned,
+        **others,
     )
 
 

@@ -17,6 +17,14 @@ from typing import Any
 
 import pytest
 
+from s3_servers import (  # noqa: F401 - fixtures of one session
+    _fault_proxy,
+    azurite,
+    ceph,
+    fault_proxy,
+    moto,
+)
+
 HANG_S = 120.0
 """No wait of a test is meant to last this long: it fails instead, and says what it saw."""
 
@@ -147,6 +155,14 @@ class Cluster:
         from ray.serve.context import _get_global_client
 
         _get_global_client().delete_apps([app.name for app in apps.values()], blocking=False)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep what a test leaves (private caches, the node's blobs) from the next one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ in `get`.
 
 from __future__ import annotations
 
+import io
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TYPE_CHECKING, Protocol
@@ -80,14 +82,14 @@ class StoreContract:
         """No bytes are stored, found, sized and listed like any others."""
         store.create(KEY, b"")
 
-        assert (store.get(KEY, max_bytes=0), store.size(KEY)) == (b"", 0)
+        assert (store.get(KEY, max_bytes=0), store.head(KEY).size_bytes) == (b"", 0)
         assert store.list("") == [KEY]
 
     def test_size_counts_bytes(self, store: Store, raw: Raw):
         """The size is that of the object, without reading it."""
         raw.write(KEY, b"x" * 12_345)
 
-        assert store.size(KEY) == 12_345
+        assert store.head(KEY).size_bytes == 12_345
 
     def test_a_missing_object_is_named(self, store: Store):
         """Reading what is not there says which key, in an empty store and in a used one."""
@@ -95,7 +97,7 @@ class StoreContract:
             store.get(KEY, max_bytes=10)
         store.create("blobs/sha256/other", b"x")
         with pytest.raises(ObjectNotFound, match=KEY):
-            store.size(KEY)
+            store.head(KEY)
 
     def test_a_prefix_of_keys_is_not_an_object(self, store: Store):
         """What other stores call a folder has no bytes."""
@@ -176,13 +178,112 @@ class StoreContract:
         with pytest.raises(StoreError, match="not a key"):
             store.get(key, max_bytes=10)
         with pytest.raises(StoreError, match="not a key"):
-            store.size(key)
+            store.head(key)
+        with pytest.raises(StoreError, match="not a key"):
+            store.delete(key)
         assert store.list("") == []
 
     def test_a_prefix_that_could_lead_elsewhere_is_refused(self, store: Store):
         """Listing cannot look outside either."""
         with pytest.raises(StoreError, match="not a key"):
             store.list("../")
+
+    @pytest.mark.parametrize("count", [0, 1, 3_000_001])
+    def test_download_gives_each_byte_once(self, store: Store, raw: Raw, count: int):
+        """Put together by their offsets the pieces are the object, without gap or overlap."""
+        data = bytes(range(251)) * (count // 251) + bytes(range(count % 251))
+        raw.write(KEY, data)
+        pieces: list[tuple[int, bytes]] = []
+
+        store.download(store.head(KEY), lambda at, piece: pieces.append((at, bytes(piece))))
+
+        ends = [0, *(at + len(piece) for at, piece in sorted(pieces))]
+        assert [at for at, _ in sorted(pieces)] == ends[:-1]
+        assert b"".join(piece for _, piece in sorted(pieces)) == data
+
+    def test_download_notices_that_the_object_was_replaced(self, store: Store, raw: Raw):
+        """What `head` found is pinned: other bytes of the same size are an error, not a mix."""
+        raw.write(KEY, b"first" * 1000)
+        found = store.head(KEY)
+        raw.write(KEY, b"other" * 1000)
+
+        with pytest.raises(StoreError, match="changed"):
+            store.download(found, lambda _at, _piece: None)
+
+    def test_download_of_what_is_gone_is_named(self, store: Store):
+        """An object that was pruned after it was found is not found."""
+        store.create(KEY, b"x")
+        found = store.head(KEY)
+        store.delete(KEY)
+
+        with pytest.raises(ObjectNotFound, match=KEY):
+            store.download(found, lambda _at, _piece: None)
+
+    def test_what_the_sink_raises_ends_the_download(self, store: Store):
+        """A full disk is the caller's trouble: its error comes out as it is."""
+        store.create(KEY, b"x" * 3_000_000)
+
+        def full(_at: int, _piece: bytes | memoryview) -> None:
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(OSError, match="No space") as caught:
+            store.download(store.head(KEY), full)
+
+        assert not isinstance(caught.value, StoreError)
+
+    def test_create_reads_a_file_from_its_beginning(self, store: Store, raw: Raw):
+        """Wherever a file was left by whoever wrote it, all of it is stored."""
+        file = io.BytesIO(bytes(range(256)) * 10_000)
+        file.seek(77)
+
+        store.create(KEY, file)
+        store.create(KEY, file)
+
+        assert raw.read(KEY) == file.getvalue()
+
+    def test_create_from_a_file_never_overwrites(self, store: Store, raw: Raw):
+        """Write-once holds however the bytes are given."""
+        store.create(KEY, b"mine")
+
+        with pytest.raises(ObjectExists):
+            store.create(KEY, io.BytesIO(b"other"))
+
+        assert raw.read(KEY) == b"mine"
+
+    def test_delete_removes_an_object_and_no_other(self, store: Store):
+        """What is deleted is neither found nor listed, and its neighbours stay."""
+        for key in ("s/a", "s/ab", "s/a-b/c"):
+            store.create(key, b"x")
+
+        store.delete("s/a")
+
+        assert store.list("s/") == ["s/a-b/c", "s/ab"]
+        with pytest.raises(ObjectNotFound):
+            store.head("s/a")
+
+    def test_delete_of_nothing_is_success(self, store: Store):
+        """Two that prune at once do not disturb each other."""
+        store.create("s/a", b"x")
+
+        store.delete("s/a")
+        store.delete("s/a")
+
+        assert store.list("") == []
+
+    def test_a_deleted_key_can_be_created_again(self, store: Store, raw: Raw):
+        """Pruning frees the name."""
+        store.create(KEY, b"old")
+        store.delete(KEY)
+
+        store.create(KEY, b"new")
+
+        assert raw.read(KEY) == b"new"
+
+    def test_head_tells_when_it_was_written(self, store: Store):
+        """The time is in seconds since the epoch, and of about now."""
+        store.create(KEY, b"x")
+
+        assert abs(store.head(KEY).modified_unix - time.time()) < 3600
 
     def test_the_uri_opens_the_same_store(self, store: Store):
         """What logs and reports show can be opened again."""

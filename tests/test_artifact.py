@@ -21,10 +21,12 @@ import pytest
 from artifacts import build, cache_directory, checksummed, container, fingerprint, packed_cache
 from serve_warm.artifact import (
     FORMAT,
+    MAX_MEMBERS,
     MAX_PARTS,
     Manifest,
     Part,
     check_caps,
+    check_directory,
     check_stored,
     check_torch_bytes,
     is_scratch,
@@ -42,6 +44,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
+
+
+def opened(part: Part, stored: bytes) -> bytes:
+    """Open a part as a pull does: the digest of what is stored first."""
+    check_stored(part, stored)
+    with open_part(part, io.BytesIO(stored)) as raw:
+        return raw.read()
+
+
+def unpacked(raw: bytes, target: Path) -> None:
+    unpack_directory(io.BytesIO(raw), target)
 
 
 def reason_of(action: Callable[[], Any]) -> str:
@@ -243,7 +256,7 @@ def test_a_part_survives_packing(raw: bytes):
     """The raw bytes come back, be they none, incompressible or all alike."""
     part, stored = pack_part("cache", raw)
 
-    assert open_part(part, stored) == raw
+    assert opened(part, stored) == raw
     assert (part.raw_bytes, part.stored_bytes) == (len(raw), len(stored))
 
 
@@ -253,9 +266,9 @@ def test_every_change_of_the_stored_bytes_is_noticed():
     flipped = bytearray(stored)
     flipped[-1] ^= 1
 
-    assert reason_of(lambda: open_part(part, bytes(flipped))) == "digest_mismatch"
-    assert reason_of(lambda: open_part(part, stored[:-1])) == "truncated"
-    assert reason_of(lambda: open_part(part, stored + b"\0")) == "size_mismatch"
+    assert reason_of(lambda: opened(part, bytes(flipped))) == "digest_mismatch"
+    assert reason_of(lambda: opened(part, stored[:-1])) == "truncated"
+    assert reason_of(lambda: opened(part, stored + b"\0")) == "size_mismatch"
     assert reason_of(lambda: check_stored(part, bytes(flipped))) == "digest_mismatch"
 
 
@@ -328,7 +341,7 @@ def test_a_bomb_is_stopped_at_the_promised_size(bombs: dict[str, bytes], kind: s
     assert len(bomb) < MIB
     tracemalloc.start()
     try:
-        found = reason_of(lambda: open_part(part, bomb))
+        found = reason_of(lambda: opened(part, bomb))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -342,7 +355,7 @@ def test_the_measure_of_the_bomb_test_sees_memory(bombs: dict[str, bytes]):
     part = claiming(bombs["streamed"], bytes(256 * MIB))
     tracemalloc.start()
     try:
-        open_part(part, bombs["streamed"])
+        opened(part, bombs["streamed"])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -356,7 +369,7 @@ def test_a_frame_without_its_size_is_read():
     stored = streamed(raw)
     assert zstd.get_frame_info(stored).decompressed_size is None
 
-    assert open_part(claiming(stored, raw), stored) == raw
+    assert opened(claiming(stored, raw), stored) == raw
 
 
 def test_less_than_promised_is_refused():
@@ -364,16 +377,14 @@ def test_less_than_promised_is_refused():
     for stored in (zstd.compress(b"12345"), streamed(b"12345")):
         part = claiming(stored, b"123456")
 
-        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == (
-            "size_mismatch"
-        )
+        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == ("size_mismatch")
 
 
 def test_other_raw_bytes_of_the_right_size_are_refused():
     """The digest of the unpacked bytes is checked, too."""
     stored = zstd.compress(b"evil")
 
-    assert reason_of(lambda: open_part(claiming(stored, b"good"), stored)) == "digest_mismatch"
+    assert reason_of(lambda: opened(claiming(stored, b"good"), stored)) == "digest_mismatch"
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 100, 2 * MIB])
@@ -382,7 +393,7 @@ def test_a_frame_cut_short_is_refused(size: int):
     raw = os.urandom(4 * MIB)
     stored = zstd.compress(raw)[:size]
 
-    assert reason_of(lambda: open_part(claiming(stored, raw), stored)) == "truncated"
+    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == "truncated"
 
 
 def test_bytes_behind_the_frame_are_refused():
@@ -391,7 +402,7 @@ def test_bytes_behind_the_frame_are_refused():
         stored = zstd.compress(b"kernels") + tail
         part = claiming(stored, b"kernels")
 
-        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == "bad_archive"
+        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == "bad_archive"
 
 
 def test_bytes_that_are_no_zstd_are_refused():
@@ -399,7 +410,7 @@ def test_bytes_that_are_no_zstd_are_refused():
     for stored in (b"\x1f\x8b gzip", bytes(1000)):
         part = claiming(stored, b"kernels")
 
-        assert reason_of(lambda part=part, stored=stored: open_part(part, stored)) == "bad_archive"
+        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == "bad_archive"
 
 
 def test_a_window_beyond_the_limit_is_refused():
@@ -407,8 +418,8 @@ def test_a_window_beyond_the_limit_is_refused():
     raw = os.urandom(1000)
     stored = streamed(raw, window_log=28)
 
-    assert reason_of(lambda: open_part(claiming(stored, raw), stored)) == "bad_archive"
-    assert open_part(claiming(ok := streamed(raw, window_log=27), raw), ok) == raw
+    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == "bad_archive"
+    assert opened(claiming(ok := streamed(raw, window_log=27), raw), ok) == raw
 
 
 def test_a_part_called_torch_bytes_must_be_torchs_container():
@@ -416,8 +427,77 @@ def test_a_part_called_torch_bytes_must_be_torchs_container():
     good, stored_good = pack_part("torch_bytes", container(("inductor", [("fx", b"1")])))
     bad, stored_bad = pack_part("torch_bytes", b"\x80\x04.")
 
-    assert open_part(good, stored_good)
-    assert reason_of(lambda: open_part(bad, stored_bad)) == "bad_archive"
+    assert opened(good, stored_good)
+    assert reason_of(lambda: opened(bad, stored_bad)) == "bad_archive"
+
+
+def test_an_open_part_is_a_file_that_nobody_else_can_open():
+    """It has no name, stands at its beginning, and whoever closes it has removed it."""
+    part, stored = pack_part("cache", b"kernels")
+
+    with open_part(part, io.BytesIO(stored)) as raw:
+        status = os.fstat(raw.fileno())
+
+        assert (raw.tell(), raw.read()) == (0, b"kernels")
+        assert (status.st_nlink, status.st_mode & 0o077) == (0, 0)
+
+
+def test_a_part_is_opened_from_its_beginning():
+    """Whoever hands it over may have read it to its end."""
+    part, stored = pack_part("cache", b"kernels")
+    file = io.BytesIO(stored)
+    file.seek(0, os.SEEK_END)
+
+    with open_part(part, file) as raw:
+        assert raw.read() == b"kernels"
+
+
+def peak_of(action: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_what_is_unpacked(tmp_path: Path):
+    """A part, and a directory of one large file, go from disk to disk in pieces."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(member("large.so", size=64 * MIB), io.BytesIO(os.urandom(64 * MIB)))
+    data = buffer.getvalue()
+    del buffer
+    part, stored = pack_part("cache", data)
+    (tmp_path / "stored").write_bytes(stored)
+
+    def open_it() -> None:
+        with (tmp_path / "stored").open("rb") as file:
+            files.append(open_part(part, file))
+
+    def unpack() -> None:
+        unpack_directory(files[0], private(tmp_path / "target"))
+
+    files: list[Any] = []
+    peaks = [peak_of(open_it), peak_of(unpack)]
+    files[0].close()
+
+    # The decoder's own window is not seen by this measure; Python's buffers are.
+    assert max(peaks) < 8 * MIB
+    assert (tmp_path / "target" / "large.so").stat().st_size == 64 * MIB
+
+
+@pytest.mark.parametrize("spoil", [b"", b"x", bytes(100)], ids=["nothing", "one", "zeros"])
+def test_nothing_stays_open_of_a_part_that_is_refused(spoil: bytes):
+    """The file with what came until then is closed, and so removed."""
+    stored = zstd.compress(os.urandom(3 * MIB))[:-5] + spoil
+    part = claiming(stored, b"kernels")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
+
+    with pytest.raises(ArtifactRefused):
+        open_part(part, io.BytesIO(stored))
+
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 # --- directories ---------------------------------------------------------------------------
@@ -444,7 +524,7 @@ def test_a_directory_survives_packing(tmp_path: Path):
     (source / "24" / "c244b2rga7kqcbbf2xhyb.so").chmod(0o755)
     target = private(tmp_path / "target")
 
-    unpack_directory(pack_directory(source), target)
+    unpacked(pack_directory(source), target)
 
     expected = {name: data for name, (_, data) in tree(source).items() if not is_scratch(name)}
     assert {name: data for name, (_, data) in tree(target).items()} == expected
@@ -584,17 +664,75 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path,
     target = private(tmp_path / "target")
     raw = tar(GOOD, *EVIL[name])
 
-    assert reason_of(lambda: unpack_directory(raw, target)) == "bad_archive"
+    assert reason_of(lambda: unpacked(raw, target)) == "bad_archive"
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
+    assert reason_of(lambda: check_directory(io.BytesIO(raw))) == "bad_archive"
 
 
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):
     """Each refusal there is due to the members that follow the good one."""
     target = private(tmp_path / "target")
 
-    unpack_directory(tar(GOOD, FOLDER), target)
+    unpacked(tar(GOOD, FOLDER), target)
 
     assert {path.name for path in target.iterdir()} == {"a.so", "d"}
+
+
+def test_checking_a_directory_accepts_what_can_be_unpacked_and_writes_nothing(tmp_path: Path):
+    """What a verification passes is what a start can put in place."""
+    raw = packed_cache(tmp_path / "source")
+    before = sorted(tmp_path.rglob("*"))
+
+    check_directory(io.BytesIO(raw))
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert reason_of(lambda: check_directory(io.BytesIO(raw + b"x"))) == "bad_archive"
+
+
+CLAIMS = (8**11 - 1, 1 << 40, 1 << 60, 1 << 80)
+
+
+@pytest.mark.parametrize("size", CLAIMS)
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"S", tarfile.REGTYPE, b"Z"])
+def test_a_size_that_a_header_claims_is_not_acted_on(kind: bytes, size: int):
+    """Neither is so much memory asked for, nor is it an error of the file system to seek there."""
+    header = member("a", kind, size=size).tobuf(tarfile.GNU_FORMAT)
+    raw = io.BytesIO(header + bytes(10240))
+    reasons = []
+
+    peak = peak_of(lambda: reasons.append(reason_of(lambda: check_directory(raw))))
+
+    assert reasons == ["bad_archive"]
+    assert peak < MIB
+
+
+def test_a_long_header_is_not_read_into_memory():
+    """A name of many megabytes that are really there is no name."""
+    header = member("a", b"L", size=64 * MIB).tobuf(tarfile.GNU_FORMAT)
+    raw = io.BytesIO(header + bytes(64 * MIB) + GOOD.tobuf() + bytes(10240))
+    reasons = []
+
+    peak = peak_of(lambda: reasons.append(reason_of(lambda: check_directory(raw))))
+
+    assert reasons == ["bad_archive"]
+    assert peak < 4 * MIB
+
+
+@pytest.mark.slow
+def test_the_number_of_members_is_bounded():
+    """Each costs memory before any is looked at; one too many is refused, whatever it is."""
+    archive = GOOD.tobuf() + bytes(tarfile.BLOCKSIZE)
+    empty = member("b").tobuf()
+    full = archive + (MAX_MEMBERS - 1) * empty
+    messages = []
+
+    for raw in (full + bytes(10240), full + empty + bytes(10240)):
+        with pytest.raises(ArtifactRefused) as caught:
+            check_directory(io.BytesIO(raw))
+        messages.append(caught.value.message)
+
+    assert "is there twice" in messages[0]
+    assert f"more than {MAX_MEMBERS} members" in messages[1]
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path):
@@ -614,8 +752,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path):
     }
 
     reasons = {
-        name: reason_of(lambda data=data: unpack_directory(data, target))
-        for name, data in variants.items()
+        name: reason_of(lambda data=data: unpacked(data, target)) for name, data in variants.items()
     }
 
     assert reasons == dict.fromkeys(variants, "bad_archive")
@@ -632,7 +769,7 @@ def test_a_directory_that_is_not_private_is_not_unpacked_into(tmp_path: Path):
     (tmp_path / "plain").touch()
 
     reasons = {
-        name: reason_of(lambda name=name: unpack_directory(raw, tmp_path / name))
+        name: reason_of(lambda name=name: unpacked(raw, tmp_path / name))
         for name in ("open", "used", "link", "plain")
     }
 
@@ -646,7 +783,7 @@ def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
     target = private(tmp_path / "target")
     os.chown(target, 12345, -1)
 
-    assert reason_of(lambda: unpack_directory(tar(GOOD), target)) == "unsafe_directory"
+    assert reason_of(lambda: unpacked(tar(GOOD), target)) == "unsafe_directory"
 
 
 # --- torch's bytes -------------------------------------------------------------------------
@@ -788,13 +925,13 @@ def test_a_real_compile_cache_survives(tmp_path: Path):
     target = private(tmp_path / "target")
 
     part, stored = pack_part("cache", pack_directory(directory))
-    unpack_directory(open_part(part, stored), target)
+    unpacked(opened(part, stored), target)
     torch_part, torch_stored = pack_part("torch_bytes", saved.read_bytes())
 
     kept = {name: data for name, (_, data) in tree(directory).items() if "lock" not in name}
     assert {name: data for name, (_, data) in tree(target).items()} == kept
     assert any(name.endswith(".so") for name in kept)
-    assert open_part(torch_part, torch_stored) == saved.read_bytes()
+    assert opened(torch_part, torch_stored) == saved.read_bytes()
 
 
 def test_a_manifest_does_not_change():

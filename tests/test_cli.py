@@ -5,96 +5,37 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from artifacts import (
-    APP,
-    DEPLOYMENT,
-    MACHINE,
-    blob_key,
-    build,
-    container,
-    fingerprint,
-    new_key,
+from artifacts import APP, DEPLOYMENT, MACHINE, blob_key, build, container, fingerprint
+from command_line import (  # noqa: F401 - fixtures
+    ESCAPES,
+    KEY,
+    MAIN,
+    STRANGER,
+    escaped,
+    objects,
+    publish,
+    run_fixture,
+    run_process_fixture,
+    source_fixture,
+    target_fixture,
+    trust_file_fixture,
 )
+from conftest import wait_until
 from serve_warm import trust
-from serve_warm.artifact import Manifest
-from serve_warm.cli import main
-from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import push
+from serve_warm.cli import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-KEY = new_key()
-STRANGER = new_key()
-
-ESCAPES = "\x1b[2K\r\x9b31m\u202e\u2028trusted"
-"""Deletes the line, returns to its start, colours it, turns the text around and breaks it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How the command line ended, and what it wrote."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Ended]:
-    """Run `serve-warm` as the console script does, on a machine that trusts KEY."""
-    trust_file = tmp_path / "trust.toml"
-    trust_file.write_text(trust.trust_lines(KEY.public_key(), name="ci"))
-    trust_file.chmod(0o600)
-    monkeypatch.setattr(trust, "default_trust_files", lambda: (trust_file,))
-
-    def run_with(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["serve-warm", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        written = capsys.readouterr()
-        return Ended(code=int(code or 0), out=written.out, err=written.err)
-
-    return run_with
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> LocalStore:
-    return LocalStore(root=tmp_path / "source")
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> LocalStore:
-    return LocalStore(root=tmp_path / "target")
-
-
-def publish(
-    store: LocalStore, key: Ed25519PrivateKey = KEY, **artifact: object
-) -> tuple[str, Manifest]:
-    """Put an artifact into a store; returns the key of its statement."""
-    manifest, stored = build(**artifact)
-    return push(store, manifest, stored, [key]), manifest
-
-
-def escaped(text: str) -> bool:
-    """Whether nothing in a text but the ends of its lines acts on a terminal."""
-    return text.replace("\n", "").isprintable()
-
 
 # inspect --------------------------------------------------------------------------------------
 
@@ -131,6 +72,9 @@ def test_inspect_prints_json(run, source):
     first, second = json.loads(shown.out)
     assert [first["trusted"], first["signers"], first["reason"]] == [True, ["ci"], ""]
     assert [second["trusted"], second["signers"], second["reason"]] == [False, [], "untrusted"]
+    assert [first["how"], second["how"]] == ["signature", ""]
+    assert [first["hint"], second["hint"][:7]] == ["", "add the"]
+    assert {len(first["digest"]), len(second["digest"])} == {64}
     assert first["manifest"]["fingerprint"] == {"machine": MACHINE, "app": APP}
     assert second["manifest"]["facts"] == {"torch": "2.13"}
     assert shown.err == ""
@@ -236,7 +180,7 @@ def test_a_corrupted_blob_is_not_copied(run, source, target, command):
     failed = run(command, source.root, target.root)
 
     assert (failed.code, failed.out) == (1, "")
-    assert "part cache: sha256 is " in failed.err
+    assert "the sha256 of a blob is " in failed.err
     assert "Traceback" not in failed.err
     assert objects(target) == {}
 
@@ -257,8 +201,144 @@ def test_an_untrusted_artifact_is_not_copied(run, source, target, command):
     assert objects(target) == {}
 
 
-def objects(store: LocalStore) -> dict[str, bytes]:
-    return {key: store.get(key, max_bytes=1 << 20) for key in store.list("")}
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_what_is_published_is_superseded_only_when_asked(run, source, target, command):
+    """Of a variant with other content the copy says what is there; nothing is ever replaced."""
+    there, _ = publish(target, raw={"cache": b"older"}, created="2026-11-19T10:00:00.000000Z")
+    publish(source)
+    before = objects(target)
+
+    refused = run(command, source.root, target.root)
+    untouched = objects(target)
+    superseded = run(command, source.root, target.root, "--if-published", "supersede")
+
+    assert (refused.code, refused.out) == (1, "")
+    assert f"already, as {there} (created 2026-11-19" in refused.err
+    assert untouched == before
+    assert (superseded.code, superseded.out) == (0, there.replace(".dsse", "-g2.dsse") + "\n")
+    assert before.items() <= objects(target).items()
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_copies_are_told_as_json(run, source, target, command):
+    """`--json` is one document on stdout; how far it is goes to stderr."""
+    statement, _ = publish(source)
+
+    copied = run(command, source.root, target.root, "--json")
+
+    assert json.loads(copied.out) == {
+        "source": source.uri,
+        "target": target.uri,
+        "statements": [statement],
+    }
+
+
+# Progress -------------------------------------------------------------------------------------
+
+
+def test_a_log_has_one_line_for_each_part(run, source, target):
+    """Where stderr is no terminal each part is one line when it was read and one when written."""
+    publish(source, deployment="First", raw={"cache": bytes(5_000_000)})
+    _, second = publish(source, deployment="Second")
+
+    copied = run("pull", source.root, target.root)
+
+    lines = [line.partition(" s] ")[2] for line in copied.err.splitlines()[1:]]
+    kinds = [line.partition(" ")[0] for line in lines]
+    assert kinds == ["read", "write", "read", "write"]
+    assert lines[-2:] == [
+        f"read cache: {second.parts[0].stored_bytes} B",
+        f"write {second.parts[0].sha256[:16]}: {second.parts[0].stored_bytes} B",
+    ]
+
+
+def test_a_terminal_has_a_bar(source, target, trust_file):
+    """In a terminal there is a bar with bytes on stderr, and stdout is as it is in a pipe."""
+    statement, manifest = publish(source)
+    count = manifest.parts[0].stored_bytes
+    arguments = [str(trust_file), "pull", str(source.root), str(target.root)]
+    ours, theirs = pty.openpty()
+
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN + "main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(theirs)
+        seen = read_terminal(ours)
+        out = process.stdout.read() if process.stdout else b""
+
+    assert f"0/{count} bytes" in seen
+    assert "✓" in seen
+    assert f"read cache: {count} B" in seen
+    assert (process.returncode, out.decode()) == (0, f"{statement}\n")
+
+
+def read_terminal(descriptor: int) -> str:
+    seen = []
+    # On Linux the end of a terminal is an error.
+    with os.fdopen(descriptor, "rb", buffering=0) as terminal, suppress(OSError):
+        seen += iter(lambda: terminal.read(4096), b"")
+    return b"".join(seen).decode()
+
+
+@pytest.mark.parametrize(
+    ("told", "lines"),
+    [
+        ([("cache", 10, 10), ("cache", 10, 10)], 2),
+        ([("cache", 6, 10), ("cache", 10, 10), ("cache", 6, 10), ("cache", 10, 10)], 2),
+        ([("cache", 5, 10), ("torch_bytes", 10, 10)], 2),
+        ([("cache", n << 20, 64 << 20) for n in (8, 24, 16, 64, 56, 48)], 1),
+        ([("cache", n << 20, 64 << 20) for n in (32, 60, 8, 64)], 2),
+        ([], 0),
+    ],
+    ids=["one piece each", "two pieces each", "cut short", "threads", "two by threads", "nothing"],
+)
+def test_parts_are_told_apart(capsys, told, lines):
+    """Parts of one name and size are counted as they come, in whatever order their pieces do."""
+    with screen.bars() as progress:
+        for what, done, total in told:
+            progress(what, done, total)
+
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+# Log lines ------------------------------------------------------------------------------------
+
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+def test_log_lines_have_no_secrets_and_no_escapes(run_process, source):
+    """With -v also what other packages log, tracebacks included, is filtered and escaped."""
+    program = f"""
+import logging
+try:
+    main()
+except SystemExit:
+    pass
+try:
+    raise ValueError("PUT https://host/key?X-Amz-Signature=abc123 {TOKEN}")
+except ValueError:
+    logging.getLogger("sdk").exception("failed with %s \x1b[2Ktrusted", "token={TOKEN}")
+"""
+
+    ran = run_process(program, "-v", "inspect", source.root)
+
+    assert "Traceback (most recent call last)" in ran.err
+    assert "failed with token=[hidden]" in ran.err
+    assert "abc123" not in ran.err
+    assert TOKEN not in ran.err
+    assert escaped(ran.err)
+
+
+def test_a_line_of_a_log_is_one_line(run_process, source):
+    """Long log lines are not folded, so that they can be searched."""
+    program = "import logging\ntry: main()\nfinally: logging.getLogger('sdk').error('word ' * 99)"
+
+    ran = run_process(program, "inspect", source.root)
+
+    assert ran.err.splitlines()[-1] == "ERROR sdk: " + "word " * 99
 
 
 # How they end ---------------------------------------------------------------------------------
@@ -295,7 +375,7 @@ def test_our_errors_are_two_lines_on_stderr(run, target, command):
     assert (ended.code, ended.out) == (1, "")
     error, hint = ended.err.splitlines()[-2:]
     assert error.startswith("error: https:// is not a store: ")
-    assert hint == "hint: name a folder: ./artifacts or file:///srv/artifacts"
+    assert hint.startswith("hint: name a folder (./artifacts, file:///srv/artifacts), s3://")
     assert "Traceback" not in ended.err
 
 
@@ -313,3 +393,76 @@ def test_the_exit_code_is_that_of_the_process(tmp_path):
     ]
 
     assert codes == [0, 1, 2]
+
+
+def test_interruption_is_exit_code_130(source, trust_file, tmp_path):
+    """Ctrl-C ends a command with one line, no traceback, and the code that shells know."""
+    publish(source)
+    key = tmp_path / "key.pem"
+    os.mkfifo(key)
+    arguments = [str(trust_file), "sign", str(source.root), "--key", str(key)]
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN + "main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        # It can be opened for writing as soon as the command waits for somebody to write.
+        writer = wait_until("the command reads the key", lambda: opened_for_writing(key))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        os.close(writer)
+
+    assert process.returncode == 130
+    assert out == ""
+    assert err.strip() == "interrupted"
+
+
+def opened_for_writing(fifo: Path) -> int | None:
+    with suppress(OSError):  # nobody reads
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    return None
+
+
+def test_a_full_disk_is_one_sentence(run_process, source, target):
+    """What the system cannot do is told in its words, without a traceback: exit code 1."""
+    publish(source, raw={"cache": os.urandom(100_000)})
+    program = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nmain()"
+
+    ran = run_process(program, "pull", source.root, target.root)
+
+    assert ran.code == 1
+    assert "File too large" in ran.err
+    assert "Traceback" not in ran.err
+    assert objects(target) == {}
+
+
+def test_a_full_disk_under_stdout_is_one_sentence(trust_file, source):
+    """A redirection that fails ends the command with exit code 1, and with no second error."""
+    publish(source)
+    command = [sys.executable, "-c", MAIN + "main()", str(trust_file), "inspect", str(source.root)]
+
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert ran.returncode == 1
+    assert [line.partition(":")[0] for line in ran.stderr.splitlines()] == ["error", "hint"]
+
+
+def test_every_command_has_help_and_json(run):
+    """The commands that help lists all explain themselves, and all can print JSON."""
+    listed = run("--help")
+    names = [
+        line.split()[0]
+        for line in listed.out.partition("Commands:")[2].partition("Exit codes:")[0].splitlines()
+        if line.strip()
+    ]
+
+    helps = {name: run(name, "--help") for name in names}
+
+    assert set(names) == {
+        *("build", "bench", "inspect", "verify", "diff"),
+        *("push", "pull", "keygen", "sign", "prune"),
+    }
+    assert {name for name, help_ in helps.items() if "--json" not in help_.out} == set()
+    assert "130  interrupted" in listed.out

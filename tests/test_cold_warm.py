@@ -18,13 +18,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,14 +96,22 @@ class Machine:
         shim.chmod(0o755)
         self._path = f"{shims}{os.pathsep}{os.environ['PATH']}"
 
-    def start(self, store: Path | None = None, **options: Any) -> Started:
+    def start(
+        self,
+        store: Path | None = None,
+        *,
+        emulator: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> Started:
+        program = Path(__file__).parent / "warm_process.py"
         self._number += 1
         temporary = self._directory / f"tmp{self._number}"
         temporary.mkdir()
         self._log.write_text("")
         settings = {"store": str(store or self.store), "key": str(self._key), **options}
         completed = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "warm_process.py"), json.dumps(settings)],
+            [*emulator, sys.executable, str(program), json.dumps(settings)],
             capture_output=True,
             text=True,
             check=False,
@@ -109,6 +121,7 @@ class Machine:
                 "PATH": self._path,
                 "TMPDIR": str(temporary),
                 "OMP_NUM_THREADS": "1",
+                **environ,
             },
         )
         assert completed.returncode == 0, completed.stderr
@@ -214,6 +227,21 @@ def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest
 def test_outputs_are_those_of_the_eager_model(name: str, request: pytest.FixtureRequest):
     """A warm start is no use if it is warm with other numbers."""
     assert request.getfixturevalue(name).said["error"] <= TOLERANCE
+
+
+def test_no_folder_of_a_known_name_is_used(cold: Started):
+    """Another user could have made torch's own: a cold start neither fills nor names it.
+
+    That it is there, and empty, is the doing of torch before the warm-up began.
+    """
+    temporary = Path(cold.said["cache_directory"]).parents[1]
+    headers = temporary / f"serve_warm-{os.getuid()}" / "headers"
+    words = [word for line in cold.command_lines for word in line]
+
+    assert list(temporary.glob("torchinductor_*/*")) == []
+    assert not any("torchinductor_" in word for word in words)
+    assert any(headers.rglob("*.gch"))
+    assert any(word.startswith(str(headers)) for word in words)
 
 
 def test_the_cache_directory_works_at_another_path(cold: Started, warm: Started):

@@ -8,6 +8,7 @@ Compiler processes are counted in test_cold_warm.py, where some are run anyway.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._inductor import config
 
 from artifacts import container
 from compiled import compiled, double, fresh, stance
 from serve_warm import compiler
 from serve_warm.compiler import EVENTS_KEPT, Watch
-from serve_warm.errors import CompilerMissing
+from serve_warm.errors import CompilerMissing, ConfigError
+from serve_warm.fingerprint import lacking, read_cpu_isa
 from serve_warm.report import CompileEvent, Counts
 
 if TYPE_CHECKING:
@@ -488,6 +491,192 @@ def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
     compiler.private_directory(tmp_path)
 
     assert (dead / "kernel.so").exists()
+
+
+# --- precompiled headers ------------------------------------------------------------------
+
+
+def test_headers_are_kept_for_the_user(tmp_path: Path):
+    """All processes of a user share one folder that nobody else may write to."""
+    first = compiler.header_directory(tmp_path)
+
+    assert first == tmp_path / f"serve_warm-{os.getuid()}" / "headers"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
+    assert compiler.header_directory(tmp_path) == first
+
+
+def writable(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def linked(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
+
+
+def dangling(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("nowhere"))
+
+
+def no_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.touch()
+
+
+def foreign(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 65534, 65534)
+
+
+@pytest.mark.parametrize("spoil", [writable, linked, dangling, no_folder, foreign])
+@pytest.mark.parametrize("depth", [0, 1], ids=["headers", "parent"])
+def test_headers_that_others_could_have_made_are_not_used(
+    tmp_path: Path, spoil: Callable[[Path], None], depth: int, caplog: pytest.LogCaptureFixture
+):
+    """The process gets an empty folder of its own instead, and says so."""
+    usual = compiler.header_directory(tmp_path)
+    spoil([usual, usual.parent][depth])
+
+    found = compiler.header_directory(tmp_path)
+
+    assert found.resolve() != usual.resolve()
+    assert list(found.iterdir()) == []
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    assert "is not a private directory of uid" in caplog.text
+
+
+def test_headers_are_not_kept_where_others_can_rename_folders(tmp_path: Path):
+    """A temp directory that all may write to must be sticky, as /tmp is."""
+    usual = compiler.header_directory(tmp_path)
+    tmp_path.chmod(0o777)
+    exposed = compiler.header_directory(tmp_path)
+    tmp_path.chmod(0o1777)
+
+    assert exposed != usual
+    assert compiler.header_directory(tmp_path) == usual
+
+
+SOFTMAX = """
+import sys
+if "private" in sys.argv:
+    from serve_warm import compiler
+    if "late" in sys.argv:
+        import torch._inductor.codecache
+    compiler.keep_headers_private()
+    assert "late" in sys.argv or "torch._inductor" not in sys.modules
+import torch
+print(torch.compile(torch.nn.Softmax(-1), dynamic=False)(torch.zeros(2, 4)).sum().item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="headers are for kernels of the CPU")
+def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
+    """What lies in torch's folder of a known name reaches torch's kernels, and none of ours."""
+    runs = iter(range(9))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", SOFTMAX, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("TORCH")},
+                "TMPDIR": str(tmp_path),
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"caches{next(runs)}"),
+                "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no probes: they take five seconds a run
+            },
+        )
+
+    assert run().stdout == "2.0\n"
+    [folder] = tmp_path.glob("torchinductor_*/precompiled_headers")
+    for header in folder.rglob("*.h"):
+        header.with_name(header.name + ".gch").unlink()
+        header.write_text('#error "poisoned"\n')
+
+    stock, private, late = run(), run("private"), run("private", "late")
+
+    assert "poisoned" in stock.stderr
+    assert private.stdout == late.stdout == "2.0\n"
+
+
+# --- a portable CPU -----------------------------------------------------------------------
+
+PINNED = """
+import os, sys, threading
+from serve_warm import compiler
+if "late" in sys.argv:
+    import torch._inductor.config, torch._inductor.cpu_vec_isa
+    torch._inductor.config.cpp.simdlen = 512
+    torch._inductor.cpu_vec_isa.valid_vec_isa_list()
+assert list(compiler.pin_portable_cpu()) == []
+assert "late" in sys.argv or "torch" not in sys.modules
+import torch
+from torch._inductor import config, cpp_builder, cpu_vec_isa
+
+def show():
+    isas = [str(isa) for isa in cpu_vec_isa.valid_vec_isa_list()]
+    key = config.save_config_portable()
+    flags = [f for f in cpp_builder._get_optimization_cflags("g++")[0] if "march" in f]
+    print(cpu_vec_isa.pick_vec_isa(), isas, key["cpp.simdlen"], key["cpp.march"], flags)
+
+show()
+config.cpp.simdlen = 512
+with config.patch({"cpp.simdlen": 512, "cpp.march": "native"}):
+    show()
+thread = threading.Thread(target=show)
+thread.start()
+thread.join()
+"""
+
+
+def has_portable_isa() -> bool:
+    return platform.machine() == "x86_64" and not lacking(read_cpu_isa())
+
+
+@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
+    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
+    completed = subprocess.run(
+        [sys.executable, "-c", PINNED, order],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "TORCHINDUCTOR_CPP_MARCH": "native",
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        },
+    )
+
+    shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
+    assert completed.stdout.splitlines() == [shown] * 3, completed.stderr
+
+
+def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
+    """Elsewhere it is a mistake in the configuration, said in one sentence."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+    with pytest.raises(ConfigError, match="is for Linux x86_64, and this is Linux aarch64"):
+        compiler.pin_portable_cpu()
+
+
+def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch):
+    """It could not run the kernels: it says what it lacks and compiles for itself."""
+    before = list(sys.meta_path)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
+
+    missing = compiler.pin_portable_cpu()
+
+    assert {"avx2", "fma", "bmi2"} <= set(missing)
+    assert sys.meta_path == before
+    assert config.cpp.simdlen is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serve_warm import fingerprint
-from serve_warm.fingerprint import Fingerprint, Mismatch, cpu_isa, read_app, read_machine
+from serve_warm.fingerprint import (
+    PORTABLE_ISA,
+    Fingerprint,
+    Mismatch,
+    cpu_isa,
+    lacking,
+    portable_factors,
+    read_app,
+    read_machine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -357,6 +366,56 @@ def test_cpu_isa_is_what_all_processors_share() -> None:
     """A kernel may run on any core, so that an extension of some cores only does not count."""
     assert cpu_isa(AVX512 + "\n" + AVX2) == cpu_isa(AVX2)
     assert cpu_isa(AVX512 + "\n" + AVX512) == cpu_isa(AVX512)
+
+
+def portable(cpuinfo: str, capability: str = "unset") -> Fingerprint:
+    """Return the CPU's factors of a machine that compiles for every one with AVX2."""
+    isa, capability = portable_factors(cpu_isa(cpuinfo), capability)
+    return Fingerprint(machine={"cpu_isa": isa, "cpu_capability": capability}, app={})
+
+
+def without(cpuinfo: str, *names: str) -> str:
+    return " ".join(word for word in cpuinfo.split(" ") if word not in names)
+
+
+def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
+    """A wider CPU and one that torch is told to use less of fit what either has built."""
+    wide, narrow = portable(AVX512), portable(AVX2)
+
+    assert wide.compare(narrow) == ()
+    assert wide.compare(portable(AVX2, "avx2")) == wide.compare(portable(AVX512, "avx512")) == ()
+    assert wide.machine["cpu_isa"] != cpu_isa(AVX2)
+
+
+@pytest.mark.parametrize("name", PORTABLE_ISA.split())
+def test_a_cpu_without_one_feature_fits_no_portable_artifact(name: str) -> None:
+    """Whichever it lacks of x86-64-v3 is named, and it keeps an instruction set of its own."""
+    lesser = portable(without(AVX2, name))
+
+    [mismatch] = [m for m in portable(AVX512).compare(lesser) if m.factor == "cpu_isa"]
+
+    assert lacking(cpu_isa(without(AVX2, name))) == (name,)
+    assert f"only in the artifact {name};" in str(mismatch)
+    assert lesser.machine["cpu_isa"] == cpu_isa(without(AVX2, name))
+
+
+def test_a_portable_artifact_is_not_for_torch_without_vectors() -> None:
+    """`ATEN_CPU_CAPABILITY=default` refuses to compile some graphs: it stays a factor."""
+    [mismatch] = portable(AVX2).compare(portable(AVX2, "default"))
+
+    assert str(mismatch) == "cpu_capability: artifact any, here default"
+
+
+def test_native_and_portable_replicas_share_no_artifact() -> None:
+    """Not even on a CPU that has exactly what is asked for: torch's keys would differ."""
+    native, preset = (
+        Fingerprint(machine=read_machine({}, cpu=cpu), app=read_app({}, cpu=cpu))
+        for cpu in ("native", "portable")
+    )
+
+    said = [str(mismatch) for mismatch in preset.compare(native)]
+
+    assert "cpu: artifact portable, here without it" in said
 
 
 def test_mitigations_and_counters_are_no_difference() -> None:

@@ -28,10 +28,13 @@ PACKAGE = Path(serve_warm.__file__).parent
 # From the bottom up. A module imports from rows below its own; a package is one unit with all its
 # modules. `stages` alone knows the order of a start, so that nothing below may know of it.
 LAYERS = (
+    ("redaction",),
     ("errors", "report"),
     ("fingerprint", "inputs", "config", "trust"),
-    ("artifact", "recorder", "stores"),
+    ("artifact", "disassembly", "recorder", "stores"),
+    ("nodecache",),
     ("transfer", "compiler", "precompile", "replay"),
+    ("catalog",),
     ("stages",),
     ("metrics", "node", "cluster"),
     ("deployment",),
@@ -57,8 +60,8 @@ OWNED = {
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
-    *("errors", "report", "fingerprint", "inputs", "config", "trust"),
-    *("artifact", "stores", "transfer", "node", "cli"),
+    *("redaction", "errors", "report", "fingerprint", "inputs", "config", "trust"),
+    *("artifact", "stores", "nodecache", "transfer", "catalog", "node", "cli"),
 }
 
 ENVIRONMENT_READERS = {"config"}

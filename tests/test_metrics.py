@@ -11,6 +11,7 @@ import re
 import pytest
 
 from reports import FULL
+from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.metrics import METRICS, Metric, markdown
 from serve_warm.report import Report, Stage, Verdict
 
@@ -21,6 +22,7 @@ CLOSED = {
     None: {""},
     "stage": {stage.value.lower() for stage in Stage},
     "verdict": {verdict.value for verdict in Verdict},
+    "reason": set(REFUSAL_REASONS),
 }
 
 

@@ -5,8 +5,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from dataclasses import dataclass, field, replace
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +24,7 @@ from artifacts import (
     APP,
     DEPLOYMENT,
     MACHINE,
+    MemoryStore,
     blob_key,
     build,
     cache_directory,
@@ -25,63 +35,47 @@ from artifacts import (
     publish_statement,
     trusting,
 )
-from serve_warm.artifact import pack_directory, unpack_directory, zstd
+from serve_warm.artifact import pack_directory, unpack_directory, utc_now, zstd
 from serve_warm.errors import (
+    AlreadyPublished,
     ArtifactNotFound,
     ArtifactRefused,
     ConfigError,
-    ObjectExists,
-    ObjectNotFound,
-    ObjectTooLarge,
     StoreError,
 )
-from serve_warm.stores import check_key
+from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import SHOWN_VARIANTS, Pulled, describe, pull, push
-from serve_warm.trust import MAX_ENVELOPE_BYTES, Trust, sign
+from serve_warm.transfer import (
+    READERS,
+    SHOWN_VARIANTS,
+    Pulled,
+    copy,
+    explain,
+    published,
+    pull,
+    push,
+)
+from serve_warm.transfer import sign as sign_again
+from serve_warm.trust import (
+    MAX_ENVELOPE_BYTES,
+    MAX_SIGNATURES,
+    Trust,
+    UnsignedOk,
+    sign,
+    trust_lines,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+    from typing import BinaryIO
 
     from serve_warm.artifact import Manifest
     from serve_warm.fingerprint import Fingerprint
-    from serve_warm.stores import Store
+    from serve_warm.stores import Object, Sink, Store
 
 KEY = new_key()
 OTHER = new_key()
 OLDER, NEWER, NEWEST = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(3))
-
-
-@dataclass
-class MemoryStore:
-    """A store in a dictionary that can be told to change what it gives, and keeps a log."""
-
-    objects: dict[str, bytes] = field(default_factory=dict)
-    read: list[str] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)
-    uri: str = "memory:"
-
-    def list(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.objects if key.startswith(prefix))
-
-    def size(self, key: str) -> int:
-        if key not in self.objects:
-            raise ObjectNotFound(key, store=self.uri)
-        return len(self.objects[key])
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        self.read.append(key)
-        self.limits[key] = max_bytes
-        if self.size(key) > max_bytes:
-            raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
-        return self.objects[key]
-
-    def create(self, key: str, data: bytes) -> None:
-        check_key(key)
-        self.written.append(key)
-        if self.objects.setdefault(key, data) != data:
-            raise ObjectExists(key, store=self.uri)
 
 
 @pytest.fixture
@@ -89,22 +83,50 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def publish(store: Store, **fields: Any) -> tuple[str, Manifest]:
+def publish(store: Store, *, on_taken: Any = "refuse", **fields: Any) -> tuple[str, Manifest]:
     """Push what `artifacts.build` makes of the fields; returns statement key and manifest."""
     manifest, stored = build(**fields)
-    return push(store, manifest, stored, [KEY]), manifest
+    return push(store, manifest, stored, [KEY], on_taken=on_taken), manifest
+
+
+def supersede(store: Store, **fields: Any) -> tuple[str, Manifest]:
+    return publish(store, on_taken="supersede", **fields)
 
 
 def pull_here(
     store: Store, *, here: Fingerprint | None = None, trust: Trust | None = None, **options: Any
 ) -> Pulled:
-    return pull(
-        store,
-        deployment=DEPLOYMENT,
-        fingerprint=here or fingerprint(),
-        trust=trust or trusting(KEY),
-        **options,
-    )
+    """Pull, and return it closed, with what its files held in their place."""
+    options = {"deployment": DEPLOYMENT, **options}
+    with (
+        NodeCache.open(default_root()) as cache,
+        pull(
+            store,
+            fingerprint=here or fingerprint(),
+            trust=trust or trusting(KEY),
+            cache=cache,
+            **options,
+        ) as pulled,
+    ):
+        held: Any = {name: file.read() for name, file in pulled.raw.items()}
+        return replace(pulled, raw=held)
+
+
+def statements(store: Store) -> list[str]:
+    return store.list("statements/")
+
+
+def kept() -> list[str]:
+    """Return what the node's cache holds; locks are nothing."""
+    return [path.name for path in default_root().iterdir() if path.suffix != ".lock"]
+
+
+def blobs_read(store: MemoryStore) -> list[str]:
+    return [key for key in store.read if key.startswith("blobs/")]
+
+
+def blobs_written(store: MemoryStore) -> list[str]:
+    return [key for key in store.written if key.startswith("blobs/")]
 
 
 def refusal(store: Store, **options: Any) -> ArtifactRefused:
@@ -126,7 +148,7 @@ def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
     statement, manifest = publish(store, raw={"cache": raw, "torch_bytes": container()})
 
     pulled = pull_here(store, parts=("cache", "torch_bytes"))
-    unpack_directory(pulled.raw["cache"], target)
+    unpack_directory(io.BytesIO(pulled.raw["cache"]), target)
 
     assert pulled.manifest == manifest
     assert pulled.raw == {"cache": raw, "torch_bytes": container()}
@@ -136,12 +158,11 @@ def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
     assert [considered.reason for considered in pulled.trace] == ["fits"]
 
 
-def test_keys_are_derived_from_contents(store: MemoryStore):
-    """The layout of a store is what the documentation says it is."""
+def test_keys_are_what_the_documentation_says(store: MemoryStore):
+    """A blob stands under its digest, a statement under its deployment and variant."""
     statement, manifest = publish(store)
 
-    digest = hashlib.sha256(manifest.to_statement()).hexdigest()[:16]
-    assert statement == f"statements/Embedder/{fingerprint().key}-{digest}.dsse.json"
+    assert statement == f"statements/Embedder/{fingerprint().key}.dsse.json"
     assert sorted(store.objects) == [f"blobs/sha256/{manifest.parts[0].sha256}", statement]
 
 
@@ -228,6 +249,248 @@ def test_a_push_without_a_key_writes_nothing(store: MemoryStore):
     assert store.objects == {}
 
 
+def test_the_same_artifact_of_another_signer_is_one_more_statement(store: MemoryStore):
+    """Signatures are added beside it: no blob is written again, and both signers' readers load."""
+    manifest, stored = build()
+    first = push(store, manifest, stored, [KEY])
+    store.written.clear()
+
+    second = push(store, manifest, stored, [OTHER])
+
+    assert second.startswith(first.removesuffix(".dsse.json") + "-s")
+    assert store.written == [second]
+    for key in (KEY, OTHER):
+        assert pull_here(store, trust=trusting(key)).manifest == manifest
+
+
+def test_pushing_again_after_it_was_signed_again_changes_nothing(store: MemoryStore):
+    """A statement that is there is found, whatever stands before it in the store's list."""
+    manifest, stored = build()
+    push(store, manifest, stored, [KEY])
+    push(store, manifest, stored, [OTHER])
+    before = dict(store.objects)
+
+    keys = [push(store, manifest, stored, [key]) for key in (KEY, OTHER)]
+
+    assert store.objects == before
+    assert sorted(keys) == statements(store)
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"raw": {"cache": b"x", "extra": b"1"}}, "other bytes in cache"),
+        ({"raw": {"cache": b"kernels"}}, "other bytes in extra"),
+        ({"raw": {"cache": b"kernels", "extra": b"1"}, "created": NEWEST}, "the same parts"),
+    ],
+    ids=["changed", "missing", "later"],
+)
+def test_another_artifact_for_a_published_variant_is_refused(
+    store: MemoryStore, fields: dict[str, Any], difference: str
+):
+    """The error says what is there and how it differs, and nothing was uploaded in vain."""
+    there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
+    before, _ = dict(store.objects), store.written.clear()
+
+    with pytest.raises(AlreadyPublished) as caught:
+        publish(store, **fields)
+
+    assert f"as {there} (created {OLDER}, {difference})" in caught.value.message
+    assert caught.value.statement == there
+    assert "--if-published supersede" in caught.value.hint
+    assert (store.objects, store.written) == (before, [])
+
+
+def test_an_artifact_for_another_variant_is_not_refused(store: MemoryStore):
+    """Write-once is about one deployment on one kind of machine."""
+    keys = [
+        publish(store)[0],
+        publish(store, raw={"cache": b"2"}, built_for=fingerprint(threads="8"))[0],
+        publish(store, raw={"cache": b"3"}, deployment="Other")[0],
+    ]
+
+    assert sorted(keys) == statements(store)
+
+
+def test_what_cannot_be_read_keeps_its_place(store: MemoryStore):
+    """Junk under the key of a variant is told of, and never overwritten."""
+    there = publish_statement(store, b"{}", KEY, name=fingerprint().key)
+    before = dict(store.objects)
+
+    with pytest.raises(AlreadyPublished, match="it cannot be read"):
+        publish(store)
+
+    assert store.objects == before
+    assert supersede(store)[0] == there.replace(".dsse.json", "-g2.dsse.json")
+
+
+def test_a_later_artifact_can_supersede(store: MemoryStore):
+    """On request it is published beside the others, and replicas take it."""
+    keys = []
+    for created in (OLDER, NEWER, NEWEST):
+        keys.append(supersede(store, created=created, raw={"cache": created.encode()})[0])
+
+        assert pull_here(store).raw == {"cache": created.encode()}
+
+    stem = f"statements/Embedder/{fingerprint().key}"
+    assert keys == [f"{stem}.dsse.json", f"{stem}-g2.dsse.json", f"{stem}-g3.dsse.json"]
+    assert published(store, DEPLOYMENT, fingerprint()) == keys
+
+
+def test_superseding_twice_is_superseding_once(store: MemoryStore):
+    """The same artifact keeps its place, whatever was asked for."""
+    supersede(store, created=OLDER)
+    first, _ = supersede(store, created=NEWEST, raw={"cache": b"2"})
+    before = dict(store.objects)
+
+    second, _ = supersede(store, created=NEWEST, raw={"cache": b"2"})
+
+    assert (second, store.objects) == (first, before)
+
+
+@pytest.mark.parametrize("created", [OLDER, NEWER])
+def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, created: str):
+    """An artifact that is not later than the published one would be there without effect."""
+    publish(store, created=NEWER)
+    before = dict(store.objects)
+
+    with pytest.raises(AlreadyPublished, match="replicas would go on taking the other one"):
+        supersede(store, created=created, raw={"cache": b"2"})
+
+    assert store.objects == before
+
+
+def test_a_statement_of_the_first_release_is_read_and_keeps_the_variant(store: MemoryStore):
+    """Keys with the digest of the payload in them are statements like any other."""
+    manifest, stored = build(created=OLDER)
+    digest = hashlib.sha256(manifest.to_statement()).hexdigest()[:16]
+    stem = f"{fingerprint().key}-{digest}"
+    there = publish_statement(store, manifest.to_statement(), KEY, name=stem)
+    store.create(blob_key(manifest.parts[0]), stored["cache"])
+
+    assert push(store, manifest, stored, [KEY]) == there
+    assert push(store, manifest, stored, [OTHER]).startswith(f"statements/Embedder/{stem}-s")
+    with pytest.raises(AlreadyPublished):
+        publish(store, created=NEWEST, raw={"cache": b"other"})
+    assert pull_here(store).statement_key == there
+    later, _ = supersede(store, created=NEWEST, raw={"cache": b"other"})
+    assert later == f"statements/Embedder/{fingerprint().key}-g2.dsse.json"
+
+
+def race(publishers: list[Callable[[], Any]]) -> list[Any]:
+    """Call all at once; returns what each returned or raised."""
+    barrier = threading.Barrier(len(publishers))
+
+    def run(publisher: Callable[[], Any]) -> Any:
+        barrier.wait()
+        try:
+            return publisher()
+        except StoreError as error:
+            return error
+
+    with ThreadPoolExecutor(len(publishers)) as threads:
+        return list(threads.map(run, publishers))
+
+
+class LateList(LocalStore):
+    """A folder whose list, asked for before a push writes, shows none of the other pushes."""
+
+    def list(self, prefix: str) -> list[str]:
+        found = super().list(prefix)
+        if not getattr(_seen, "barrier", None):
+            return found
+        barrier, _seen.barrier = _seen.barrier, None
+        barrier.wait()
+        return found
+
+
+_seen = threading.local()
+
+
+def racing(count: int, publisher: Callable[[int], Any]) -> list[Any]:
+    """Have so many publishers look at the store before any of them writes to it."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        _seen.barrier = barrier
+        return publisher(number)
+
+    return race([lambda number=number: run(number) for number in range(count)])
+
+
+@pytest.mark.parametrize("on_taken", ["refuse", "supersede"])
+def test_of_racing_publishers_of_different_things_one_wins(tmp_path: Path, on_taken: str):
+    """All have seen the variant free; one publishes, and each other one is told what is there."""
+    store = LateList(root=tmp_path / "store")
+
+    results = racing(
+        8,
+        lambda number: publish(
+            store,
+            on_taken=on_taken,
+            raw={"cache": bytes([number])},
+            created=NEWEST.replace(":02", f":1{number}"),
+        )[0],
+    )
+
+    (winner,) = [result for result in results if isinstance(result, str)]
+    losers = [result for result in results if not isinstance(result, str)]
+    assert [type(loser) for loser in losers] == [AlreadyPublished] * 7
+    assert {loser.statement for loser in losers} == {winner}
+    assert statements(store) == [winner]
+    assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
+
+
+def test_of_racing_publishers_that_supersede_one_wins(tmp_path: Path):
+    """What one of them has published is not superseded by another that did not see it."""
+    store = LateList(root=tmp_path / "store")
+    first, _ = publish(store, created=OLDER)
+
+    results = racing(
+        8,
+        lambda number: supersede(
+            store, raw={"cache": bytes([number])}, created=NEWEST.replace(":02", f":1{number}")
+        )[0],
+    )
+
+    (winner,) = [result for result in results if isinstance(result, str)]
+    assert sum(isinstance(result, AlreadyPublished) for result in results) == 7
+    assert published(store, DEPLOYMENT, fingerprint()) == [first, winner]
+    assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
+
+
+def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
+    """Whoever builds the same artifact has published it, with the same or another key."""
+    store = LateList(root=tmp_path / "store")
+    manifest, stored = build()
+    keys = [KEY, KEY, KEY, OTHER, OTHER, OTHER, new_key(), new_key()]
+
+    results = racing(8, lambda number: push(store, manifest, stored, [keys[number]]))
+
+    assert all(isinstance(result, str) for result in results)
+    assert sorted(set(results)) == statements(store)
+    assert len(statements(store)) == 4
+    for key in keys:
+        assert pull_here(store, trust=trusting(key)).manifest == manifest
+
+
+@pytest.mark.parametrize("vanishes", [1, 2])
+def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int):
+    """A push ends with all blobs in place, though an old one of them was taken for forgotten."""
+
+    class Pruned(MemoryStore):
+        def create(self, key: str, source: bytes | BinaryIO) -> None:
+            super().create(key, source)
+            if len(self.written) == vanishes:
+                self.delete(self.written[0])
+
+    pruned = Pruned()
+    _, manifest = publish(pruned)
+
+    assert blobs_written(pruned) == 2 * [blob_key(manifest.parts[0])]
+    assert pull_here(pruned).manifest == manifest
+
+
 ODD_NAMES = (
     *("a", "A", "a/b", "a%2Fb", "a%252Fb", "a b", "a+b", "..", ".", "...", ".a", "%2Ea", "%2E."),
     *("\u00e9", "\u65e5\u672c", "\u65e5" * 40, "x" * 200, "x" * 201, "x" * 300, "y" * 300, "a\\b"),
@@ -242,7 +505,7 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path, name: str):
     for number, other in enumerate(ODD_NAMES):
         publish(store, deployment=other, raw={"cache": str(number).encode()})
 
-    pulled = pull(store, deployment=name, fingerprint=fingerprint(), trust=trusting(KEY))
+    pulled = pull_here(store, deployment=name)
 
     assert pulled.manifest.deployment == name
     assert pulled.raw["cache"] == str(ODD_NAMES.index(name)).encode()
@@ -273,7 +536,7 @@ def test_each_factor_alone_makes_a_miss_that_names_it(store: MemoryStore, factor
     assert (considered.accepted, considered.reason) == (False, "fingerprint")
     assert f"{factor}: artifact" in str(caught.value)
     assert "here another" in str(caught.value)
-    assert not [key for key in store.read if key.startswith("blobs/")]
+    assert blobs_read(store) == []
 
 
 def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
@@ -293,11 +556,10 @@ def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
 
 
 def test_the_newest_that_fits_wins(store: MemoryStore):
-    """Time decides among fitting artifacts, in whatever order they came; the trace has them all."""
-    for created in (NEWER, NEWEST, OLDER):
-        publish(store, created=created, raw={"cache": created.encode()})
+    """Time decides among fitting artifacts, whatever their keys are; the trace has them all."""
+    for created in (OLDER, NEWER, NEWEST):
+        supersede(store, created=created, raw={"cache": created.encode()})
     publish(store, created="2026-11-21T00:00:00.000000Z", built_for=fingerprint(torch="2.14.0+cpu"))
-
     pulled = pull_here(store)
 
     assert pulled.manifest.created == NEWEST
@@ -310,9 +572,14 @@ def test_the_newest_that_fits_wins(store: MemoryStore):
 
 def test_of_equally_new_ones_the_key_decides(store: MemoryStore):
     """Every replica chooses the same artifact, even where two are from the same moment."""
-    keys = [publish(store, raw={"cache": bytes([number])})[0] for number in range(5)]
+    for number in range(12):
+        manifest, stored = build(raw={"cache": bytes([number])})
+        store.objects.update({blob_key(part): stored[part.name] for part in manifest.parts})
+        suffix = f"-g{number}" if number > 1 else "-" + 16 * str(number)
+        publish_statement(store, manifest.to_statement(), KEY, name=f"{fingerprint().key}{suffix}")
 
-    assert pull_here(store).statement_key == max(keys)
+    # The last generation, which is not the last by name.
+    assert pull_here(store).raw == {"cache": bytes([11])}
 
 
 def test_a_miss_shows_the_nearest_variants(store: MemoryStore):
@@ -365,7 +632,7 @@ def test_nothing_is_read_beyond_the_statement_when_nobody_is_trusted(store: Memo
 
     assert refused.reason == "no_trust"
     assert "[[keys]]" in refused.hint
-    assert not [key for key in store.read if key.startswith("blobs/")]
+    assert blobs_read(store) == []
 
 
 def test_an_artifact_of_an_unknown_signer_is_refused(store: MemoryStore):
@@ -378,7 +645,7 @@ def test_an_artifact_of_an_unknown_signer_is_refused(store: MemoryStore):
 def test_a_pinned_artifact_of_an_unknown_signer_is_loaded(store: MemoryStore):
     """An exact digest in the trust file replaces a key; another artifact of that signer is not."""
     _, manifest = publish(store)
-    publish(store, created=NEWEST, raw={"cache": b"not pinned"})
+    supersede(store, created=NEWEST, raw={"cache": b"not pinned"})
     pin = frozenset({hashlib.sha256(manifest.to_statement()).hexdigest()})
 
     pulled = pull_here(store, trust=trusting(pinned=pin))
@@ -432,7 +699,7 @@ def test_a_forged_envelope_is_refused(store: MemoryStore, name: str):
 
     assert refused.reason == reason
     assert refused.statement == statement
-    assert not [key for key in store.read if key.startswith("blobs/")]
+    assert blobs_read(store) == []
 
 
 def test_a_signed_statement_of_a_newer_format_is_refused(store: MemoryStore):
@@ -506,6 +773,11 @@ def test_what_an_unbelieved_statement_says_is_not_repeated(store: MemoryStore):
 # --- blobs that are refused ----------------------------------------------------------------
 
 
+def blob_digest(store: MemoryStore) -> str:
+    (key,) = store.list("blobs/")
+    return key.rpartition("/")[2]
+
+
 def flip(data: bytes) -> bytes:
     changed = bytearray(data)
     changed[len(data) // 2] ^= 1
@@ -557,7 +829,7 @@ def test_a_part_that_the_artifact_lacks_is_refused(store: MemoryStore):
 def test_parts_of_two_artifacts_cannot_be_mixed(store: MemoryStore):
     """Statements that are both valid do not make a third one of their parts."""
     _, one = publish(store, raw={"cache": b"one", "extra": b"1"})
-    _, two = publish(store, raw={"cache": b"two", "extra": b"2"}, created=NEWEST)
+    _, two = supersede(store, raw={"cache": b"two", "extra": b"2"}, created=NEWEST)
     mixed = replace(one, parts=(one.part("cache"), two.part("extra")), created=NEWEST)
     envelopes = [store.objects[key] for key in store.list("statements/")]
     store.objects = {key: data for key, data in store.objects.items() if "blobs" in key}
@@ -571,7 +843,7 @@ def test_parts_of_two_artifacts_cannot_be_mixed(store: MemoryStore):
 def test_a_blob_under_the_key_of_another_is_refused(store: MemoryStore):
     """Exchanging two valid blobs of a store gives neither artifact the other's parts."""
     _, one = publish(store, raw={"cache": b"one"})
-    _, two = publish(store, raw={"cache": b"two"}, created=NEWEST)
+    _, two = supersede(store, raw={"cache": b"two"}, created=NEWEST)
     keys = [blob_key(manifest.parts[0]) for manifest in (one, two)]
     blobs = [store.objects[key] for key in keys]
     store.objects.update(zip(keys, reversed(blobs), strict=True))
@@ -583,7 +855,7 @@ def test_a_refused_artifact_is_not_replaced_by_an_older_one(store: MemoryStore):
     """Damage to the newest artifact is seen, although an older one would load."""
     publish(store, created=OLDER, raw={"cache": b"older"})
     assert pull_here(store).raw["cache"] == b"older"
-    statement, newest = publish(store, created=NEWEST, raw={"cache": b"newest"})
+    statement, newest = supersede(store, created=NEWEST, raw={"cache": b"newest"})
     key = blob_key(newest.parts[0])
     store.objects[key] = flip(store.objects[key])
 
@@ -601,11 +873,12 @@ def test_a_part_over_the_limit_is_not_downloaded(store: MemoryStore, limit: str)
     size = part.stored_bytes if limit == "max_bytes" else part.raw_bytes
     assert pull_here(store, **{limit: size}).raw
     store.read.clear()
+    shutil.rmtree(default_root())
 
     refused = refusal(store, **{limit: size - 1})
 
     assert refused.reason == "too_large"
-    assert not [key for key in store.read if key.startswith("blobs/")]
+    assert blobs_read(store) == []
 
 
 def test_a_blob_of_the_wrong_size_is_not_downloaded(store: MemoryStore):
@@ -618,21 +891,24 @@ def test_a_blob_of_the_wrong_size_is_not_downloaded(store: MemoryStore):
     assert key not in store.read
 
 
-def test_a_blob_that_grows_after_its_size_was_asked_is_refused():
+@pytest.mark.parametrize(
+    "change", [lambda data: data + b"more", lambda data: data[:-1]], ids=["grown", "cut"]
+)
+def test_a_blob_that_changes_after_its_size_was_asked_is_not_taken(
+    change: Callable[[bytes], bytes],
+):
     """The bound holds for the download itself, not only for what the store said before."""
 
-    class Growing(MemoryStore):
-        def size(self, key: str) -> int:
-            size = super().size(key)
-            if key.startswith("blobs/"):
-                self.objects[key] += b"more"
-            return size
+    class Changing(MemoryStore):
+        def download(self, found: Object, sink: Sink) -> None:
+            sink(0, change(self.objects[found.key]))
 
-    growing = Growing()
-    _, manifest = publish(growing)
+    changing = Changing()
+    publish(changing)
 
-    assert refusal(growing).reason == "size_mismatch"
-    assert growing.limits[blob_key(manifest.parts[0])] == manifest.parts[0].stored_bytes
+    with pytest.raises(StoreError, match="bytes"):
+        pull_here(changing)
+    assert kept() == []
 
 
 SIGNED_BUT_WRONG = {
@@ -672,47 +948,603 @@ def test_a_store_that_cannot_be_read_is_no_miss():
         pull_here(Broken())
 
 
-# --- describe ------------------------------------------------------------------------------
+# --- after a rotation ----------------------------------------------------------------------
 
 
-def test_describe_tells_what_is_in_a_store(store: MemoryStore):
-    """Every statement of every deployment is listed, with what it says, believed or not."""
-    good, manifest = publish(store)
-    other, _ = publish(store, deployment="Other")
-    foreign = publish_statement(store, build(created=OLDER)[0].to_statement(), OTHER, name="f")
-    newer = publish_statement(
-        store,
-        manifest.to_statement()
-        .replace(b"artifact/v1", b"artifact/v2")
-        .replace(b'"format":1', b'"format":2'),
-        KEY,
-        name="n",
-    )
-    broken = "statements/Embedder/x.dsse.json"
-    store.objects[broken] = b"{"
-    store.objects["statements/Embedder/y.dsse.json"] = bytes(MAX_ENVELOPE_BYTES + 1)
-
-    described = {item.statement: item for item in describe(store, trusting(KEY))}
-
-    assert len(described) == 6
-    assert (described[good].trusted, described[good].signers) == (True, ("key0",))
-    assert described[good].manifest == manifest
-    assert described[other].manifest is not None
-    assert described[other].manifest.deployment == "Other"
-    assert (described[foreign].trusted, described[foreign].reason) == (False, "untrusted")
-    assert described[foreign].manifest is not None
-    assert (described[newer].trusted, described[newer].reason) == (True, "newer_format")
-    assert described[newer].manifest is None
-    assert (described[broken].trusted, described[broken].reason) == (False, "bad_statement")
-    assert described["statements/Embedder/y.dsse.json"].reason == "too_large"
-    assert not [key for key in store.read if key.startswith("blobs/")]
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_describe_works_without_any_trust(store: MemoryStore):
-    """Looking at a store comes before deciding whom to trust."""
+def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCaptureFixture):
+    """Signed again, an artifact loads where only the new key is trusted, and where only the old."""
+    old, manifest = publish(store)
+    new_only = trusting(OTHER)
+    with pytest.raises(ArtifactRefused):
+        pull_here(store, trust=new_only)
+    store.written.clear()
+    caplog.clear()
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert store.written == [new]
+    for trust in (new_only, trusting(KEY)):
+        assert pull_here(store, trust=trust).manifest == manifest
+    pulled = pull_here(store, trust=new_only)
+    assert pulled.statement_key == new
+    assert pulled.believed.signers == ("key0",)
+    assert {item.statement: item.reason for item in pulled.trace} == {old: "untrusted", new: "fits"}
+    assert warnings(caplog) == []
+
+
+def test_an_old_envelope_is_no_refusal_where_the_new_one_does_not_fit(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+):
+    """After a rotation another machine misses as ever: a fleet that fails on refusals goes on."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    with pytest.raises(ArtifactNotFound) as caught:
+        pull_here(store, here=fingerprint(threads="8"), trust=trusting(OTHER))
+
+    assert sorted(item.reason for item in caught.value.trace) == ["fingerprint", "untrusted"]
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("trust", [trusting(KEY), trusting(OTHER), trusting(KEY, OTHER)])
+def test_signing_again_twice_is_signing_once(store: MemoryStore, trust: Trust):
+    """Whichever of the keys is trusted by now, nothing is left to do, and nothing is said to be."""
+    publish(store)
+    supersede(store, created=NEWEST, raw={"cache": b"2"})
+    assert len(sign_again(store, [OTHER], trust=trusting(KEY))) == 2
+    before = dict(store.objects)
+
+    again = sign_again(store, [OTHER], trust=trust)
+
+    assert (again, store.objects) == ([], before)
+
+
+def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
+    """A deployment can be named; otherwise each artifact of the store gets the new key."""
+    publish(store)
+    publish(store, deployment="Other")
+
+    (one,) = sign_again(store, [OTHER], trust=trusting(KEY), deployment="Other")
+    (other,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert one.startswith("statements/Other/")
+    assert other.startswith("statements/Embedder/")
+    with pytest.raises(ArtifactNotFound):
+        sign_again(store, [OTHER], trust=trusting(KEY), deployment="Third")
+
+
+def junk(payload: bytes, *keys: Any) -> bytes:
+    """Return an envelope that is full of signatures, of nobody but `keys`."""
+    strangers = [new_key() for _ in range(MAX_SIGNATURES - len(keys))]
+    return sign(payload, *strangers, *keys)
+
+
+@pytest.mark.parametrize("copied", [(), (KEY,)], ids=["nobody", "copied"])
+def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
+    store: MemoryStore, copied: tuple[Any, ...]
+):
+    """Whoever can write can add envelopes; with a copied good signature one is even believed."""
+    _, manifest = publish(store)
+    for name in ("000", "zzz"):
+        store.create(
+            f"statements/Embedder/{name}.dsse.json", junk(manifest.to_statement(), *copied)
+        )
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    pulled = pull_here(store, trust=trusting(OTHER))
+    assert (pulled.manifest, pulled.statement_key) == (manifest, new)
+    assert new in published(store, DEPLOYMENT, fingerprint())
+    assert sign_again(store, [OTHER], trust=trusting(KEY)) == []
+
+
+def test_an_envelope_that_is_full_is_followed_by_a_new_one(store: MemoryStore):
+    """Where no signature more would be looked at, another envelope begins, and that once only."""
+    manifest, stored = build()
+    push(store, manifest, stored, [KEY, *(new_key() for _ in range(MAX_SIGNATURES - 1))])
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert pull_here(store, trust=trusting(OTHER)).statement_key == new
+    for trust in (trusting(KEY), trusting(OTHER)):
+        assert sign_again(store, [OTHER], trust=trust) == []
+
+
+def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
+    """A signature vouches for all of it: one stranger's artifact, and none of them is signed."""
+    publish(store)
+    foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zz")
+    before = dict(store.objects)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        sign_again(store, [new_key()], trust=trusting(KEY))
+
+    assert (caught.value.reason, caught.value.statement) == ("untrusted", foreign)
+    assert store.objects == before
+
+
+def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
+    """An exception for one store does not become a signature that holds everywhere."""
+    store.uri = "file:///srv/artifacts"
+    publish(store)
+    allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),))
+    before = dict(store.objects)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        sign_again(store, [OTHER], trust=allowed)
+
+    assert caught.value.reason == "untrusted"
+    assert "pinned = [" in caught.value.hint
+    assert store.objects == before
+
+
+def test_an_unsigned_copy_does_not_stop_a_rotation(store: MemoryStore):
+    """Where a store is believed unsigned, what a trusted key has signed in it is signed again."""
+    store.uri = "file:///srv/artifacts"
+    _, manifest = publish(store)
+    store.create("statements/Embedder/zzz.dsse.json", junk(manifest.to_statement()))
+    allowed = UnsignedOk(store=store.uri, reason="a test")
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY, unsigned_ok=(allowed,)))
+
+    assert pull_here(store, trust=trusting(OTHER)).statement_key == new
+
+
+def test_signing_without_a_key_changes_nothing(store: MemoryStore):
+    """It is an error, not an artifact without signatures."""
+    publish(store)
+    before = dict(store.objects)
+
+    with pytest.raises(ConfigError):
+        sign_again(store, [], trust=trusting(KEY))
+
+    assert store.objects == before
+
+
+# --- age, deny-list, newer formats ---------------------------------------------------------
+
+
+def of_format_2(manifest: Manifest) -> bytes:
+    payload = json.loads(manifest.to_statement())
+    payload["predicateType"] = "https://serve-warm.dev/artifact/v2"
+    payload["predicate"]["format"] = 2
+    return json.dumps(payload).encode()
+
+
+def test_each_variant_has_its_reason(store: MemoryStore):
+    """Expired, denied, of a newer format, for others, of strangers: one good one is still taken."""
+    good, _ = publish(store, created=utc_now())
+    _, denied = supersede(store, created=utc_now(), raw={"cache": b"denied"})
+    publish(store, created=OLDER.replace("2026", "2020"), built_for=fingerprint(threads="8"))
+    here = {
+        "expired": build(created=OLDER.replace("2026", "2020"))[0].to_statement(),
+        "newer": of_format_2(build()[0]),
+    }
+    for name, payload in here.items():
+        publish_statement(store, payload, KEY, name=name)
+    publish_statement(store, build()[0].to_statement(), OTHER, name="foreign")
+    trust = trusting(KEY, max_age_s=86400.0, denied=frozenset({denied.parts[0].sha256}))
+
+    pulled = pull_here(store, trust=trust)
+
+    assert pulled.statement_key == good
+    reasons = [item.reason for item in pulled.trace]
+    assert sorted(reasons) == [
+        *("denied", "expired", "fingerprint", "fits", "newer_format", "untrusted"),
+    ]
+    assert all(item.message for item in pulled.trace if not (item.accepted or item.mismatches))
+
+
+def test_an_expired_artifact_for_another_machine_is_a_miss(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+):
+    """What would not fit anyway raises no alarm, nor fails a start that fails on refusals."""
+    publish(store, created=OLDER.replace("2026", "2020"), built_for=fingerprint(threads="8"))
+
+    with pytest.raises(ArtifactNotFound):
+        pull_here(store, trust=trusting(KEY, max_age_s=86400.0))
+
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_age_s": 60.0}, "expired"),
+        ({"denied": "statement"}, "denied"),
+        ({"denied": "part"}, "denied"),
+    ],
+    ids=["age", "statement", "part"],
+)
+def test_what_is_expired_or_denied_is_refused(
+    store: MemoryStore, limits: dict[str, Any], reason: str
+):
+    """A good signature does not help against either, and no blob is asked for."""
+    _, manifest = publish(store, created=OLDER.replace("2026", "2020"))
+    digests = {
+        "statement": hashlib.sha256(manifest.to_statement()).hexdigest(),
+        "part": manifest.parts[0].sha256,
+    }
+    if "denied" in limits:
+        limits = {"denied": frozenset({digests[limits["denied"]]})}
+
+    refused = refusal(store, trust=trusting(KEY, **limits))
+
+    assert refused.reason == reason
+    assert blobs_read(store) == []
+
+
+# --- the node cache ------------------------------------------------------------------------
+
+
+def test_a_second_pull_on_a_node_downloads_nothing(store: MemoryStore):
+    """The blob is kept, hashed again, and counted as not downloaded."""
     publish(store)
 
-    (item,) = describe(store, Trust())
+    first, second = pull_here(store), pull_here(store)
 
-    assert (item.trusted, item.reason) == (False, "no_trust")
-    assert item.manifest is not None
+    assert first.downloaded_bytes == first.stored_bytes > 0
+    assert (second.downloaded_bytes, second.stored_bytes) == (0, first.stored_bytes)
+    assert second.raw == first.raw
+    assert len(blobs_read(store)) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged", "flipped"])
+def test_a_damaged_blob_on_the_node_is_replaced(store: MemoryStore, damage: Any):
+    """What the node held is not believed, and not a reason to fail."""
+    publish(store)
+    first = pull_here(store)
+    blob = default_root() / blob_digest(store)
+    blob.write_bytes(flip(blob.read_bytes()) if damage == "flipped" else damage)
+
+    second = pull_here(store)
+
+    assert second.raw == first.raw
+    assert second.downloaded_bytes == first.stored_bytes
+    assert blob.read_bytes() == store.objects[f"blobs/sha256/{blob.name}"]
+
+
+@pytest.mark.parametrize("name", FORGED_BLOBS)
+def test_a_forged_blob_never_enters_the_node_cache(store: MemoryStore, name: str):
+    """After a refusal there is nothing on the node that a later start could take."""
+    forge, reason = FORGED_BLOBS[name]
+    publish(store, raw={"cache": bytes(range(256)) * 9})
+    key = f"blobs/sha256/{blob_digest(store)}"
+    good, store.objects[key] = store.objects[key], forge(store.objects[key])
+
+    assert refusal(store).reason == reason
+
+    assert kept() == []
+    store.objects[key] = good
+    assert pull_here(store).raw == {"cache": bytes(range(256)) * 9}
+
+
+def test_an_artifact_that_is_pruned_while_it_is_pulled_is_worth_another_try(store: MemoryStore):
+    """The statement was read and is gone with its blob: an error that a start tries again."""
+
+    class Pruning(MemoryStore):
+        def head(self, key: str) -> Object:
+            if key.startswith("blobs/"):
+                self.objects.clear()
+            return super().head(key)
+
+    pruning = Pruning()
+    publish(store)
+    pruning.objects = dict(store.objects)
+
+    with pytest.raises(StoreError, match="was pruned while it was pulled"):
+        pull_here(pruning)
+
+
+def test_no_room_to_unpack_is_an_error_of_the_store(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    """A full or missing folder for temporary files is told as such, and nothing stays open."""
+    publish(store)
+    with NodeCache.open(default_root()) as cache:
+        monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+        with pytest.raises(StoreError, match="cannot be written to /nowhere"):
+            pull(
+                store,
+                deployment=DEPLOYMENT,
+                fingerprint=fingerprint(),
+                trust=trusting(KEY),
+                cache=cache,
+            )
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize("name", FORGED_BLOBS)
+def test_nothing_stays_open_when_a_part_is_refused(store: MemoryStore, name: str):
+    """Neither the parts that were good already nor the one that was not."""
+    forge, _ = FORGED_BLOBS[name]
+    _, manifest = publish(store, raw={"cache": b"good", "extra": bytes(range(256)) * 9})
+    refusal(store, deployment=DEPLOYMENT, trust=trusting(OTHER))
+    key = blob_key(manifest.part("extra"))
+    store.objects[key] = forge(store.objects[key])
+    before = open_files()
+
+    refusal(store, parts=("cache", "extra"))
+
+    assert open_files() == before
+
+
+def test_statements_are_held_a_few_at_a_time():
+    """Whoever may write to a store cannot fill the memory of its readers with statements."""
+
+    class Counted(bytes):
+        held, most = 0, 0
+
+        def __new__(cls, data: bytes) -> Counted:  # noqa: PYI034 - Self is not in 3.10
+            with lock:
+                cls.held += 1
+                cls.most = max(cls.most, cls.held)
+            return super().__new__(cls, data)
+
+        def __del__(self) -> None:
+            with lock:
+                Counted.held -= 1
+
+    class Large(MemoryStore):
+        def get(self, key: str, *, max_bytes: int) -> bytes:
+            return Counted(super().get(key, max_bytes=max_bytes))
+
+    lock = threading.RLock()
+    large = Large()
+    good, _ = publish(large)
+    for number in range(5 * READERS):
+        large.objects[f"statements/Embedder/{number:03}.dsse.json"] = bytes(1000)
+
+    pulled = pull_here(large)
+
+    assert (pulled.statement_key, len(pulled.trace)) == (good, 5 * READERS + 1)
+    assert Counted.most <= 2 * READERS
+
+
+SPARING = """
+import os, resource, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from artifacts import DEPLOYMENT, fingerprint
+from serve_warm.nodecache import NodeCache, default_root
+from serve_warm.stores.local import LocalStore
+from serve_warm.transfer import pull
+from serve_warm.trust import load_trust
+
+PIECE = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scrambled(LocalStore):
+    # From four threads at once, the end of the object first.
+    def download(self, found, sink):
+        offsets = [*reversed(range(0, found.size_bytes, PIECE))]
+        descriptor = os.open(self.root / found.key, os.O_RDONLY)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda at: sink(at, os.pread(descriptor, PIECE, at)), offsets))
+        os.close(descriptor)
+
+
+def resident(name):
+    (line,) = [line for line in open("/proc/self/status") if line.startswith(name)]
+    return int(line.split()[1]) << 10
+
+
+root, trust = map(Path, sys.argv[1:])
+store, trust = Scrambled(root=root), load_trust([trust])
+idle = resident("VmRSS")
+with NodeCache.open(default_root()) as cache, pull(
+    store, deployment=DEPLOYMENT, fingerprint=fingerprint(), trust=trust, cache=cache
+) as pulled:
+    print(pulled.downloaded_bytes, resident("VmHWM") - idle)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_a_part(tmp_path: Path):
+    """200 MiB that come in any order, from several threads, stream to the disk and are hashed."""
+    store = LocalStore(root=tmp_path / "store")
+    publish(store, raw={"cache": os.urandom(200 << 20)})
+    trust = tmp_path / "trust.toml"
+    trust.write_text(trust_lines(KEY.public_key(), name="test"))
+    trust.chmod(0o600)
+
+    done = subprocess.run(
+        [sys.executable, "-c", SPARING, str(store.root), str(trust)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TMPDIR": tempfile.gettempdir(),
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+
+    downloaded, peak = map(int, done.stdout.split())
+    assert downloaded >= 200 << 20
+    assert peak < 160 << 20
+
+
+# --- copying -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def target() -> MemoryStore:
+    return MemoryStore(uri="memory:target")
+
+
+def test_a_store_is_copied_as_it_is(store: MemoryStore, target: MemoryStore):
+    """Every variant of every deployment arrives byte for byte, signatures included."""
+    publish(store, raw={"cache": b"1", "extra": b"2"})
+    publish(store, built_for=fingerprint(threads="8"))
+    publish(store, deployment="Other")
+    told: list[tuple[str, int, int]] = []
+
+    copied = copy(store, target, trust=trusting(KEY), progress=lambda *at: told.append(at))
+
+    assert target.objects == store.objects
+    assert sorted(copied) == statements(store)
+    assert {name for name, _, _ in told} == {"cache", "extra"}
+    assert all(0 <= done <= total for _, done, total in told)
+    assert {name for name, done, total in told if done == total} == {"cache", "extra"}
+
+
+def test_copying_twice_is_copying_once(store: MemoryStore, target: MemoryStore):
+    """Neither is there anything to write, nor is it an error."""
+    publish(store)
+    copied = copy(store, target, trust=trusting(KEY))
+    before = dict(target.objects)
+
+    assert copy(store, target, trust=trusting(KEY)) == copied
+    assert target.objects == before
+
+
+def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStore):
+    """A store with a history is copied into an empty one without asking for anything."""
+    for created in (OLDER, NEWER, NEWEST):
+        supersede(store, created=created, raw={"cache": created.encode()})
+
+    (copied,) = copy(store, target, trust=trusting(KEY))
+
+    assert copied == f"statements/Embedder/{fingerprint().key}.dsse.json"
+    assert pull_here(target).raw == {"cache": NEWEST.encode()}
+    assert len(target.objects) == 2
+
+
+def test_all_envelopes_of_an_artifact_are_copied(store: MemoryStore, target: MemoryStore):
+    """In the middle of a rotation readers of either key find theirs in the copy, too."""
+    _, manifest = publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    copied = copy(store, target, trust=trusting(KEY))
+
+    assert sorted(copied) == statements(target)
+    for key in (KEY, OTHER):
+        assert pull_here(target, trust=trusting(key)).manifest == manifest
+
+
+def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
+    store: MemoryStore, target: MemoryStore
+):
+    """Where only the new key is trusted, what it signed is copied and nothing else."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    (copied,) = copy(store, target, trust=trusting(OTHER))
+
+    assert statements(target) == [copied]
+    assert pull_here(target, trust=trusting(OTHER)).statement_key == copied
+
+
+def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
+    """The others stay where they are; that there is none of the name is said."""
+    publish(store)
+    publish(store, deployment="Other", raw={"cache": b"2"})
+
+    (copied,) = copy(store, target, trust=trusting(KEY), deployment="Other")
+
+    assert statements(target) == [copied]
+    assert len(target.list("blobs/")) == 1
+    with pytest.raises(ArtifactNotFound, match="no artifact for 'Third'"):
+        copy(store, target, trust=trusting(KEY), deployment="Third")
+
+
+def test_a_copy_does_not_replace_what_is_published(store: MemoryStore, target: MemoryStore):
+    """The target is write-once as ever, and superseding is asked for as ever."""
+    publish(store, created=NEWEST)
+    publish(target, created=OLDER, raw={"cache": b"older"})
+    before = dict(target.objects)
+
+    with pytest.raises(AlreadyPublished):
+        copy(store, target, trust=trusting(KEY))
+    assert target.objects == before
+    (copied,) = copy(store, target, trust=trusting(KEY), on_taken="supersede")
+
+    assert copied.endswith("-g2.dsse.json")
+    assert pull_here(target).manifest.created == NEWEST
+
+
+@pytest.mark.parametrize("name", FORGED_BLOBS)
+def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore, name: str):
+    """A copy checks what a pull would check, and writes nothing of what fails."""
+    forge, reason = FORGED_BLOBS[name]
+    statement, manifest = publish(store, raw={"cache": bytes(range(256)) * 9})
+    key = blob_key(manifest.parts[0])
+    store.objects[key] = forge(store.objects[key])
+
+    with pytest.raises(ArtifactRefused) as caught:
+        copy(store, target, trust=trusting(KEY))
+
+    assert (caught.value.reason, caught.value.statement) == (reason, statement)
+    assert target.objects == {}
+
+
+def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
+    """One statement of a stranger is enough for nothing to be copied at all."""
+    publish(store)
+    publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
+
+    with pytest.raises(ArtifactRefused) as caught:
+        copy(store, target, trust=trusting(KEY))
+
+    assert caught.value.reason == "untrusted"
+    assert target.objects == {}
+
+
+def test_a_statement_under_another_deployment_is_not_spread(
+    store: MemoryStore, target: MemoryStore
+):
+    """What a pull refuses to take from there is not carried to where it would be taken."""
+    manifest, stored = build(deployment="Other")
+    publish_statement(store, manifest.to_statement(), KEY, name="moved")
+    store.create(blob_key(manifest.parts[0]), stored["cache"])
+
+    with pytest.raises(ArtifactRefused) as caught:
+        copy(store, target, trust=trusting(KEY), deployment=DEPLOYMENT)
+
+    assert caught.value.reason == "bad_statement"
+    assert target.objects == {}
+
+
+# --- explaining ----------------------------------------------------------------------------
+
+
+def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
+    """What a pull would take is first, then what it could, then the nearest of the rest."""
+    for created in (OLDER, NEWER, NEWEST):
+        supersede(store, created=created, raw={"cache": created.encode()})
+    sign_again(store, [OTHER], trust=trusting(KEY))
+    publish(store, built_for=fingerprint(threads="8", gpu="H200"))
+    publish(store, built_for=fingerprint(threads="8"))
+    publish(store, deployment="Other", built_for=fingerprint(threads="8", gpu="x", torch="y"))
+    publish_statement(store, b"{}", new_key(), name="junk")
+    store.read.clear()
+
+    found = explain(store, fingerprint=fingerprint(), trust=trusting(KEY))
+
+    assert found[0].statement == pull_here(store).statement_key
+    assert [item.created for item in found[:6]] == 2 * [NEWEST] + 2 * [NEWER] + 2 * [OLDER]
+    assert [len(item.mismatches) for item in found] == [0, 0, 0, 0, 0, 0, 1, 2, 3, 0]
+    assert found[-1].reason == "untrusted"
+    assert len(blobs_read(store)) == 1, "of the pull"
+
+
+def test_one_deployment_can_be_explained(store: MemoryStore):
+    """Others do not count, and none at all is an empty answer."""
+    key, _ = publish(store, deployment="Other")
+    publish(store)
+
+    (item,) = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment="Other")
+
+    assert (item.statement, item.accepted) == (key, True)
+    assert explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment="x") == []

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from serve_warm.report import CompileEvent
 
 
+AVX512_FEATURES = (
+    "_is_avx512_supported",
+    "_is_avx512_bf16_supported",
+    "_is_vnni_supported",
+    "_is_amx_tile_supported",
+)
+"""What torch asks a CPU for. With `claims_avx2` the answer is what one without them gives."""
+
+
 class Classifier:
     """Two layers and a softmax: one kernel of its own for each of the two shapes."""
 
@@ -109,12 +118,16 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             started.append(list(map(str, args[1]))) if event == "subprocess.Popen" else None
         )
     )
+    if options.get("claims_avx2"):
+        for name in AVX512_FEATURES:
+            setattr(torch.cpu, name, lambda: False)
     replica = Replica(key)
     start = Warmup(
         replica,
         WarmupConfig(
             artifact=store.uri if options["load"] else None,
             parts=options.get("parts", ["cache"]),
+            cpu=options.get("cpu", "native"),
         ),
     )
     report = asyncio.run(start.run())

@@ -2,28 +2,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `serve-warm` command: data goes to stdout, everything else to stderr.
 
-Exit codes: 0 done · 1 it failed, and the text says what to do · 2 wrong usage · 130 interrupted.
-Commands are imported when they are called: `serve-warm --help` and `inspect` import no torch.
+Exit codes, the same for every command:
+
+    0    done; the answer is yes
+    1    it failed, and the text on stderr says what to do
+    2    wrong usage: an argument or a file that it names cannot be used as it stands
+    3    the answer is no: `verify` found something to refuse or nothing at all, nothing fits `diff`
+    130  interrupted
+
+Commands are imported when they are called: `serve-warm --help` and all that only read, copy, sign
+or prune artifacts import no torch, and `diff` can do without it.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
+import tempfile
 
 import click
 
 from serve_warm import __version__
 from serve_warm.errors import ServeWarmError
+from serve_warm.redaction import redact
+
+FAILED = 1
+NO = 3
+INTERRUPTED = 130
 
 COMMANDS = {
     "build": "serve_warm.cli.starts",
     "bench": "serve_warm.cli.starts",
     "inspect": "serve_warm.cli.artifacts",
-    "pull": "serve_warm.cli.artifacts",
+    "verify": "serve_warm.cli.artifacts",
+    "diff": "serve_warm.cli.fit",
     "push": "serve_warm.cli.artifacts",
+    "pull": "serve_warm.cli.artifacts",
+    "keygen": "serve_warm.cli.keys",
+    "sign": "serve_warm.cli.keys",
+    "prune": "serve_warm.cli.pruning",
 }
 """Module by command."""
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done; the answer is yes
+  1    it failed, and the text on stderr says what to do
+  2    wrong usage
+  3    the answer is no: verify refused something, nothing fits diff
+  130  interrupted
+"""
 
 
 class _Lazy(click.Group):
@@ -41,24 +70,72 @@ class _Lazy(click.Group):
         return command
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 @click.version_option(__version__, prog_name="serve-warm")
 @click.option("-v", "--verbose", is_flag=True, help="Show log lines on stderr.")
 def serve_warm(*, verbose: bool) -> None:
-    """Compile-cache artifacts for PyTorch models on Ray Serve: build, publish, inspect, measure."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    """Compile-cache artifacts for PyTorch models on Ray Serve: build, publish, verify, measure."""
+    handler = _ScreenHandler()
+    handler.setFormatter(_Harmless("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+
+
+class _ScreenHandler(logging.Handler):
+    """Writes log lines to stderr, above a progress bar where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from serve_warm.cli import screen
+
+        screen.stderr.print(self.format(record), markup=False, emoji=False, soft_wrap=True)
+
+
+class _Harmless(logging.Formatter):
+    """Lines, tracebacks included, without credentials and without control characters.
+
+    Other packages log too, and what they log may hold either.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+def harmless(text: str) -> str:
+    r"""Return lines that anybody may have written, as they may be shown in a terminal.
+
+    Without credentials, and a line that holds anything unprintable as a Python string.
+
+    >>> print(harmless("all good\n\x1b[2Ktrusted"))
+    all good
+    '\x1b[2Ktrusted'
+    """
+    # Split at line feeds alone: a terminal acts on the other ends of lines that Python knows.
+    lines = redact(text).expandtabs(4).split("\n")
+    return "\n".join(line if line.isprintable() else repr(line) for line in lines)
 
 
 def main() -> None:
-    """Run the command line; errors of ours end it with one message and exit code 1."""
+    """Run the command line; whatever ends it, there is one message and a code of those above."""
     try:
-        serve_warm()
-    except ServeWarmError as error:
-        # A statement that is not trusted may put anything into an error, control codes included.
-        lines = [line if line.isprintable() else repr(line) for line in str(error).splitlines()]
-        click.echo("error: " + "\n".join(lines), err=True)
-        sys.exit(1)
+        code = serve_warm(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = INTERRUPTED
+    except (ServeWarmError, OSError) as error:
+        text = _about(error) if isinstance(error, OSError) else str(error)
+        click.echo("error: " + harmless(text), err=True)
+        code = FAILED
+    sys.exit(code or 0)
+
+
+def _about(error: OSError) -> str:
+    text = error.strerror or type(error).__name__
+    text += f": {error.filename}" if error.filename else ""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return text
+    return (
+        f"{text}\nhint: make room; parts are unpacked in {tempfile.gettempdir()}, and TMPDIR names "
+        "another folder for that"
+    )

@@ -1,37 +1,49 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that read and copy artifacts, without torch: `inspect`, `push`, `pull`."""
+"""The commands that read and copy artifacts, without torch: `inspect`, `verify`, `push`, `pull`."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from serve_warm import transfer
-from serve_warm.cli import screen
-from serve_warm.stores import open_store
+from serve_warm import catalog, transfer
+from serve_warm.cli import NO, screen
+from serve_warm.stores import Object, Sink, Store, open_store
 from serve_warm.trust import load_trust
+
+if TYPE_CHECKING:
+    from serve_warm.transfer import OnTaken, Progress
+
+
+# Looking ----------------------------------------------------------------------------------------
 
 
 @click.command()
 @click.argument("store")
+@click.option("--deployment", help="Only the artifacts of this deployment.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def inspect(*, store: str, as_json: bool) -> None:
-    """Show the artifacts of a store: who signed them, what they are for, what is in them."""
-    described = transfer.describe(open_store(store), load_trust())
+def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
+    """Show the artifacts of a store: who signed them, what they are for, what is in them.
+
+    Downloads no part: what stands here is what the statements say, and who says it.
+    """
+    described = catalog.describe(open_store(store), load_trust(), deployment=deployment)
     if as_json:
-        click.echo(json.dumps([_as_data(item) for item in described], indent=2))
+        screen.data([_as_data(item) for item in described])
         return
     if not described:
-        click.echo(f"{store} has no artifacts", err=True)
+        click.echo(_nothing(store, deployment), err=True)
     for item in described:
-        click.echo(_shown(item.statement))
-        signed = "trusted, signed by " + ", ".join(item.signers) if item.signers else "trusted"
-        click.echo("  " + (_shown(signed) if item.trusted else f"not trusted ({item.reason})"))
+        click.echo(screen.shown(item.statement))
+        click.echo(f"  {screen.shown(_standing(item))}")
         if item.message:
-            click.echo(f"  {_shown(item.message)}")
+            click.echo(f"  {screen.shown(item.message)}")
+        if item.digest:
+            click.echo(f"  digest sha256:{item.digest}")
         if item.manifest is None:
             continue
         manifest = item.manifest
@@ -43,23 +55,100 @@ def inspect(*, store: str, as_json: bool) -> None:
             )
         for group, factors in manifest.fingerprint.to_json().items():
             for factor, value in factors.items():
-                click.echo(f"  {group} {_shown(factor)}: {_shown(value)}")
+                click.echo(f"  {group} {screen.shown(factor)}: {screen.shown(value)}")
+    _show_hints(described)
 
 
-def _shown(text: str) -> str:
-    # Anybody may have written an untrusted statement: escape sequences in it would reach the
-    # terminal, and could draw a line that says "trusted".
-    return text if text.isprintable() else repr(text)
+@click.command()
+@click.argument("store")
+@click.option("--deployment", help="Only the artifacts of this deployment.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
+    """Check all that a replica would check of the artifacts in STORE, on any machine.
+
+    That is signatures, age, deny-list, sizes, digests, and what is packed in the parts, each of
+    which is downloaded and thrown away again. Nothing is loaded. Whether an artifact fits a machine
+    is what diff tells.
+
+    Ends with exit code 3 when one of them is refused, or when there is none.
+    """
+    opened = open_store(store)
+    with screen.bars() as progress:
+        checked = catalog.check(opened, load_trust(), deployment=deployment, progress=progress)
+    # Signed again by another key an artifact has two statements, and it takes one to believe it.
+    vouched = {item.digest for item in checked if item.trusted}
+    refused = [item for item in checked if not item.trusted and item.digest not in vouched]
+    good = sum(item.trusted for item in checked)
+    if as_json:
+        screen.data(
+            {
+                "store": opened.uri,
+                "ok": good,
+                "refused": len(refused),
+                "artifacts": [_as_data(item) for item in checked],
+            }
+        )
+    else:
+        for item in checked:
+            click.echo(_verdict(item, "REFUSED" if item in refused else "SKIPPED"))
+        _show_hints(refused)
+        if checked:
+            click.echo(f"{good} verified, {len(refused)} refused", err=True)
+    if not checked:
+        click.echo(_nothing(store, deployment), err=True)
+    if refused or not good:
+        click.get_current_context().exit(NO)
 
 
-def _as_data(item: transfer.Described) -> dict[str, Any]:
+def _verdict(item: catalog.Described, otherwise: str) -> str:
+    statement = screen.shown(item.statement)
+    if not item.trusted or item.manifest is None:
+        text = f"{otherwise}  {statement} ({item.reason}): {screen.shown(item.message)}"
+        return text if otherwise == "REFUSED" else f"{text}; another statement vouches for it"
+    manifest = item.manifest
+    sizes = ", ".join(
+        f"{part.name} {screen.size(part.stored_bytes)} ({screen.size(part.raw_bytes)} raw)"
+        for part in manifest.parts
+    )
+    return (
+        f"OK       {statement} {screen.shown(_standing(item))}, created {manifest.created}, "
+        f"variant {manifest.fingerprint.key}, {sizes}"
+    )
+
+
+def _standing(item: catalog.Described) -> str:
+    """Return whether an artifact is believed, and why."""
+    if not item.trusted:
+        return f"not trusted ({item.reason})"
+    if item.how == "unsigned_ok":
+        return "trusted, unsigned: its store is named under unsigned_ok"
+    return "trusted, " + (
+        f"signed by {', '.join(item.signers)}" if item.signers else "its digest is pinned"
+    )
+
+
+def _show_hints(described: Sequence[catalog.Described]) -> None:
+    for hint in dict.fromkeys(item.hint for item in described if item.hint):
+        for number, line in enumerate(hint.split("\n")):
+            click.echo(f"{'' if number else 'hint: '}{screen.shown(line)}", err=True)
+
+
+def _nothing(store: str, deployment: str | None) -> str:
+    of = "" if deployment is None else f" for {deployment!r}"
+    return screen.shown(f"{store} has no artifacts{of}")
+
+
+def _as_data(item: catalog.Described) -> dict[str, Any]:
     manifest = item.manifest
     return {
         "statement": item.statement,
         "trusted": item.trusted,
+        "how": item.how,
         "signers": list(item.signers),
+        "digest": item.digest,
         "reason": item.reason,
         "message": item.message,
+        "hint": item.hint,
         "manifest": None
         if manifest is None
         else {
@@ -81,32 +170,131 @@ def _as_data(item: transfer.Described) -> dict[str, Any]:
     }
 
 
+# Copying ----------------------------------------------------------------------------------------
+
+if_published = click.option(
+    "--if-published",
+    "on_taken",
+    type=click.Choice(["refuse", "supersede"]),
+    default="refuse",
+    show_default=True,
+    help="Of a variant that is there already with other content.",
+)
+
+
 @click.command()
 @click.argument("folder")
 @click.argument("store")
 @click.option("--deployment", help="Only the artifacts of this deployment.")
-def push(*, folder: str, store: str, deployment: str | None) -> None:
-    """Publish the artifacts of FOLDER in STORE, each verified first."""
-    _copy(folder, store, deployment)
+@if_published
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def push(
+    *, folder: str, store: str, deployment: str | None, on_taken: OnTaken, as_json: bool
+) -> None:
+    """Publish the artifacts of FOLDER in STORE, each verified first.
+
+    What is published is never replaced. With --if-published supersede another artifact of the same
+    variant is put beside it; replicas take the one that was created last.
+    """
+    _copy(folder, store, deployment, on_taken, as_json=as_json)
 
 
 @click.command()
 @click.argument("store")
 @click.argument("folder")
 @click.option("--deployment", help="Only the artifacts of this deployment.")
-def pull(*, store: str, folder: str, deployment: str | None) -> None:
+@if_published
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def pull(
+    *, store: str, folder: str, deployment: str | None, on_taken: OnTaken, as_json: bool
+) -> None:
     """Copy the artifacts of STORE into FOLDER, each verified first.
 
     A replica pulls the one that fits by itself; this is for mirrors and images.
     """
-    _copy(store, folder, deployment)
+    _copy(store, folder, deployment, on_taken, as_json=as_json)
 
 
-def _copy(source: str, target: str, deployment: str | None) -> None:
-    with screen.progress() as progress:
-        progress(f"copying {source} to {target}")
+def _copy(
+    source_uri: str, target_uri: str, deployment: str | None, on_taken: OnTaken, *, as_json: bool
+) -> None:
+    source, target, trust = open_store(source_uri), open_store(target_uri), load_trust()
+    click.echo(screen.shown(f"copying {source.uri} to {target.uri}"), err=True)
+    with screen.bars() as progress:
+
+        def reading(part: str, done: int, total: int) -> None:
+            progress(f"read {part}", done, total)
+
         keys = transfer.copy(
-            open_store(source), open_store(target), trust=load_trust(), deployment=deployment
+            source,
+            _Watched(target, progress),
+            trust=trust,
+            deployment=deployment,
+            on_taken=on_taken,
+            progress=reading,
         )
+    if as_json:
+        screen.data({"source": source.uri, "target": target.uri, "statements": keys})
+        return
     for key in keys:
-        click.echo(key)
+        click.echo(screen.shown(key))
+
+
+class _Watched:
+    """A store that tells how far the writing of a file is."""
+
+    def __init__(self, store: Store, progress: Progress) -> None:
+        self._store = store
+        self._progress = progress
+
+    @property
+    def uri(self) -> str:
+        return self._store.uri
+
+    def head(self, key: str) -> Object:
+        return self._store.head(key)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        return self._store.get(key, max_bytes=max_bytes)
+
+    def download(self, found: Object, sink: Sink) -> None:
+        self._store.download(found, sink)
+
+    def create(self, key: str, source: bytes | BinaryIO) -> None:
+        if isinstance(source, bytes):
+            self._store.create(key, source)
+            return
+        total = source.seek(0, io.SEEK_END)
+        what = f"write {key.rpartition('/')[2][:16]}"
+        self._store.create(key, cast("BinaryIO", _Counted(source, what, total, self._progress)))
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    # Last: in a class with this method, `list` is no longer the type.
+    def list(self, prefix: str) -> list[str]:
+        return self._store.list(prefix)
+
+
+class _Counted:
+    """A file that tells how much of it has been read; stores read it piece by piece."""
+
+    def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
+        self._file = file
+        self._told = (what, total, progress)
+        self._furthest = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, count: int = -1) -> bytes:
+        piece = self._file.read(count)
+        what, total, progress = self._told
+        # Some stores read it again, to compare it with what is there.
+        if self._file.tell() > self._furthest:
+            self._furthest = self._file.tell()
+            progress(what, self._furthest, total)
+        return piece

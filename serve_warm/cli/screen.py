@@ -1,15 +1,36 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands show things: a spinner with a clock in a terminal, lines in a log."""
+"""How the commands show things: bars and a clock in a terminal, lines in a log, JSON for programs.
+
+Anybody may have written what an untrusted statement says. Whatever is shown of it goes through
+`shown`, or as text without markup into a table of this module.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import click
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
@@ -55,6 +76,79 @@ def progress() -> Iterator[Callable[[str], None]]:
         stderr.print(f"[green]✓[/] {last} [dim]({elapsed()})[/]")
 
 
+@contextlib.contextmanager
+def bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function to be told what is being moved, how many bytes are done and how many in all.
+
+    In a terminal there is a bar for what is under way. There and elsewhere a line is written when
+    it is complete.
+    """
+    shown_bars = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=stderr,
+        disable=not stderr.is_terminal,
+    )
+    with shown_bars:
+        moving = _Moving(shown_bars)
+        yield moving
+        moving.end()
+
+
+ONE_REQUEST_BYTES = 32 << 20
+"""Objects up to this size come as one stream, so what is told about them is in order."""
+
+
+class _Moving:
+    """One bar at a time, for what is moved one after the other and told by its name alone."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._task: TaskID | None = None
+        self._what = ""
+        self._done = self._total = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        with self._lock:
+            if self._is_another(what, done, total):
+                self._line()
+                self._task = self._bars.add_task(what, total=total)
+                self._what, self._done, self._total = what, 0, total
+            # Several threads tell about one object, and may come a little out of order.
+            self._done = max(self._done, done)
+            if self._task is not None:
+                self._bars.update(self._task, completed=self._done)
+            if self._done >= total:
+                self._line()
+
+    def end(self) -> None:
+        """Write the line of what is under way."""
+        with self._lock:
+            self._line()
+
+    def _is_another(self, what: str, done: int, total: int) -> bool:
+        if (what, total) != (self._what, self._total) or done * 2 < self._done:
+            return True
+        return self._task is None and total <= ONE_REQUEST_BYTES
+
+    def _line(self) -> None:
+        if self._task is None:
+            return
+        self._bars.remove_task(self._task)
+        self._task = None
+        elapsed = f"{time.monotonic() - self._start:6.1f} s"
+        text = f"{self._what}: {size(self._total)}"
+        if stderr.is_terminal:
+            stderr.print(f"[green]✓[/] {escape(text)} [dim]({elapsed})[/]")
+        else:
+            stderr.print(f"[{elapsed}] {text}", markup=False)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table whose first column is text and whose others are numbers."""
     drawn = Table(box=None, pad_edge=False)
@@ -63,6 +157,51 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for row in rows:
         drawn.add_row(*row)
     return drawn
+
+
+def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
+    """Print a table of words, folded to the window in a terminal and never folded in a log."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in header:
+        drawn.add_column(name, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(shown(cell)) for cell in row))
+    width = None if stdout.is_terminal else _LOG_WIDTH
+    console = Console(highlight=False, width=width)
+    with console.capture() as captured:
+        console.print(Padding(drawn, (0, 0, 0, indent), expand=False))
+    # A table fills its last column with blanks.
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+_LOG_WIDTH = 10_000
+
+
+def shown(text: str) -> str:
+    r"""Return one line of text as it may be shown in a terminal: escaped if it would act on it.
+
+    >>> print(shown("CPython 3.11"), shown("\x1b[2Ktrusted"))
+    CPython 3.11 '\x1b[2Ktrusted'
+    """
+    return text if text.isprintable() else repr(text)
+
+
+def data(value: Any) -> None:
+    """Print JSON on stdout; it escapes whatever a terminal would act on."""
+    click.echo(json.dumps(value, indent=2))
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Hold back what a logger says below errors, where a command shows the same by itself."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def size(count: int) -> str:

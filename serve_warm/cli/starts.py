@@ -7,18 +7,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from serve_warm.cli import screen
+
+if TYPE_CHECKING:
+    from serve_warm.fingerprint import Cpu
 
 APP_HELP = "APP is a Serve YAML with one application, or module:app."
 
 
 @click.command(epilog=APP_HELP)
 @click.argument("app")
-@click.option("--store", required=True, help="Where to publish: a folder or file:// URI.")
+@click.option("--store", required=True, help="Where to publish: a folder, s3, gs, az, hf.")
 @click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
 @click.option("--address", help="A running Ray cluster, such as auto; default: a local one.")
 @click.option(
@@ -26,6 +29,20 @@ APP_HELP = "APP is a Serve YAML with one application, or module:app."
     "key_file",
     type=click.Path(path_type=Path),
     help="Ed25519 private key, PEM, to sign with; default: your own, made on first use.",
+)
+@click.option(
+    "--portable-cpu",
+    "cpu",
+    flag_value="portable",
+    help="Compile for every CPU with AVX2 (x86-64-v3), and prove it by disassembly.",
+)
+@click.option(
+    "--if-published",
+    type=click.Choice(["refuse", "keep", "supersede"]),
+    default="refuse",
+    show_default=True,
+    help="When the store has this variant already: fail, prove that one instead, or publish beside "
+    "it, which makes the new one the one that replicas take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
@@ -35,6 +52,8 @@ def build(
     deployment: str | None,
     address: str | None,
     key_file: Path | None,
+    cpu: Cpu | None,
+    if_published: Literal["refuse", "keep", "supersede"],
     as_json: bool,
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
@@ -51,13 +70,22 @@ def build(
     with screen.progress() as progress:
         progress("starting Ray")
         with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
-            built = builder.build(loaded, store, on=cluster, key=key, progress=progress)
+            built = builder.build(
+                loaded,
+                store,
+                on=cluster,
+                key=key,
+                cpu=cpu,
+                if_published=if_published,
+                progress=progress,
+            )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(built), indent=2, default=dict))
         return
     cold, warm = built.cold, built.round_trip
     ratio = warm["to_proof_s"] / cold["to_proof_s"]
-    click.echo(f"published {built.statement}")
+    done = "published" if built.published == "new" else "kept, as it was published before,"
+    click.echo(f"{done} {built.statement}")
     click.echo(f"  store       {built.store}")
     click.echo(f"  variant     {built.variant}")
     for name, count in built.parts.items():
@@ -71,7 +99,13 @@ def build(
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
-    click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}}}}}")
+    portable = built.portable_libraries is not None
+    if portable:
+        click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
+    cpu_setting = ", cpu: portable" if portable else ""
+    click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
+    if portable:
+        click.echo("only replicas that set cpu: portable too can load it")
     click.echo("replicas of other users or machines trust it with these lines in")
     click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
@@ -81,7 +115,12 @@ def build(
 @click.command(epilog=APP_HELP)
 @click.argument("app")
 @click.option("--store", required=True, help="The store that holds the artifact.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write results here.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write results here; - for stdout, in place of the table.",
+)
 @click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
 @click.option("--address", help="A running Ray cluster, such as auto; default: a local one.")
 @click.option(
@@ -121,6 +160,9 @@ def bench(
                 request_count=request_count,
                 progress=progress,
             )
+    if json_file == Path("-"):
+        screen.data(result)
+        return
     show(result)
     if json_file is not None:
         write(result, json_file)

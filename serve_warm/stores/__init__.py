@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where artifacts live: one protocol of four methods, and the URI that chooses a store.
+"""Where artifacts live: one protocol of seven methods, and the URI that chooses a store.
 
 Stores keep bytes under keys and know nothing of artifacts. They are write-once, because a reader
 that has checked an object must be able to rely on it, and they are not trusted: what they give is
@@ -12,19 +12,42 @@ from __future__ import annotations
 import builtins
 import re
 import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Literal, Protocol
 
 from serve_warm.errors import ConfigError, StoreError
 
+PIECE_BYTES = 1 << 20
+"""Read and written at once where nothing else decides."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Object:
+    """What a store says about an object, without reading it."""
+
+    key: str
+    size_bytes: int
+    modified_unix: float
+    """When it was written, by the store's clock; seconds since the epoch."""
+    version: str
+    """Pins the bytes while they are read (an ETag, a commit); empty where the store has none."""
+
+
+Sink = Callable[[int, bytes | memoryview], None]
+"""Takes a piece of an object and the offset it stands at. Pieces come in any order and from
+several threads at once, and cover the object without gap or overlap."""
 
 
 class Store(Protocol):
     """Bytes under keys, written once.
 
     A key is one or more names joined by `/`, as `check_key` says. Every method raises StoreError
-    when the store cannot be reached, read or written, or when the key is none.
+    when the store cannot be reached, read or written, or when the key is none; of these
+    StoreDenied says that trying again is of no use.
     """
 
     @property
@@ -34,8 +57,8 @@ class Store(Protocol):
     def list(self, prefix: str) -> builtins.list[str]:
         """Return, sorted, every key that begins with `prefix`; none when the store is empty."""
 
-    def size(self, key: str) -> int:
-        """Return the bytes of an object.
+    def head(self, key: str) -> Object:
+        """Return what is known of an object.
 
         Raises:
             ObjectNotFound: nothing is there.
@@ -49,44 +72,76 @@ class Store(Protocol):
             ObjectTooLarge: it is larger than `max_bytes`.
         """
 
-    def create(self, key: str, data: bytes) -> None:
+    def download(self, found: Object, sink: Sink) -> None:
+        """Give all of an object to `sink`, in bounded memory; what `sink` raises ends it.
+
+        Raises:
+            ObjectNotFound: it is not there any more.
+            StoreError: it is not what `head` found, or ended early; `sink` has had a part of it.
+        """
+
+    def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object whole or not at all; the same bytes being there already is success.
+
+        A file is read from its beginning.
 
         Raises:
             ObjectExists: other bytes are there. They stay.
         """
 
+    def delete(self, key: str) -> None:
+        """Remove an object; that nothing is there is success."""
+
 
 def open_store(uri: str) -> Store:
-    """Return the store at `uri`: a folder, as a path or as `file:///absolute/path`.
+    """Return the store at `uri`; nothing is asked of it yet.
+
+        ./artifacts   /srv/artifacts   file:///srv/artifacts     a folder
+        s3://bucket/prefix   gs://bucket/prefix   az://container/prefix
+        hf://owner/repo@revision/prefix                          a model repository of the Hub
 
     A relative path is taken from the working directory of this moment. `~` is not expanded: it
     would mean the home that the environment names, which differs between a shell and a replica.
 
     Raises:
-        ConfigError: not a folder.
+        ConfigError: not such an address, or its package is not installed.
     """
     scheme = _SCHEME.match(uri)
     if scheme is None:
         return _open_folder(uri)
     name, rest = scheme.group(1).lower(), uri[scheme.end() :]
+    host = rest.removeprefix("//").partition("/")[0]
+    # From here on no more than the scheme is repeated in errors: a URI may hold a password or a
+    # presigned query.
+    if "?" in rest or "#" in rest or "@" in host:
+        raise ConfigError(
+            f"the address of a {name}: store has a query, a fragment or a user in it",
+            hint="credentials come from the environment or the machine, never from the address",
+        )
     if name == "file" and rest.startswith("///"):
         return _open_folder(urllib.parse.unquote(rest.removeprefix("//")))
-    # From here on only the scheme is repeated: a URI may hold a password or a presigned query.
+    for kind in _BUCKETS:
+        if name == kind and rest.startswith("//"):
+            from serve_warm.stores.object_store import ObjectStore
+
+            return ObjectStore.open(kind, rest.removeprefix("//"))
+    if name == "hf" and rest.startswith("//"):
+        from serve_warm.stores.hub import HubStore
+
+        return HubStore.open(rest.removeprefix("//"))
     if name in ("http", "https"):
         raise ConfigError(
             f"{name}:// is not a store: whoever sets the address could make replicas call any host",
-            hint="name a folder: ./artifacts or file:///srv/artifacts",
+            hint=_ADDRESSES,
         )
-    if name in ("s3", "gs", "az", "hf"):
-        raise ConfigError(
-            f"{name}:// cannot be opened: this release reads folders only",
-            hint="copy or mount it as a folder, and name that: file:///srv/artifacts",
-        )
-    raise ConfigError(
-        f"{name}: does not begin the address of a store",
-        hint="name a folder: ./artifacts or file:///srv/artifacts",
-    )
+    raise ConfigError(f"{name}: does not begin the address of a store", hint=_ADDRESSES)
+
+
+_BUCKETS: tuple[Literal["s3", "gs", "az"], ...] = ("s3", "gs", "az")
+_ADDRESSES = (
+    "name a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "
+    "az://container/prefix, or hf://owner/repo@revision"
+)
 
 
 def _open_folder(path: str) -> Store:
@@ -97,6 +152,17 @@ def _open_folder(path: str) -> Store:
     if path.startswith("~"):
         raise ConfigError(f"~ is not expanded in the path of a store: {path}", hint="write it out")
     return LocalStore(root=Path(path).absolute())
+
+
+def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
+    """Yield what is to be stored, from its beginning, in pieces of `PIECE_BYTES`."""
+    if isinstance(source, bytes):
+        for start in range(0, len(source), PIECE_BYTES):
+            yield source[start : start + PIECE_BYTES]
+        return
+    source.seek(0)
+    while piece := source.read(PIECE_BYTES):
+        yield piece
 
 
 def check_key(key: str) -> None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import builtins
 import errno
+import itertools
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
-from serve_warm.stores import check_key
+from serve_warm.stores import PIECE_BYTES, Object, Sink, check_key, pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +45,12 @@ class LocalStore:
             found = _files(self.root / folder, f"{folder}/" if folder else "")
             return sorted(key for key in found if key.startswith(prefix))
 
-    def size(self, key: str) -> int:
-        """Return the bytes of an object."""
+    def head(self, key: str) -> Object:
+        """Return size and time of an object."""
         with self._border("read", key):
             status = self._path(key).stat()
             self._check_regular(status, key)
-            return status.st_size
+            return _object(key, status)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`."""
@@ -62,22 +64,53 @@ class LocalStore:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         return data
 
-    def create(self, key: str, data: bytes) -> None:
+    def download(self, found: Object, sink: Sink) -> None:
+        """Give an object to `sink` from beginning to end."""
+        offset = 0
+        with closing(self._pieces(found)) as pieces:
+            for piece in pieces:
+                sink(offset, piece)
+                offset += len(piece)
+        if offset != found.size_bytes:
+            raise self._changed(found.key)
+
+    def _pieces(self, found: Object) -> Generator[bytes, None, None]:
+        # A generator, so that what the sink raises does not pass the border of this store.
+        path, left = self._path(found.key), found.size_bytes
+        with self._border("read", found.key), open(path, "rb", opener=_open_at_once) as file:
+            if _object(found.key, os.fstat(file.fileno())).version != found.version:
+                raise self._changed(found.key)
+            while left and (piece := file.read(min(left, PIECE_BYTES))):
+                yield piece
+                left -= len(piece)
+
+    def _changed(self, key: str) -> StoreError:
+        return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
+
+    def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object; concurrent writers of one key leave one complete object."""
         target = self._path(key)
         with self._border("write", key):
             _make_directories(target.parent)
-            created = not os.path.lexists(target) and _publish(target, data)
+            created = not os.path.lexists(target) and _publish(target, source)
             # Also when somebody else was first: they may not have come this far.
             _sync_directory(target.parent)
-        if not created and not self._holds(key, data):
+        if not created and not self._holds(key, source):
             raise ObjectExists(key, store=self.uri)
 
-    def _holds(self, key: str, data: bytes) -> bool:
+    def delete(self, key: str) -> None:
+        """Remove an object; its empty folders stay, since somebody may be about to use them."""
+        path = self._path(key)
+        with self._border("delete", key):
+            path.unlink(missing_ok=True)
+
+    def _holds(self, key: str, source: bytes | BinaryIO) -> bool:
         try:
-            return self.get(key, max_bytes=len(data)) == data
-        except (ObjectTooLarge, ObjectNotFound):
-            return False
+            with open(self._path(key), "rb", opener=_open_at_once) as file:
+                pairs = itertools.zip_longest(pieces_of(source), pieces_of(file))
+                return all(ours == theirs for ours, theirs in pairs)
+        except OSError:
+            return False  # a folder, or pruned meanwhile
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -127,13 +160,23 @@ def _files(directory: Path, prefix: str) -> Iterator[str]:
                 yield prefix + entry.name
 
 
-def _publish(target: Path, data: bytes) -> bool:
+def _object(key: str, status: os.stat_result) -> Object:
+    return Object(
+        key=key,
+        size_bytes=status.st_size,
+        modified_unix=status.st_mtime,
+        version=f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}",
+    )
+
+
+def _publish(target: Path, source: bytes | BinaryIO) -> bool:
     """Write a complete file; False when somebody else was faster."""
     temporary = target.with_name(f".{secrets.token_hex(16)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
-            file.write(data)
+            for piece in pieces_of(source):
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, target)

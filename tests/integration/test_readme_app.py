@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from serve_warm import bench, builder, transfer
+from serve_warm import bench, builder, catalog
 from serve_warm.stores import open_store
 from serve_warm.trust import load_trust
 
@@ -51,7 +51,7 @@ def built(app, on, tmp_path_factory) -> builder.Built:
 
 def test_a_build_compiles_and_its_round_trip_does_not(built):
     """What is published was compiled once, and loaded by a replica that ran no compiler."""
-    described = transfer.describe(open_store(built.store), load_trust())
+    described = catalog.describe(open_store(built.store), load_trust())
 
     assert built.cold["warmup"]["compiler_processes"] > 0
     assert built.round_trip["warmup"]["compiler_processes"] == 0

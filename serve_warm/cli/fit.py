@@ -1,0 +1,246 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that says why an artifact fits a machine or does not: `diff`, also without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from serve_warm import transfer
+from serve_warm.cli import NO, screen
+from serve_warm.config import environment
+from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
+from serve_warm.stores import open_store
+from serve_warm.trust import load_trust, parse_json
+
+BY_REPLICA = "set by the replica"
+"""Shown for a factor of the app where no app is known: threads and modes are those of a replica."""
+
+
+@click.command()
+@click.argument("store")
+@click.option("--deployment", help="Only the artifacts of this deployment.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A machine, and maybe its app, as JSON: a fingerprint, a replica's report, an artifact "
+    "as inspect --json prints it, or what diff --json printed there. Default: this machine.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Show the equal factors too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def diff(
+    *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
+) -> None:
+    """Say, factor by factor, why the artifacts of STORE fit this machine or do not.
+
+    Needs neither torch nor ray. What a replica sets for itself (threads, grad mode, arguments of
+    torch.compile) is not known here and does not count, unless --against names a file that has it.
+
+    Ends with exit code 3 when there is a deployment of which nothing fits, or nothing at all.
+    """
+    opened = open_store(store)
+    here = _this_machine() if against is None else _described_in(against)
+    # It logs what it refuses, which is shown here with everything else.
+    with screen.quiet(transfer.__name__):
+        considered = transfer.explain(
+            opened, fingerprint=here, trust=load_trust(), deployment=deployment
+        )
+    by_deployment: dict[str, list[_Compared]] = {}
+    for item in considered:
+        name = urllib.parse.unquote(item.statement.split("/")[1])
+        by_deployment.setdefault(name, []).append(_compare(item, here))
+    for compared in by_deployment.values():
+        compared.sort(key=_Compared.newest, reverse=True)
+        compared.sort(key=_Compared.nearest)
+    takes = {
+        name: next((c.statement for c in compared if c.considered.accepted), None)
+        for name, compared in by_deployment.items()
+    }
+    if as_json:
+        artifacts = [c.as_data() for compared in by_deployment.values() for c in compared]
+        screen.data(
+            {
+                "store": opened.uri,
+                "here": here.to_json(),
+                "takes": takes,
+                "artifacts": artifacts,
+            }
+        )
+    else:
+        where = "here" if against is None else f"on the machine of {against}"
+        for name, compared in by_deployment.items():
+            _show(name, compared, where=screen.shown(where), show_all=show_all)
+        if any(c.by_replica for compared in by_deployment.values() for c in compared):
+            click.echo(
+                f"factors {BY_REPLICA} were not compared: --against its report does that", err=True
+            )
+    if not takes:
+        of = "" if deployment is None else f" for {deployment!r}"
+        click.echo(screen.shown(f"{opened.uri} has no artifacts{of}"), err=True)
+    if not takes or None in takes.values():
+        click.get_current_context().exit(NO)
+
+
+# Comparing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """An artifact and a machine: what differs, what is equal, and what nobody knows yet."""
+
+    considered: transfer.Considered
+    equal: tuple[Mismatch, ...] = ()
+    """Factors with the same value on both sides."""
+    by_replica: tuple[Mismatch, ...] = ()
+    """Factors of the app, where no app is known."""
+
+    @property
+    def statement(self) -> str:
+        return self.considered.statement
+
+    def newest(self) -> tuple[str, str]:
+        """Order as a pull does: of two that fit, the larger one is taken."""
+        return self.considered.created, self.statement
+
+    def nearest(self) -> tuple[bool, bool, int]:
+        """Order for people: what fits, then what is nearest to it, then what is refused."""
+        considered = self.considered
+        is_refused = considered.reason != "fingerprint"
+        return not considered.accepted, is_refused, len(considered.mismatches)
+
+    def as_data(self) -> dict[str, Any]:
+        considered = self.considered
+        return {
+            "statement": considered.statement,
+            "fits": considered.accepted,
+            "reason": considered.reason,
+            "message": considered.message,
+            "created": considered.created,
+            "differences": [dataclasses.asdict(factor) for factor in considered.mismatches],
+            "equal": [f"{factor.group}.{factor.factor}" for factor in self.equal],
+            "set_by_replica": [dataclasses.asdict(factor) for factor in self.by_replica],
+        }
+
+
+def _compare(considered: transfer.Considered, here: Fingerprint) -> _Compared:
+    if considered.reason not in ("fits", "fingerprint"):
+        return _Compared(considered=considered)
+    artifact = _of_artifact(considered, here)
+    by_replica = [m for m in considered.mismatches if m.group == "app" and not here.app]
+    if by_replica:
+        here = _as_replica(artifact, here)
+        mismatches = artifact.compare(here)
+        considered = dataclasses.replace(
+            considered,
+            accepted=not mismatches,
+            reason="fingerprint" if mismatches else "fits",
+            mismatches=mismatches,
+        )
+    told = {(m.group, m.factor) for m in (*considered.mismatches, *by_replica)}
+    equal = [
+        Mismatch(group=group, factor=factor, artifact=value, here=value)
+        for group, factors in artifact.to_json().items()
+        for factor, value in sorted(factors.items())
+        if (group, factor) not in told
+    ]
+    return _Compared(considered=considered, equal=tuple(equal), by_replica=tuple(by_replica))
+
+
+def _of_artifact(considered: transfer.Considered, here: Fingerprint) -> Fingerprint:
+    """Return what an artifact is for: what is here, but for the differences."""
+    factors = here.to_json()
+    for mismatch in considered.mismatches:
+        if mismatch.artifact is None:
+            del factors[mismatch.group][mismatch.factor]
+        else:
+            factors[mismatch.group][mismatch.factor] = mismatch.artifact
+    return Fingerprint.from_json(factors)
+
+
+def _as_replica(artifact: Fingerprint, here: Fingerprint) -> Fingerprint:
+    """Return this machine with a replica on it that sets what this artifact wants."""
+    machine = dict(here.machine)
+    if artifact.app.get("cpu") == "portable" and {"cpu_isa", "cpu_capability"} <= machine.keys():
+        machine["cpu_isa"], machine["cpu_capability"] = portable_factors(
+            machine["cpu_isa"], machine["cpu_capability"]
+        )
+    return Fingerprint(machine=machine, app=artifact.app)
+
+
+# Showing ----------------------------------------------------------------------------------------
+
+
+def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_all: bool) -> None:
+    taken = next((c for c in compared if c.considered.accepted), None)
+    verdict = f"none fits {where}"
+    if taken is not None:
+        verdict = f"a replica {where} would take {taken.statement}"
+        verdict += ", if it sets what that wants" * bool(taken.by_replica)
+    click.echo(f"{screen.shown(deployment)}: {screen.shown(verdict)}")
+    for item in compared:
+        considered = item.considered
+        text = considered.message
+        if considered.reason in ("fits", "fingerprint"):
+            count = len(considered.mismatches)
+            text = f"{count} {'factors differ' if count != 1 else 'factor differs'}" * bool(count)
+            counts = [text, f"{len(item.equal)} equal"]
+            if item.by_replica:
+                counts.append(f"{len(item.by_replica)} {BY_REPLICA}")
+            text = ", ".join(filter(None, (*counts, f"created {considered.created}")))
+        fits = {"fits": "fits", "fingerprint": "does not fit"}.get(
+            considered.reason, f"refused ({considered.reason})"
+        )
+        click.echo(f"  {screen.shown(considered.statement)}: {fits}: {screen.shown(text)}")
+        rows = [_row(mismatch) for mismatch in considered.mismatches]
+        if show_all:
+            rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
+            rows += [(m.factor, "the same", m.here or "") for m in item.equal]
+        if rows:
+            screen.words(("factor", "artifact", "here"), rows, indent=4)
+
+
+def _row(mismatch: Mismatch) -> tuple[str, str, str]:
+    if mismatch.only is not None:
+        artifact, here = (f"only {words}" if words else "nothing more" for words in mismatch.only)
+        return mismatch.factor, artifact, here
+    sides = (mismatch.artifact, mismatch.here)
+    artifact, here = ("without it" if side is None else side for side in sides)
+    return mismatch.factor, artifact, here
+
+
+# Reading ----------------------------------------------------------------------------------------
+
+
+def _this_machine() -> Fingerprint:
+    return Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
+
+
+def _described_in(file: Path) -> Fingerprint:
+    try:
+        return Fingerprint.from_json(_fingerprint_in(parse_json(file.read_bytes())))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise click.BadParameter(
+            f"{screen.shown(str(file))} describes no machine: {screen.shown(str(why))}",
+            param_hint="'--against'",
+        ) from error
+
+
+def _fingerprint_in(data: Any) -> Any:
+    """Return the fingerprint in what one of the commands or a replica wrote."""
+    if isinstance(data, list):
+        if len(data) != 1:
+            raise ValueError(f"it is a list of {len(data)}, and one of them is needed")
+        data = data[0]
+    for _ in range(2):
+        if not isinstance(data, Mapping):
+            break
+        data = next((data[key] for key in ("here", "fingerprint", "manifest") if key in data), data)
+    return data

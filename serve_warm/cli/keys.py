@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that make signing keys and sign with them: `keygen`, `sign`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from serve_warm import catalog, transfer
+from serve_warm.cli import screen
+from serve_warm.stores import open_store
+from serve_warm.trust import load_signing_key, load_trust, trust_lines, write_key_pair
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="What to call the key in trust files; default: after the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
+    """Make an Ed25519 signing key: FILE is the private half, FILE.pub the public one.
+
+    Prints the lines for the trust.toml of the machines that shall believe it. The private half
+    belongs to whoever builds, and to no replica.
+    """
+    name = file.stem if name is None else name
+    if not name or not name.isprintable():
+        raise click.UsageError(f"{name!r} cannot be the name of a key; give another with --name")
+    key = write_key_pair(file)
+    lines = trust_lines(key.public, name=name)
+    if as_json:
+        screen.data(
+            {
+                "private": str(file),
+                "public": f"{file}.pub",
+                "name": name,
+                "id": key.id,
+                "trust": lines,
+            }
+        )
+        return
+    private, public = screen.shown(str(file)), screen.shown(f"{file}.pub")
+    click.echo(f"wrote {private}, which only whoever builds may have, and {public}", err=True)
+    click.echo("/etc/serve_warm/trust.toml of machines that shall believe it needs:", err=True)
+    click.echo(lines, nl=False)
+
+
+@click.command()
+@click.argument("store")
+@click.option(
+    "--key",
+    "key_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="Ed25519 private key, PEM, to sign with; may be repeated.",
+)
+@click.option("--deployment", help="Only the artifacts of this deployment.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_json: bool) -> None:
+    """Sign the artifacts of STORE once more, without uploading a part again.
+
+    For the rotation of keys: each artifact gets a statement that carries the new signatures beside
+    those that it has. All of them must be trusted here before, because a signature vouches for
+    all of an artifact.
+    """
+    keys = [load_signing_key(file) for file in key_files]
+    opened, trust = open_store(store), load_trust()
+    there = {item.digest for item in catalog.describe(opened, trust, deployment=deployment)}
+    signed = transfer.sign(opened, keys, trust=trust, deployment=deployment)
+    already = max(0, len(there) - len(signed))
+    if as_json:
+        screen.data({"store": opened.uri, "signed": signed, "already": already})
+        return
+    for key in signed:
+        click.echo(screen.shown(key))
+    click.echo(f"{len(signed)} signed, {already} signed already", err=True)

@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that removes artifacts from a store: `prune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from packaging.version import InvalidVersion, Version
+
+from serve_warm import catalog
+from serve_warm.cli import screen
+from serve_warm.config import WarmupConfig, resolve
+from serve_warm.node import default_directory, read_states
+from serve_warm.stores import open_store
+from serve_warm.transfer import STATEMENTS
+from serve_warm.trust import parse_json
+
+DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+SIZES = {"b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_000_000_000}
+
+
+def duration(text: str) -> float:
+    """Return seconds.
+
+    >>> duration("12h"), duration("90d")
+    (43200.0, 7776000.0)
+    """
+    return _quantity(text, DURATIONS, "12h or 90d")
+
+
+def size(text: str) -> int:
+    """Return bytes, of decimal units as they are printed.
+
+    >>> size("500MB"), size("1.5 kB")
+    (500000000, 1500)
+    """
+    return int(_quantity(text, SIZES, "500MB or 10GB"))
+
+
+def _quantity(text: str, units: Mapping[str, int], example: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", text)
+    unit = None if found is None else units.get(found[2].lower())
+    if found is None or unit is None or float(found[1]) == 0:
+        raise click.BadParameter(
+            f"{text!r} is not a number above 0 with one of the units {', '.join(units)}, "
+            f"for example {example}"
+        )
+    return float(found[1]) * unit
+
+
+def version(text: str) -> str:
+    """Return it as it is, if it is one."""
+    try:
+        Version(text)
+    except InvalidVersion as error:
+        raise click.BadParameter(f"{text!r} is not a version, for example 2.12") from error
+    return text
+
+
+@click.command()
+@click.argument("store")
+@click.option("--older-than", type=duration, help="Artifacts of this age, such as 12h or 90d.")
+@click.option("--max-size", type=size, help="The oldest, until all parts fit, such as 10GB.")
+@click.option("--torch-before", type=version, help="All built for an earlier torch.")
+@click.option(
+    "--keep-newest",
+    type=click.IntRange(0),
+    help="Artifacts of each variant that age and size leave alone; default: 1.",
+)
+@click.option(
+    "--in-use",
+    "in_use_files",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    help="JSON that names artifacts to keep: a replica's report, a list of reports, or a list of "
+    "statements; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+def prune(
+    *,
+    store: str,
+    older_than: float | None,
+    max_size: int | None,
+    torch_before: str | None,
+    keep_newest: int | None,
+    in_use_files: tuple[Path, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove artifacts from STORE by age, size or version of torch.
+
+    Without a rule only those parts go that no artifact names any more. An artifact stays when it is
+    in use by a replica of this user on this machine or by one that --in-use tells of; those of
+    other machines this command cannot know.
+    """
+    if keep_newest is not None and older_than is None and max_size is None:
+        raise click.UsageError(
+            "--keep-newest is what --older-than and --max-size leave alone; give one of them"
+        )
+    rules = catalog.Rules(
+        older_than_s=older_than,
+        max_bytes=max_size,
+        torch_before=torch_before,
+        keep_newest=1 if keep_newest is None else keep_newest,
+    )
+    in_use = _running_here().union(*(_named_in(file) for file in in_use_files))
+    opened = open_store(store)
+    pruned = catalog.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
+    if as_json:
+        did = "show" if dry_run else "remove"
+        screen.data({"store": opened.uri, "did": did, **dataclasses.asdict(pruned)})
+        return
+    _show(pruned, "would remove" if dry_run else "removed")
+
+
+def _show(pruned: catalog.Pruned, did: str) -> None:
+    if pruned.removed:
+        screen.words(
+            ("why", "torch", "created", did),
+            [
+                # To the minute: the statement should fit the window.
+                (item.why, item.torch or "-", item.created[:16].replace("T", " "), item.statement)
+                for item in pruned.removed
+            ],
+        )
+    for title, kept in (("kept: in use", pruned.in_use), ("kept: unreadable", pruned.unreadable)):
+        if kept:
+            screen.words((title,), [(key,) for key in kept])
+    artifacts, parts = len(pruned.removed), len(pruned.blobs)
+    click.echo(
+        f"{did} {artifacts} artifact{'s' * (artifacts != 1)} and {parts} part{'s' * (parts != 1)}, "
+        f"{screen.size(pruned.freed_bytes)}"
+    )
+
+
+def _running_here() -> set[str]:
+    directory = resolve(WarmupConfig()).state_dir
+    states = read_states(default_directory() if directory is None else Path(directory))
+    return {state["statement"] for state in states if isinstance(state.get("statement"), str)}
+
+
+def _named_in(file: Path) -> set[str]:
+    try:
+        found = _statements_in(parse_json(file.read_bytes()))
+    except (OSError, ValueError) as error:
+        # Not taken for "nothing is in use": that would remove what somebody wanted to keep.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise click.BadParameter(
+            f"{screen.shown(str(file))}: {why}; it should be a replica's report, a list of "
+            "reports, or a list of statements",
+            param_hint="'--in-use'",
+        ) from error
+    return found
+
+
+def _statements_in(data: Any) -> set[str]:
+    """Return the statements that one or several reports name.
+
+    Raises:
+        ValueError: these are no reports and no statements.
+    """
+    items = data if isinstance(data, list) else [data]
+    # Empty in the report of a replica that compiled by itself.
+    return {_statement_of(item) for item in items} - {""}
+
+
+def _statement_of(item: Any) -> str:
+    statement = item
+    if isinstance(item, dict):
+        about = item.get("artifact", item)
+        if about is None or (isinstance(about, dict) and about.get("statement") == ""):
+            return ""
+        statement = about.get("statement") if isinstance(about, dict) else None
+    if not isinstance(statement, str) or not statement.startswith(STATEMENTS):
+        raise ValueError("it names no statement")
+    return statement

@@ -1,0 +1,703 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The blobs of a node: who may touch the folder, one download for all, what is kept and removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import wait_until
+from serve_warm import nodecache
+from serve_warm.errors import ArtifactRefused, StoreDenied, StoreError
+from serve_warm.nodecache import NodeCache, default_root, receive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from serve_warm.stores import Sink
+
+DATA = bytes(range(256)) * 1000
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+DIGEST = digest_of(DATA)
+
+
+@pytest.fixture
+def root() -> Path:
+    return default_root()
+
+
+@pytest.fixture
+def cache(root: Path) -> Iterator[NodeCache]:
+    with NodeCache.open(root) as opened:
+        yield opened
+
+
+class Download:
+    """A `fill` that counts its calls."""
+
+    def __init__(self, data: bytes = DATA) -> None:
+        self.data = data
+        self.calls = 0
+
+    def __call__(self, sink: Sink) -> None:
+        self.calls += 1
+        sink(0, self.data)
+
+
+def fetched(cache: NodeCache, download: Callable[[Sink], None], data: bytes = DATA) -> bytes:
+    with cache.fetch(digest_of(data), len(data), download) as file:
+        assert file.tell() == 0
+        return file.read()
+
+
+def names(root: Path) -> set[str]:
+    """Return what is in the folder; the locks, which are empty, are nothing."""
+    found = set()
+    for path in root.iterdir():
+        if path.suffix == ".lock":
+            assert path.stat().st_size == 0
+        else:
+            found.add(path.name)
+    return found
+
+
+# --- the folder ----------------------------------------------------------------------------
+
+
+def test_the_folder_is_made_private(root: Path):
+    """The folder and those above it that were missing can be entered by their owner alone."""
+    with NodeCache.open(root) as cache:
+        fetched(cache, Download())
+
+    for made in (root, root.parent):
+        assert made.stat().st_mode & 0o7777 == 0o700
+    assert [path.stat().st_mode & 0o7777 for path in root.iterdir()] == [0o600, 0o600]
+
+
+def test_the_mode_does_not_depend_on_the_umask(root: Path):
+    """A process that hides nothing by default does not open the cache to others."""
+    before = os.umask(0)
+    try:
+        with NodeCache.open(root) as cache:
+            fetched(cache, Download())
+    finally:
+        os.umask(before)
+
+    assert [path.stat().st_mode & 0o077 for path in (root, root.parent, *root.iterdir())] == 4 * [0]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o750, 0o755, 0o701, 0o702])
+def test_a_folder_that_others_can_enter_is_refused(root: Path, mode: int):
+    """Who can write there can change what is loaded; nobody else has to read it either."""
+    root.mkdir(parents=True)
+    root.parent.chmod(0o700)
+    root.chmod(mode)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        NodeCache.open(root)
+
+    assert caught.value.reason == "unsafe_directory"
+    assert f"{root} is open to other users (mode {mode & 0o777:o})" in caught.value.message
+    assert "node_cache_dir" in caught.value.hint
+    root.chmod(0o700)
+    with NodeCache.open(root):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_above_that_others_can_write_is_refused(root: Path, mode: int):
+    """Who can rename what is above the cache can put another one in its place."""
+    root.mkdir(parents=True, mode=0o700)
+    root.parent.chmod(mode)
+
+    with pytest.raises(ArtifactRefused, match=f"mode {mode:o}") as caught:
+        NodeCache.open(root)
+
+    assert caught.value.reason == "unsafe_directory"
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o751])
+def test_a_folder_above_where_others_cannot_rename_is_fine(root: Path, mode: int):
+    """A sticky folder such as /tmp, and one that others can only read."""
+    root.parent.mkdir()
+    root.parent.chmod(mode)
+
+    with NodeCache.open(root) as cache:
+        assert fetched(cache, Download()) == DATA
+
+
+@root_only
+@pytest.mark.parametrize("depth", [0, 1], ids=["itself", "above"])
+def test_a_folder_of_somebody_else_is_refused(root: Path, depth: int):
+    """Neither the folder nor one above it may belong to another user, whatever its mode."""
+    root.mkdir(parents=True, mode=0o700)
+    foreign = (root, root.parent)[depth]
+    os.chown(foreign, 12345, -1)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        NodeCache.open(root)
+
+    assert caught.value.reason == "unsafe_directory"
+    assert f"{foreign} belongs to user id 12345" in caught.value.message
+
+
+@pytest.mark.parametrize("depth", [0, 1], ids=["itself", "above"])
+def test_a_way_over_a_link_is_refused(root: Path, tmp_path: Path, depth: int):
+    """Whoever can replace the link chooses the folder; also where it leads to a private one."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "blobs").mkdir(parents=True, mode=0o700)
+    elsewhere.chmod(0o700)
+    link = (root, root.parent)[depth]
+    link.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    link.symlink_to(elsewhere)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        NodeCache.open(root)
+
+    assert caught.value.reason == "unsafe_directory"
+    assert f"{link} is a symbolic link" in caught.value.message
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["blobs"]
+
+
+def test_a_dangling_link_is_refused(root: Path, tmp_path: Path):
+    """Nothing is made where a link says."""
+    root.parent.mkdir(mode=0o700)
+    root.symlink_to(tmp_path / "absent")
+
+    with pytest.raises(ArtifactRefused, match="symbolic link"):
+        NodeCache.open(root)
+
+    assert not (tmp_path / "absent").exists()
+
+
+def test_all_that_is_wrong_is_said_at_once(root: Path):
+    """Nobody mends one folder to be told of the next one."""
+    root.mkdir(parents=True)
+    root.chmod(0o777)
+    root.parent.chmod(0o777)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        NodeCache.open(root)
+
+    assert caught.value.message.count("is open to other users") == 2
+
+
+def test_a_folder_that_cannot_be_made_is_said_without_trying_again(tmp_path: Path):
+    """A file in the way is there at the next try as well."""
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(StoreDenied, match=r"the node cache .*/file/blobs cannot be used"):
+        NodeCache.open(tmp_path / "file" / "blobs")
+
+
+def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCache):
+    """What was checked when it was opened is what is written to."""
+    root.rename(root.parent / "moved")
+    root.mkdir(mode=0o777)
+
+    assert fetched(cache, Download()) == DATA
+    assert list(root.iterdir()) == []
+    assert names(root.parent / "moved") == {DIGEST}
+
+
+# --- fetching ------------------------------------------------------------------------------
+
+
+def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
+    """The second one who asks gets what the first one left."""
+    download = Download()
+
+    both = [fetched(cache, download) for _ in range(2)]
+
+    assert both == [DATA, DATA]
+    assert download.calls == 1
+    assert names(root) == {DIGEST}
+
+
+def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
+    """Whoever has fetched a blob can read it after it was removed, and the cache closed."""
+    with NodeCache.open(root) as other:
+        file = other.fetch(DIGEST, len(DATA), Download())
+    (root / DIGEST).unlink()
+
+    with file:
+        assert file.read() == DATA
+
+
+def test_threads_share_a_download(cache: NodeCache):
+    """Within one process it is one download, too."""
+    download = Download()
+    barrier = threading.Barrier(8)
+
+    def fetch(_: int) -> bytes:
+        barrier.wait()
+        return fetched(cache, download)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(fetch, range(8)))
+
+    assert found == 8 * [DATA]
+    assert download.calls == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[:5] + bytes([data[5] ^ 1]) + data[6:],
+        lambda data: bytes(len(data)),
+    ],
+    ids=["empty", "cut", "grown", "flipped", "zeros"],
+)
+def test_a_damaged_blob_is_downloaded_again(
+    root: Path,
+    cache: NodeCache,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[bytes], bytes],
+):
+    """It is hashed each time, so that what happened to it on the disk costs time and no more."""
+    download = Download()
+    fetched(cache, download)
+    (root / DIGEST).write_bytes(damage(DATA))
+
+    assert fetched(cache, download) == DATA
+
+    assert download.calls == 2
+    assert (root / DIGEST).read_bytes() == DATA
+    assert [record.message for record in caplog.records] == [
+        f"the node cache held a damaged blob sha256={DIGEST[:16]}, now removed"
+    ]
+
+
+def test_a_link_in_the_place_of_a_blob_is_not_followed(
+    root: Path, cache: NodeCache, tmp_path: Path
+):
+    """Even where it leads to the right bytes: what it leads to can change after it was hashed."""
+    (tmp_path / "elsewhere").write_bytes(DATA)
+    (root / DIGEST).symlink_to(tmp_path / "elsewhere")
+    download = Download()
+
+    assert fetched(cache, download) == DATA
+
+    assert download.calls == 1
+    assert not (root / DIGEST).is_symlink()
+
+
+@pytest.mark.parametrize("suffix", ["", ".lock"])
+def test_a_pipe_does_not_hang_a_start(root: Path, cache: NodeCache, suffix: str):
+    """Neither in the place of a blob nor of its lock."""
+    os.mkfifo(root / f"{DIGEST}{suffix}", 0o600)
+
+    assert fetched(cache, Download()) == DATA
+    assert (root / DIGEST).is_file()
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(
+    root: Path, cache: NodeCache, tmp_path: Path
+):
+    """Nothing is made where it says."""
+    (root / f"{DIGEST}.lock").symlink_to(tmp_path / "made")
+
+    with pytest.raises(StoreError):
+        fetched(cache, Download())
+
+    assert not (tmp_path / "made").exists()
+
+
+# --- downloads that fail -------------------------------------------------------------------
+
+
+def raising(error: Exception) -> Callable[[Sink], None]:
+    def fill(sink: Sink) -> None:
+        sink(0, DATA[:1000])
+        raise error
+
+    return fill
+
+
+BROKEN: dict[str, tuple[Callable[[Sink], None], type[Exception]]] = {
+    "the store fails": (raising(StoreError("connection reset")), StoreError),
+    "something else fails": (raising(KeyError("x")), KeyError),
+    "short": (lambda sink: sink(0, DATA[:-1]), StoreError),
+    "nothing": (lambda sink: None, StoreError),
+    "long": (lambda sink: sink(0, DATA + b"\0"), StoreError),
+    "other bytes": (lambda sink: sink(0, bytes(len(DATA))), ArtifactRefused),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_download_that_fails_leaves_nothing(root: Path, cache: NodeCache, name: str):
+    """No blob, no temporary file, no open file, and the next one downloads."""
+    fill, kind = BROKEN[name]
+    before = len([*Path("/proc/self/fd").iterdir()])
+
+    with pytest.raises(kind):
+        cache.fetch(DIGEST, len(DATA), fill)
+
+    assert names(root) == set()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert fetched(cache, Download()) == DATA
+
+
+def test_a_full_disk_leaves_nothing(root: Path):
+    """What the kernel ends in mid-write is told in one sentence; the part of it goes."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(root)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith(f"StoreError the node cache {root} cannot be written: ")
+    assert "node_cache_dir" in done.stdout
+    assert names(root) == set()
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from serve_warm.errors import StoreError
+from serve_warm.nodecache import NodeCache
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+with NodeCache.open(Path(sys.argv[1])) as cache:
+    try:
+        cache.fetch("0" * 64, 256_000, lambda sink: sink(0, bytes(256_000)))
+    except StoreError as error:
+        print(type(error).__name__, error)
+"""
+
+
+# --- several processes ---------------------------------------------------------------------
+
+# Says in a file that it downloads, in one write so that none is lost; waits if it is asked to.
+FETCHER = """
+import hashlib, os, sys, time
+from pathlib import Path
+from serve_warm.nodecache import NodeCache
+
+root, calls, behaviour = sys.argv[1:]
+data = bytes(range(256)) * 1000
+
+
+def fill(sink):
+    with open(calls, "ab", buffering=0) as file:
+        file.write(f"{os.getpid()}\\n".encode())
+    half = len(data) // 2
+    sink(0, data[:half])
+    time.sleep({"at once": 0.3, "hang": 600}[behaviour])
+    sink(half, data[half:])
+
+
+print("here", flush=True)
+sys.stdin.readline()
+with NodeCache.open(Path(root)) as cache:
+    with cache.fetch(hashlib.sha256(data).hexdigest(), len(data), fill) as file:
+        print(file.read() == data)
+"""
+
+
+def fetcher(root: Path, calls: Path, behaviour: str = "at once") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FETCHER, str(root), str(calls), behaviour],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
+    """Six replicas that start at once download once, and each has hashed what it got."""
+    calls = tmp_path / "calls"
+    processes = [fetcher(root, calls) for _ in range(6)]
+
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60)[0] for process in processes]
+
+    assert said == 6 * ["True\n"]
+    assert len(calls.read_text().split()) == 1
+    assert names(root) == {DIGEST}
+
+
+def test_a_killed_download_is_made_again_by_another(root: Path, tmp_path: Path, cache: NodeCache):
+    """A lock ends with the process that held it; what it had downloaded is never seen."""
+    calls = tmp_path / "calls"
+    process = fetcher(root, calls, "hang")
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    wait_until("the download has begun", lambda: calls.exists() and len(names(root)) == 1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    (left,) = names(root)
+    download = Download()
+
+    found = fetched(cache, download)
+
+    assert left.endswith(".tmp")
+    assert (found, download.calls) == (DATA, 1)
+    assert names(root) == {left, DIGEST}
+
+
+def test_a_download_that_hangs_is_not_waited_for_without_end(
+    root: Path, tmp_path: Path, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+):
+    """After a while another process makes its own download, beside the one that hangs."""
+    monkeypatch.setattr(nodecache, "WAIT_S", 0.1)
+    calls = tmp_path / "calls"
+    process = fetcher(root, calls, "hang")
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    wait_until("the download has begun", calls.exists)
+    download = Download()
+
+    try:
+        found = fetched(cache, download)
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+    assert (found, download.calls) == (DATA, 1)
+
+
+def test_a_waiter_does_not_believe_what_it_waited_for(root: Path, cache: NodeCache):
+    """A blob that another process puts there is hashed by each one that takes it."""
+    lock = os.open(root / f"{DIGEST}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    download = Download()
+    with ThreadPoolExecutor(1) as threads:
+        waiter = threads.submit(fetched, cache, download)
+        # Of Python 3.10 this is not yet the built-in one.
+        with pytest.raises(futures.TimeoutError):
+            waiter.result(0.3)
+        assert download.calls == 0
+
+        (root / DIGEST).write_bytes(bytes(len(DATA)))
+        os.close(lock)
+        found = waiter.result(60)
+
+    assert (found, download.calls) == (DATA, 1)
+
+
+# --- what goes -----------------------------------------------------------------------------
+
+
+def filled(root: Path, count: int, size: int = 1000) -> list[str]:
+    """Leave blobs of equal size that were used one hour after the other, the oldest first."""
+    digests = []
+    with NodeCache.open(root) as cache:
+        for number in range(count):
+            data = bytes([number]) * size
+            fetched(cache, Download(data), data)
+            digests.append(digest_of(data))
+    for age, digest in enumerate(reversed(digests)):
+        set_age(root / digest, 3600.0 * age)
+    return digests
+
+
+def set_age(path: Path, age_s: float) -> None:
+    stamp = time.time() - age_s
+    os.utime(path, (stamp, stamp))
+
+
+def test_what_was_used_longest_ago_goes_first(root: Path):
+    """The size limit holds for all blobs together, and a use counts, not only the download."""
+    digests = filled(root, 5)
+    with NodeCache.open(root) as unlimited:
+        # The oldest one, which is the youngest from here on.
+        fetched(unlimited, Download(), bytes(1000))
+    with NodeCache.open(root, max_bytes=3500) as cache:
+        fetched(cache, Download(), bytes([4]) * 1000)
+
+    assert names(root) == {digests[0], digests[3], digests[4]}
+
+
+def test_the_blob_in_use_stays_although_it_is_too_large(root: Path):
+    """What was just fetched is never removed, or a limit that is too small would stop starts."""
+    filled(root, 3)
+    with NodeCache.open(root, max_bytes=10) as cache:
+        fetched(cache, Download())
+        fetched(cache, download := Download())
+
+    assert names(root) == {DIGEST}
+    assert download.calls == 0
+
+
+def test_the_blob_in_use_stays_although_nothing_may_be_kept(root: Path):
+    """With an age limit of nothing at all the blob is there until the next one is fetched."""
+    with NodeCache.open(root, max_age_s=0.0) as cache:
+        fetched(cache, Download())
+        assert names(root) == {DIGEST}
+        fetched(cache, Download(b"2"), b"2")
+
+    assert names(root) == {digest_of(b"2")}
+
+
+def test_what_was_not_used_for_long_goes(root: Path):
+    """The age limit counts from the last use."""
+    digests = filled(root, 4)
+    with NodeCache.open(root, max_age_s=1.5 * 3600) as cache:
+        fetched(cache, Download(), bytes(1000))
+
+    assert names(root) == {digests[0], digests[2], digests[3]}
+
+
+def test_leftovers_of_killed_downloads_go_after_an_hour(root: Path, cache: NodeCache):
+    """One that may still be written to stays."""
+    for name, age_s in (("old.tmp", 3700.0), ("young.tmp", 3500.0)):
+        (root / name).write_bytes(b"half")
+        set_age(root / name, age_s)
+
+    fetched(cache, Download())
+
+    assert names(root) == {DIGEST, "young.tmp"}
+
+
+def test_a_cache_that_cannot_be_written_still_gives_what_it_has(
+    root: Path, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+):
+    """On a volume that is mounted read-only nothing can be stamped or removed."""
+    fetched(cache, Download())
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("utime", "unlink", "rename"):
+        monkeypatch.setattr(os, name, read_only)
+    with NodeCache.open(root, max_bytes=1, max_age_s=0.0) as limited:
+        found = fetched(limited, Download(b""))
+
+    assert found == DATA
+
+
+# --- receiving -----------------------------------------------------------------------------
+
+
+def received(pieces: list[tuple[int, bytes]], *, size: int = len(DATA), threads: int = 1) -> bytes:
+    def fill(sink: Sink) -> None:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda piece: sink(*piece), pieces))
+
+    with tempfile.TemporaryFile() as file:
+        receive(file, DIGEST, size, fill)
+        assert file.tell() == 0
+        return file.read()
+
+
+def split(seed: int) -> list[tuple[int, bytes]]:
+    """Return DATA in pieces of random sizes, none of them among them, in random order."""
+    chance = random.Random(seed)
+    cuts = [0, *sorted(chance.choices(range(len(DATA)), k=chance.choice([1, 5, 100]))), len(DATA)]
+    pieces = [(start, DATA[start:end]) for start, end in itertools.pairwise(cuts)]
+    chance.shuffle(pieces)
+    return pieces
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_pieces_come_in_any_order_and_split(threads: int):
+    """The digest is that of the whole, whatever came first, also from several threads."""
+    for seed in range(60):
+        assert received(split(seed), threads=threads) == DATA
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_pieces_are_bytes_of_any_kind(kind: Callable[[bytes], Any]):
+    """Clients give views of their own buffers."""
+    assert received([(1000, kind(DATA[1000:])), (0, kind(DATA[:1000]))]) == DATA
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [(0, DATA[:-1])],
+        [(1, DATA[1:])],
+        [(0, DATA[:1000]), (1001, DATA[1001:])],
+        [(0, DATA), (0, b"x")],
+        [(0, DATA), (len(DATA), b"x")],
+        [(0, DATA[:1000]), (0, DATA[:1000]), (1000, DATA[1000:])],
+        [(1000, DATA[1000:]), (1000, DATA[1000:]), (0, DATA[:1000])],
+        [(0, DATA[:1000]), (999, DATA[999:])],
+        [(500, DATA[500:1500]), (1000, DATA[1000:]), (0, DATA[:500])],
+        [(0, DATA[:1000]), (2000, DATA[2000:]), (1500, DATA[1500:2500])],
+        [(1 << 40, b"x")],
+    ],
+    ids=[
+        *("nothing", "short", "no beginning", "gap", "twice within", "behind the end", "twice"),
+        *("twice early", "overlap", "overlap early", "overlap and gap", "far behind the end"),
+    ],
+)
+def test_gaps_and_overlaps_are_noticed(pieces: list[tuple[int, bytes]]):
+    """What comes twice could overwrite what was hashed already: such a blob is not taken."""
+    with pytest.raises(StoreError):
+        received(pieces)
+
+
+def test_hashed_bytes_cannot_be_exchanged_afterwards():
+    """Good bytes first, evil ones in their place later: the file would not be what was hashed."""
+    evil = b"evil" + DATA[4:1000]
+
+    with pytest.raises(StoreError, match="more came of a blob"):
+        received([(0, DATA[:1000]), (1000, DATA[1000:]), (0, evil)])
+
+
+def test_more_than_announced_does_not_fill_the_disk():
+    """The first byte too many ends it, not the end of an endless answer."""
+
+    def endless(sink: Sink) -> None:
+        for number in itertools.count():
+            sink(number * 1000, bytes(1000))
+
+    with tempfile.TemporaryFile() as file:
+        with pytest.raises(StoreError, match="more came"):
+            receive(file, DIGEST, 10_000, endless)
+
+        assert os.fstat(file.fileno()).st_size == 10_000
+
+
+def test_other_bytes_are_refused():
+    """The digest decides, and the message has both."""
+    with tempfile.TemporaryFile() as file, pytest.raises(ArtifactRefused) as caught:
+        receive(file, "0" * 64, 4, lambda sink: sink(0, b"evil"))
+
+    assert caught.value.reason == "digest_mismatch"
+    assert hashlib.sha256(b"evil").hexdigest()[:16] in caught.value.message
+
+
+def test_what_was_cut_short_behind_our_back_is_noticed():
+    """Pieces that came early are hashed from the file, and it may have shrunk since."""
+
+    def fill(sink: Sink) -> None:
+        sink(1000, DATA[1000:])
+        os.ftruncate(file.fileno(), 2000)
+        sink(0, DATA[:1000])
+
+    with tempfile.TemporaryFile() as file, pytest.raises(StoreError, match="without a gap"):
+        receive(file, DIGEST, len(DATA), fill)

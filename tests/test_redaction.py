@@ -1,0 +1,310 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken out of a text, what is left in it, and that no text takes long."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import pickle
+import traceback
+from pathlib import Path
+
+import pytest
+
+import serve_warm
+from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
+from serve_warm.redaction import HIDDEN, redact, tainted
+
+KEY_ID = "AKIAIOSFODNN7EXAMPLE"
+SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
+SESSION = "FwoGZXIvYXdzEJr//////////wEaDKd+example=="
+SIGNED = "b9a1c0ffee5e7d2f4a6c8e0b1d3f5a7c9e2b4d6f8a0c1e3f"
+HUB = "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"
+WEB_TOKEN = "eyJhbGciOiJSUzI1NiIsImtpZCI6IjEifQ.eyJzdWIiOiJjaSJ9.c2lnbmF0dXJl-_x"
+PRIVATE = "MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v"
+PEM = f"-----BEGIN PRIVATE KEY-----\n{PRIVATE}\n-----END PRIVATE KEY-----\n"
+
+PRESIGNED = (
+    f"https://bucket.s3.amazonaws.com/blobs/sha256/9f2c?X-Amz-Algorithm=AWS4-HMAC-SHA256"
+    f"&X-Amz-Credential={KEY_ID}%2F20261120%2Fus-east-1%2Fs3%2Faws4_request"
+    f"&X-Amz-Security-Token=FwoGZX%2F%2F&X-Amz-Signature={SIGNED}"
+)
+
+# The shapes of messages of boto, obstore, requests, huggingface_hub, Azure, Google; the secrets in
+# them; and what must still be there.
+# ruff: noqa: ISC004 - a text of two lines is one text
+SECRETS = {
+    "presigned": (f"GET {PRESIGNED} said 403", (KEY_ID, SIGNED, "FwoGZX"), "amazonaws.com/blobs"),
+    "presigned in brackets": (f"failed ({PRESIGNED}), giving up", (SIGNED,), "), giving up"),
+    "presigned in quotes": (f'url="{PRESIGNED}" status=403', (SIGNED,), '" status=403'),
+    "urllib3": (
+        "HTTPSConnectionPool(host='b.s3.amazonaws.com', port=443): Max retries exceeded with "
+        f"url: /k?X-Amz-Credential={KEY_ID}&X-Amz-Signature={SIGNED} (Caused by ReadTimeout)",
+        (KEY_ID, SIGNED),
+        "url: /k?[hidden] (Caused by ReadTimeout)",
+    ),
+    "query without names": (f"https://h/x?{SIGNED}", (SIGNED,), "https://h/x?"),
+    "old presigned": (
+        f"http://h/b/k?AWSAccessKeyId={KEY_ID}&Expires=1&Signature={SIGNED}",
+        (KEY_ID, SIGNED),
+        "http://h/b/k",
+    ),
+    "azure shared": (
+        f"https://acc.blob.core.windows.net/c/k?sv=2024-11-04&se=2026&sig={SIGNED}%3D: 404",
+        (SIGNED,),
+        "blob.core.windows.net/c/k",
+    ),
+    "azure token alone": (f"se=2026-11&sp=r&sig={SIGNED}", (SIGNED,), "sp=r"),
+    "azure connection": (
+        f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={SECRET}==;EndpointSuffix=x",
+        (SECRET,),
+        "AccountName=acc",
+    ),
+    "azure header": (f"SharedKey acc:{SECRET}=", (SECRET,), "SharedKey"),
+    "google shared": (
+        f"https://storage.googleapis.com/b/k?GoogleAccessId=ci@x&Expires=1&Signature={SIGNED}",
+        (SIGNED,),
+        "storage.googleapis.com/b/k",
+    ),
+    "google token": ("token ya29.a0AfH6SMBx-1_y was refused", ("a0AfH6SMBx",), "was refused"),
+    "google account": (
+        f'{{"client_email": "ci@x", "private_key": "{PRIVATE}", "token_uri": "u"}}',
+        (PRIVATE,),
+        '"client_email": "ci@x"',
+    ),
+    "user": (f"https://ci:{SECRET}@host/path", (SECRET, "ci:"), "host/path"),
+    "user with an at": (f"https://ci:a@{SECRET}@host/path", (SECRET,), "@host/path"),
+    "user alone": (f"https://{HUB}@huggingface.co/x", (HUB,), "@huggingface.co/x"),
+    "proxy": (f"proxy ci:{SECRET}@proxy:3128 refused", (SECRET,), "@proxy:3128 refused"),
+    "header line": (f"authorization: Bearer {SIGNED}\nhost: h", (SIGNED,), "host: h"),
+    "header with parts": (
+        f"Authorization: AWS4-HMAC-SHA256 Credential={KEY_ID}/20261120/us-east-1/s3/aws4_request, "
+        f"SignedHeaders=host;x-amz-date, Signature={SIGNED}",
+        (KEY_ID, SIGNED),
+        "Authorization: ",
+    ),
+    "parts alone": (f"Credential={KEY_ID}/2026, Signature={SIGNED}", (KEY_ID, SIGNED), ""),
+    "headers as a mapping": (
+        f"{{'Authorization': 'Bearer {SIGNED}', 'x-amz-security-token': '{SESSION}', 'Host': 'h'}}",
+        (SIGNED, SESSION),
+        "'Host': 'h'",
+    ),
+    "headers as bytes": (
+        f"[(b'authorization', b'Bearer {SIGNED}'), (b'host', b'h')]",
+        (SIGNED,),
+        "(b'host', b'h')",
+    ),
+    "headers as pairs": (
+        f'[("X-Amz-Security-Token", "{SESSION}"), ("Host", "h")]',
+        (SESSION,),
+        '("Host", "h")',
+    ),
+    "basic": (f"Proxy-Authorization: Basic {SECRET}=", (SECRET,), ""),
+    "basic alone": ("sent Basic dXNlcjpwYXNzd29yZA== there", ("dXNlcjpw",), "there"),
+    "bearer alone": (f"sent bearer {SIGNED} there", (SIGNED,), "there"),
+    "xet": (f"x-xet-access-token: {SIGNED}", (SIGNED,), "x-xet-access-token"),
+    "cookie": (f"Set-Cookie: session={SIGNED}; Path=/", (SIGNED,), "Set-Cookie"),
+    "customer key": (
+        f"x-amz-server-side-encryption-customer-key: {SECRET}",
+        (SECRET,),
+        "x-amz-server-side",
+    ),
+    "environment": (
+        f"AWS_ACCESS_KEY_ID={KEY_ID} AWS_SECRET_ACCESS_KEY={SECRET} AWS_SESSION_TOKEN={SESSION} "
+        f"AZURE_CLIENT_SECRET={SECRET} AZURE_STORAGE_ACCOUNT_KEY={SECRET}== HF_TOKEN={HUB} X=1",
+        (KEY_ID, SECRET, SESSION, HUB),
+        "X=1",
+    ),
+    "environment as a mapping": (
+        f"environ({{'AWS_SECRET_ACCESS_KEY': '{SECRET}', 'MY_TOKEN': 'abc', 'A': 'b'}})",
+        (SECRET, "abc"),
+        "'A': 'b'",
+    ),
+    "arguments": (
+        f"S3Store(bucket='b', aws_secret_access_key='{SECRET}', session_token=\"{SESSION}\", x=1)",
+        (SECRET, SESSION),
+        "bucket='b'",
+    ),
+    "metadata service": (
+        f'{{"AccessKeyId" : "{KEY_ID}", "SecretAccessKey" : "{SECRET}", "Token" : "{SESSION}"}}',
+        (KEY_ID, SECRET, SESSION),
+        "",
+    ),
+    "JSON in JSON": (
+        f'{{"body": "{{\\"SecretAccessKey\\": \\"{SECRET}\\", \\"Code\\": 1}}"}}',
+        (SECRET,),
+        "Code",
+    ),
+    "XML": (
+        f"<SecretAccessKey>{SECRET}</SecretAccessKey><SessionToken>{SESSION}</SessionToken>"
+        "<Code>ExpiredToken</Code>",
+        (SECRET, SESSION),
+        "<Code>ExpiredToken</Code>",
+    ),
+    "XML of a denied request": (
+        f"<AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId><SignatureProvided>x</SignatureProvided>",
+        (KEY_ID,),
+        "",
+    ),
+    "hub token": (f"Invalid user token {HUB}.", (HUB,), "Invalid user token"),
+    "hub token in a path": (f"/home/{HUB}/x", (HUB,), "/home/"),
+    "hub organisation": ("api_org_qWeRtYuIoP", ("qWeRtYuIoP",), ""),
+    "other tokens": ("ghp_abcDEF123456 github_pat_11AB_cdEF", ("abcDEF", "cdEF"), ""),
+    "key id": (f"The key {KEY_ID} does not exist", (KEY_ID,), "does not exist"),
+    "web token": (f"assertion {WEB_TOKEN} expired", (WEB_TOKEN, "eyJzdWIi", "c2lnbm"), "expired"),
+    "PEM": (f"in {PEM} here", (PRIVATE,), "here"),
+    "PEM of another kind": (PEM.replace("PRIVATE", "RSA PRIVATE"), (PRIVATE,), ""),
+    "PEM cut short": (PEM[:60], (PRIVATE[:20],), ""),
+    "PEM in one line": (PEM.replace("\n", "\\n"), (PRIVATE,), ""),
+    "cut short in quotes": (f'{{"token": "{SIGNED}', (SIGNED,), ""),
+    "password": (f"password: {SECRET}, user: ci", (SECRET,), "user: ci"),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_taken_out_and_the_rest_is_left(name: str):
+    """Whatever shape a client gives a credential, none of it is left, and the context is."""
+    text, secrets, kept = SECRETS[name]
+    assert all(secret in text for secret in secrets), "the test itself"
+
+    redacted = redact(text)
+
+    assert [secret for secret in secrets if secret in redacted] == []
+    assert HIDDEN in redacted
+    assert kept in redacted
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_redacting_twice_is_redacting_once(name: str):
+    """What has passed one border unchanged passes the next one."""
+    once = redact(SECRETS[name][0])
+
+    assert redact(once) == once
+
+
+ORDINARY = (
+    "",
+    f"part cache: sha256 is {SIGNED}, the manifest says {SIGNED[:16]}",
+    f"sha256:{SIGNED}{SIGNED[:16]}",
+    f"blobs/sha256/{SIGNED}: no object 'blobs/sha256/{SIGNED}'",
+    "s3://bucket/prefix/statements/Embedder/0123456789abcdef-g2.dsse.json",
+    "hf://owner/repo@0123456789abcdef0123456789abcdef01234567/prefix: HTTP 403 Forbidden",
+    "file:///srv/artifacts: cannot read 'blobs/x': No such file or directory",
+    "az://container/prefix gs://bucket",
+    "http://127.0.0.1:9000/bucket/key: connection refused",
+    "PUT https://host:8443/b/k said 412 (PreconditionFailed)",
+    "a token of 3 words, the signature of 'ci' (0123456789abcdef) does not belong to it",
+    "reason=bad_signature: the signature of 'ci' is wrong; signature: (8, 16) float32",
+    "no credentials: the environment has none; credential for x",
+    "tokens: 17, tokenizer=bert, key='x', keys: 3",
+    "ci@builder.example and python3.11: 12:30:05.123 warm",
+    "registry/image:tag@sha256:0123",
+    "basic settings, Basic auth, bearer authentication. Bearer tokens",
+    "hf_hub_download and hf_transfer and hf_xet are clients",
+    "what? who? /path/to?x",
+    "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----",
+    "verdict=refused reason=digest_mismatch bytes=3 in 0.1 s",
+    *REFUSAL_REASONS,
+)
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_an_ordinary_text_is_left_alone(text: str):
+    """Digests, addresses, keys of a store and words about credentials are what errors are for."""
+    assert redact(text) == text
+
+
+def literals() -> list[tuple[str, str]]:
+    """Return every text of the package that is passed to something, with where it stands."""
+    found = []
+    for path in sorted(Path(serve_warm.__file__).parent.rglob("*.py")):
+        if path.name == "redaction.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                given = [*node.args, *(keyword.value for keyword in node.keywords)]
+                found += [(f"{path.name}:{node.lineno}", text_of(each)) for each in given]
+    return found
+
+
+def text_of(node: ast.expr) -> str:
+    """Return a literal with a word in each of its gaps."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(value.value) if isinstance(value, ast.Constant) else "word" for value in node.values
+        )
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left) + text_of(node.right)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_no_message_or_hint_of_the_package_is_redacted():
+    """Advice that names a variable or a setting of credentials is read as it was written."""
+    texts = [(where, text) for where, text in literals() if " " in text]
+
+    assert len(texts) > 200
+    assert [(where, text) for where, text in texts if redact(text) != text] == []
+
+
+# --- errors --------------------------------------------------------------------------------
+
+
+def test_an_error_never_shows_a_secret():
+    """Neither its message, hint, text, representation, traceback nor its pickled form has it."""
+    error = ArtifactRefused(f"GET {PRESIGNED}", reason="denied", hint=f"token={SESSION}")
+
+    again = pickle.loads(pickle.dumps(error))
+
+    for each in (error, again):
+        shown = [each.message, each.hint, str(each), repr(each), *map(str, each.args)]
+        shown += traceback.format_exception(each)
+        assert "GET https://bucket" in each.message
+        assert [text for text in shown if SIGNED in text or SESSION in text] == []
+    assert SIGNED.encode() not in pickle.dumps(error)
+    assert (again.message, again.hint, again.reason) == (error.message, error.hint, "denied")
+
+
+def test_the_cause_that_stands_for_an_sdk_has_no_secret(caplog: pytest.LogCaptureFixture):
+    """A logged traceback names what was raised inside, without what it held."""
+
+    class ClientError(Exception):
+        def __init__(self) -> None:
+            super().__init__(f"GET {PRESIGNED} said 403")
+            self.request = {"Authorization": SECRET}
+
+    try:
+        try:
+            raise ClientError
+        except ClientError as error:
+            raise StoreError("cannot read", hint="") from tainted(error)
+    except StoreError as error:
+        cause = error.__cause__
+        logging.getLogger("test").exception("it broke")
+
+    assert "ClientError: GET https://bucket.s3.amazonaws.com/blobs/sha256/9f2c?[hidden]" in str(
+        cause
+    )
+    assert "said 403" in caplog.text
+    assert [secret for secret in (SIGNED, SECRET, KEY_ID) if secret in caplog.text] == []
+    assert SIGNED not in repr(vars(cause)) + repr(cause)
+
+
+# --- time ----------------------------------------------------------------------------------
+
+LONG = 1 << 18
+PIECES = (
+    *("a", "a.", "a-", "a:", "a:@", "://", "a://", "a://b@", "?", "?a=", "?a", " ", "@", "eyJ"),
+    *("eyJ-", "eyJa.", "bearer ", "basic ", "Basic A", "token", "token ", "token=", 'token="'),
+    *("token:'", "'token', ", "token\\", "authorization:", "authorization: ", "authorization"),
+    *("-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "A", "AKIA", "hf_", "SharedKey a", "key", "k_"),
+    *("secret_", "Signature=", "Credential=a, ", "\\", '"', "'", "<Token>", "x@y:"),
+)
+
+
+@pytest.mark.timeout(240)
+def test_no_long_text_takes_longer_than_its_length():
+    """Whoever answers with hundreds of kilobytes of almost a secret does not hold up a start."""
+    # One that took the square of its length would need minutes for each of these.
+    for piece in PIECES:
+        redact(piece * (LONG // len(piece)))

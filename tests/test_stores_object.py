@@ -1,0 +1,496 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Buckets as stores: the contract on real servers, ranged downloads, uploads, addresses.
+
+What happens when the server or the network misbehaves stands in test_store_faults.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from s3_servers import Bucket, FaultProxy, Server
+from serve_warm.errors import (
+    ConfigError,
+    MissingPackage,
+    ObjectExists,
+    ObjectNotFound,
+    StoreDenied,
+    StoreError,
+)
+from serve_warm.stores import Object, open_store
+from serve_warm.stores.object_store import (
+    ONE_GET_BYTES,
+    ONE_PUT_BYTES,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    ObjectStore,
+)
+from store_contract import KEY, StoreContract
+
+GAPS = {
+    ("azurite", "plain", "test_download_of_what_is_gone_is_named"): "Azurite answers 412 to a "
+    "condition on what is not there, which is taken for a change",
+    ("ceph", "versioned", "test_of_racing_writers_one_wins"): "Ceph 16 ignores If-None-Match in a "
+    "versioned bucket: of writers that look at the same moment several find nothing there",
+}
+"""What a server cannot do, and so a store on it; the rest of the contract holds there too."""
+
+
+def skip_gaps(server: str, kind: str, request: pytest.FixtureRequest) -> None:
+    reason = GAPS.get((server, kind, request.node.originalname))
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+class S3Contract(StoreContract):
+    """The contract, in a bucket of the class and a prefix of the test."""
+
+    server = "moto"
+    kind = "plain"
+    folder = "prefix"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def bucket(cls, request: pytest.FixtureRequest) -> Iterator[Bucket]:
+        # By name, so that a server only starts when a test that asks for it runs.
+        server: Server = request.getfixturevalue(cls.server)
+        client = server.client()
+        yield Bucket(client=client, name=server.new_bucket(versioned=cls.kind == "versioned"))
+        client.close()
+
+    @pytest.fixture
+    def raw(self, bucket: Bucket) -> Bucket:
+        return dataclasses.replace(bucket, prefix=f"{secrets.token_hex(4)}/{self.folder}/")
+
+    @pytest.fixture
+    def store(
+        self, raw: Bucket, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> ObjectStore:
+        skip_gaps(self.server, self.kind, request)
+        set_up(monkeypatch, request.getfixturevalue(self.server))
+        return ObjectStore.open("s3", f"{raw.name}/{raw.prefix}")
+
+    def test_a_wrong_secret_is_denied(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
+        """The server checks signatures, so that the other tests say something about ours."""
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret-of-this-user")
+
+        with pytest.raises(StoreDenied, match="HTTP 403"):
+            open_store(store.uri).list("")
+
+
+class LargeObjects:
+    """What the contract does not say, because it takes seconds."""
+
+    def test_download_in_parts_gives_each_byte_once(self, store: ObjectStore, raw: Bucket):
+        """An object over the size of one GET comes in ranges, which make it up."""
+        data = secrets.token_bytes(ONE_GET_BYTES + PART_BYTES // 2)
+        raw.write(KEY, data)
+        pieces: list[tuple[int, bytes]] = []
+
+        store.download(store.head(KEY), lambda at, piece: pieces.append((at, bytes(piece))))
+
+        ends = [0, *(at + len(piece) for at, piece in sorted(pieces))]
+        assert [at for at, _ in sorted(pieces)] == ends[:-1]
+        assert b"".join(piece for _, piece in sorted(pieces)) == data
+
+    def test_download_in_parts_notices_that_the_object_was_replaced(
+        self, store: ObjectStore, raw: Bucket
+    ):
+        """No part of another object of the same size is taken for a part of the first."""
+        raw.write(KEY, b"1" * (ONE_GET_BYTES + 1))
+        found = store.head(KEY)
+        raw.write(KEY, b"2" * (ONE_GET_BYTES + 1))
+
+        with pytest.raises(StoreError, match="changed"):
+            store.download(found, lambda _at, _piece: None)
+
+    def test_a_large_object_is_uploaded_in_parts(self, store: ObjectStore, raw: Bucket):
+        """A file over the size of one PUT is stored as it is, and write-once holds afterwards."""
+        file = io.BytesIO(secrets.token_bytes(PART_BYTES) * (ONE_PUT_BYTES // PART_BYTES) + b"x")
+
+        store.create(KEY, file)
+        store.create(KEY, file)
+
+        assert raw.read(KEY) == file.getvalue()
+        file.getbuffer()[-1] = 0
+        with pytest.raises(ObjectExists):
+            store.create(KEY, file)
+
+
+class TestMoto(S3Contract, LargeObjects):
+    pass
+
+
+class TestMotoVersioned(S3Contract):
+    kind = "versioned"
+
+
+class TestCeph(S3Contract, LargeObjects):
+    server = "ceph"
+    # moto takes the signature of a list with a space in it for a wrong one.
+    folder = "a prefix"
+
+
+class TestCephVersioned(S3Contract):
+    server = "ceph"
+    kind = "versioned"
+
+
+@dataclasses.dataclass
+class Container:
+    """What is behind a store in Azure, by obstore without ours."""
+
+    name: str
+    prefix: str
+
+    def _client(self) -> Any:
+        from obstore.store import AzureStore
+
+        return AzureStore(self.name)
+
+    def read(self, key: str) -> bytes:
+        return bytes(self._client().get(self.prefix + key).bytes())
+
+    def write(self, key: str, data: bytes) -> None:
+        self._client().put(self.prefix + key, data)
+
+
+class TestAzurite(StoreContract):
+    @pytest.fixture
+    def raw(self, azurite: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Container:
+        settings = dict(azurite)
+        container = settings.pop("container")
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        return Container(container, f"{secrets.token_hex(4)}/")
+
+    @pytest.fixture
+    def store(self, raw: Container, request: pytest.FixtureRequest) -> ObjectStore:
+        skip_gaps("azurite", "plain", request)
+        return ObjectStore.open("az", f"{raw.name}/{raw.prefix}")
+
+
+# --- downloads ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def raw(moto: Server) -> Iterator[Bucket]:
+    client = moto.client()
+    yield Bucket(client=client, name=moto.new_bucket(), prefix="pre/")
+    client.close()
+
+
+@pytest.fixture
+def store(
+    moto: Server, fault_proxy: FaultProxy, raw: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> ObjectStore:
+    """A store on moto behind the proxy, which counts and passes everything on."""
+    set_up(monkeypatch, dataclasses.replace(moto, endpoint=fault_proxy.endpoint))
+    return ObjectStore.open("s3", f"{raw.name}/pre")
+
+
+def put_and_find(store: ObjectStore, raw: Bucket, proxy: FaultProxy, count: int) -> Object:
+    raw.write(KEY, bytes(count))
+    found = store.head(KEY)
+    proxy.seen.clear()
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, PART_BYTES + 1, ONE_GET_BYTES])
+def test_a_small_object_is_one_get(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
+):
+    """Up to the limit nothing but one GET of the whole object is sent."""
+    found = put_and_find(store, raw, fault_proxy, count)
+
+    store.download(found, lambda _at, _piece: None)
+
+    assert fault_proxy.seen == [f"GET /{raw.name}/pre/{KEY}"]
+
+
+@pytest.mark.parametrize("count", [ONE_GET_BYTES + 1, ONE_GET_BYTES + PART_BYTES])
+def test_a_large_object_is_one_get_a_part(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
+):
+    """Above the limit there are as many GETs as parts, each of its own range."""
+    found = put_and_find(store, raw, fault_proxy, count)
+
+    store.download(found, lambda _at, _piece: None)
+
+    assert len(fault_proxy.seen) == len(set(fault_proxy.seen)) == math.ceil(count / PART_BYTES)
+    assert all(" bytes=" in request for request in fault_proxy.seen)
+
+
+def test_parts_are_read_at_once(store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy):
+    """Where one connection is slow, as many are used as the store allows, and no more."""
+    found = put_and_find(store, raw, fault_proxy, (PARTS_AT_ONCE + 1) * PART_BYTES)
+    fault_proxy.fault = "slow"
+
+    store.download(found, lambda _at, _piece: None)
+
+    assert fault_proxy.most_at_once == PARTS_AT_ONCE
+
+
+def test_an_object_without_an_etag_is_one_get(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """Parts that nothing pins together are not put together."""
+    found = put_and_find(store, raw, fault_proxy, ONE_GET_BYTES + 1)
+
+    with pytest.raises(StoreError, match="changed"):
+        # This server does have one, which therefore is not the one that was found.
+        store.download(dataclasses.replace(found, version=""), lambda _at, _piece: None)
+
+    assert fault_proxy.seen == [f"GET /{raw.name}/pre/{KEY}"]
+
+
+@pytest.mark.parametrize("count", [10, ONE_GET_BYTES + 1])
+def test_the_etag_of_the_answer_is_compared_too(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
+):
+    """A weak ETag cannot be a condition of the request, and pins a download all the same."""
+    found = put_and_find(store, raw, fault_proxy, count)
+
+    with pytest.raises(StoreError, match="changed"):
+        store.download(dataclasses.replace(found, version='W/"1"'), lambda _at, _piece: None)
+
+
+def test_what_a_sink_raises_ends_all_parts(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """The error comes out as it is, even one that obstore has too; then no thread is left."""
+    found = put_and_find(store, raw, fault_proxy, 12 * PART_BYTES)
+    error = FileNotFoundError("the target is gone")
+    calls: list[int] = []
+
+    def sink(at: int, _piece: bytes | memoryview) -> None:
+        calls.append(at)
+        raise error
+
+    with pytest.raises(FileNotFoundError) as caught:
+        store.download(found, sink)
+
+    assert caught.value is error
+    assert len(calls) <= PARTS_AT_ONCE
+    assert len(fault_proxy.seen) <= PARTS_AT_ONCE
+    assert not [t for t in threading.enumerate() if t.name.startswith("serve_warm-get")]
+
+
+# --- uploads -----------------------------------------------------------------------------------
+
+
+def test_a_conflict_that_comes_to_nothing_is_tried_again(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """409 says that another write is undecided: when it fails, ours takes the place."""
+    fault_proxy.fault, fault_proxy.times = "409", 2
+    fault_proxy.only = lambda request: request.startswith("PUT")
+
+    store.create(KEY, b"mine")
+
+    assert raw.read(KEY) == b"mine"
+
+
+def test_a_store_that_refuses_the_condition_is_written_without(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """Some gateways answer 501 to If-None-Match; what is there is still never overwritten."""
+    fault_proxy.fault = "501"
+    fault_proxy.only = lambda request: "if-none-match" in request
+
+    store.create(KEY, b"mine")
+    with pytest.raises(ObjectExists):
+        store.create(KEY, b"other")
+
+    assert raw.read(KEY) == b"mine"
+
+
+@pytest.mark.parametrize("other", [b"other", b"them"])
+def test_a_store_without_the_condition_is_read_back(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, other: bytes
+):
+    """Whose bytes were overwritten at once, by as many or not, learns that they did not stay."""
+    fault_proxy.fault = "501"
+    fault_proxy.only = lambda request: "if-none-match" in request
+
+    def overwrite(request: str) -> None:
+        if request.startswith("PUT"):
+            raw.write(KEY, other)
+
+    fault_proxy.afterwards = overwrite
+
+    with pytest.raises(ObjectExists):
+        store.create(KEY, b"mine")
+
+
+def test_a_large_object_that_was_overwritten_is_noticed(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """An upload in parts has no condition, so it too is looked at when it is done."""
+
+    def overwrite(request: str) -> None:
+        if request.startswith("POST") and "uploadId" in request:
+            raw.write(KEY, b"x" * (ONE_PUT_BYTES + 1))
+
+    fault_proxy.afterwards = overwrite
+
+    with pytest.raises(ObjectExists):
+        store.create(KEY, io.BytesIO(bytes(ONE_PUT_BYTES + 1)))
+
+
+def test_an_answer_that_was_lost_does_not_fail_a_write(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """The write is tried again, finds its own bytes there, and that is success."""
+    lost: list[str] = []
+
+    def lose(request: str) -> None:
+        if request.startswith("PUT") and not lost:
+            lost.append(request)
+            raise OSError
+
+    fault_proxy.afterwards = lose
+
+    store.create(KEY, b"mine")
+
+    assert (len(lost), raw.read(KEY)) == (1, b"mine")
+
+
+@pytest.mark.parametrize("step", ["partNumber=3", "POST"])
+def test_an_interrupted_upload_leaves_nothing(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, step: str
+):
+    """An upload in parts that fails, in a part or at its end, is not there, nor are its parts."""
+    fault_proxy.fault = "500"
+    fault_proxy.only = lambda request: step in request and "uploadId" in request
+
+    with pytest.raises(StoreError, match="HTTP 500"):
+        store.create(KEY, io.BytesIO(bytes(ONE_PUT_BYTES + 1)))
+
+    assert "Uploads" not in raw.client.list_multipart_uploads(Bucket=raw.name)
+    assert store.list("") == []
+    with pytest.raises(ObjectNotFound):
+        store.head(KEY)
+
+
+# --- lists -------------------------------------------------------------------------------------
+
+
+def test_a_list_of_several_pages_is_whole(store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy):
+    """This server gives three keys a page."""
+    keys = [f"s/{number}" for number in range(8)]
+    for key in keys:
+        raw.write(key, b"")
+
+    assert store.list("s/") == keys
+    assert len(fault_proxy.seen) == 3
+
+
+def test_foreign_objects_are_left_out(store: ObjectStore, raw: Bucket):
+    """Objects beside the prefix and with names that are no keys are not ours."""
+    for key in ("s/a", "s/.hidden", ".s/b"):
+        raw.write(key, b"")
+    dataclasses.replace(raw, prefix="prefix/").write("s/c", b"")
+
+    assert store.list("") == ["s/a"]
+
+
+# --- addresses, settings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("rest", ["bucket", "bucket/prefix", "a-bucket.of_mine/a/pre fix/%41"])
+def test_an_address_is_given_back(monkeypatch: pytest.MonkeyPatch, scheme: str, rest: str):
+    """Nothing is added, decoded or lost, except slashes at the end; nothing is sent."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+
+    assert open_store(f"{scheme}://{rest}").uri == f"{scheme}://{rest}"
+    assert open_store(f"{scheme}://{rest}/").uri == f"{scheme}://{rest}"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("", "/", "/prefix", "b", "Bucket", "a..b", "-bucket", "KEY:hunter2", "a b", "x" * 64),
+        *("bucket/../other", "bucket/a//b", "bucket/.git", "bucket/a\\b", "bucket/\n"),
+    ],
+)
+def test_what_is_no_address_is_refused(rest: str):
+    """One sentence says what is wrong, and does not repeat what may have been a password."""
+    with pytest.raises(ConfigError, match="followed by") as caught:
+        open_store(f"s3://{rest}")
+
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket", "gs://bucket", "az://bucket"])
+def test_without_obstore_the_package_is_named(monkeypatch: pytest.MonkeyPatch, uri: str):
+    """Whoever uses folders only needs no SDK; whoever does not is told which."""
+    for name in ("obstore", "obstore.store", "obstore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(MissingPackage, match="needs obstore") as caught:
+        open_store(uri)
+
+    assert caught.value.hint == "pip install obstore"
+
+
+def test_half_a_credential_is_a_setting_to_correct(monkeypatch: pytest.MonkeyPatch):
+    """What can be seen without asking anybody is said when the store is opened."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWARMWARMWARMWARM")
+
+    with pytest.raises(ConfigError, match="Missing SecretAccessKey") as caught:
+        open_store("s3://bucket")
+
+    assert "AKIAWARM" not in str(caught.value)
+
+
+def test_an_endpoint_without_encryption_needs_permission(
+    monkeypatch: pytest.MonkeyPatch, store: ObjectStore, fault_proxy: FaultProxy
+):
+    """http:// is used only where the operator says so, by a variable that the error names."""
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+
+    with pytest.raises(StoreDenied, match="http://") as caught:
+        open_store(store.uri).list("")
+
+    assert "AWS_ALLOW_HTTP=true" in caught.value.hint
+    assert fault_proxy.seen == []
+
+
+def test_the_endpoint_for_s3_alone_comes_first(
+    monkeypatch: pytest.MonkeyPatch, store: ObjectStore, fault_proxy: FaultProxy
+):
+    """Both variables of the SDKs are known, and the more exact one decides."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", fault_proxy.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+
+    assert open_store(store.uri).list("") == []
+    assert len(fault_proxy.seen) == 1
