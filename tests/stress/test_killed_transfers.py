@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pushes and pulls that are killed at any point leave nothing partial that anybody can see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3_servers import Server, moto  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(1200)]
+
+PROGRAM = Path(__file__).with_name("killed_transfers.py")
+
+
+def campaign(
+    operation: str, store: str, node: Path, how: str, count: int, **environment: str
+) -> dict[str, Any]:
+    path = os.pathsep.join([str(PROGRAM.parent.parent), str(PROGRAM.parent.parent.parent)])
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM), operation, store, str(node), how, str(count)],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
+
+
+@pytest.mark.parametrize("operation", ["push", "pull"])
+def test_killed_before_any_file_operation(tmp_path: Path, operation: str):
+    """Whichever operation on a file is the last one, others see nothing or all of it."""
+    result = campaign(operation, str(tmp_path / "store"), tmp_path / "node", "steps", 500)
+
+    assert result["violations"] == [], result
+    assert (result["killed"] > 5, result["finished"]) == (True, 1)
+
+
+@pytest.mark.parametrize("operation", ["push", "pull"])
+def test_killed_at_random_points_with_a_folder(tmp_path: Path, operation: str):
+    """A hundred random points of a push and of a pull, with a folder as the store."""
+    result = campaign(operation, str(tmp_path / "store"), tmp_path / "node", "random", 50)
+
+    assert result["violations"] == [], result
+    assert result["killed"] >= 25
+
+
+@pytest.mark.parametrize("operation", ["push", "pull"])
+def test_killed_at_random_points_with_s3(
+    tmp_path: Path,
+    moto: Server,  # noqa: F811
+    operation: str,
+):
+    """A hundred random points of a push and of a pull, with an S3 server as the store."""
+    store = f"s3://{moto.new_bucket()}/artifacts"
+
+    result = campaign(operation, store, tmp_path / "node", "random", 50, **moto.environment())
+
+    assert result["violations"] == [], result
+    assert result["killed"] >= 25

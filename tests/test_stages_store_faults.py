@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A replica becomes ready whatever its bucket does, and says in one line what that was."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts import build, packed_cache
+from s3_servers import ANSWERS, TRANSPORT_FAULTS, FaultProxy, Server
+from serve_warm import transfer
+from serve_warm.report import Report, Stage, Verdict
+from serve_warm.stores import open_store
+from test_stages import KEY, StandIn, here, process, warm_up  # noqa: F401 - `process` is a fixture
+
+pytestmark = pytest.mark.timeout(120)
+
+PULL_DEADLINE_S = 2.0
+SECRETS = ("secret_access_key", "X-Amz-Signature", "AWS4-HMAC", "Credential=")
+
+# What a pull gives when every request meets the fault. `slow` is still fast enough for a small
+# artifact; the answers to a PUT mean nothing to one that reads.
+EVERY_REQUEST = {
+    **dict.fromkeys((*ANSWERS, *TRANSPORT_FAULTS), Verdict.MISS),
+    "slow": Verdict.FULL_HIT,
+}
+
+# What it gives when only the download of the part does.
+THE_PART = {
+    **dict.fromkeys((*ANSWERS, *TRANSPORT_FAULTS), Verdict.MISS),
+    "404": Verdict.REFUSED,  # a statement that names what is not there
+    "slow": Verdict.FULL_HIT,
+}
+del THE_PART["down"], THE_PART["501"]
+
+
+@pytest.fixture
+def uri(
+    moto: Server, fault_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A bucket with an artifact that fits, behind the proxy."""
+    server = dataclasses.replace(moto, endpoint=fault_proxy.endpoint)
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    uri = f"s3://{moto.new_bucket()}/artifacts"
+    manifest, stored = build(
+        deployment="Embedder", built_for=here(StandIn()), raw={"cache": packed_cache(tmp_path)}
+    )
+    transfer.push(open_store(uri), manifest, stored, [KEY])
+    yield uri
+    fault_proxy.reset()
+
+
+def started(uri: str, caplog: pytest.LogCaptureFixture) -> tuple[Report, list[str]]:
+    """Start a replica; returns its report and what it warned of."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        report = warm_up(StandIn(), artifact=uri, pull_deadline_s=PULL_DEADLINE_S).report()
+    ours = [record for record in caplog.records if record.name.startswith("serve_warm")]
+    warned = [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
+    return report, [line for line in warned if "compiling cold" in line]
+
+
+def check(report: Report, warned: list[str], verdict: Verdict, uri: str) -> None:
+    assert report.stage is Stage.READY
+    assert report.verdict is verdict
+    assert report.covered.proven == report.covered.expected == 2
+    if verdict is not Verdict.FULL_HIT:
+        [line] = warned
+        assert "\n" not in line
+        assert uri in line or "statements/" in line
+        assert report.artifact is not None
+        assert report.artifact.reason
+        for text in (line, report.text(), str(report.to_json())):
+            assert not [secret for secret in SECRETS if secret in text]
+
+
+@pytest.mark.parametrize(("fault", "verdict"), EVERY_REQUEST.items())
+def test_a_replica_is_ready_whatever_the_bucket_does(
+    fault: str,
+    verdict: Verdict,
+    uri: str,
+    fault_proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Down, slow, hanging, refusing, cutting off: ready and proven, with one line that says it."""
+    fault_proxy.fault = fault
+
+    report, warned = started(uri, caplog)
+
+    check(report, warned, verdict, uri)
+
+
+@pytest.mark.parametrize(("fault", "verdict"), THE_PART.items())
+def test_a_replica_is_ready_whatever_becomes_of_a_part(
+    fault: str,
+    verdict: Verdict,
+    uri: str,
+    fault_proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+):
+    """The same when the statement was read and the fault comes with the first byte of a part."""
+    fault_proxy.only = lambda request: request.startswith("GET") and "/blobs/" in request
+    fault_proxy.fault = fault
+
+    report, warned = started(uri, caplog)
+
+    check(report, warned, verdict, uri)
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "429", "reset_in_body", "truncated", "down"])
+def test_a_fault_that_passes_is_not_noticed(
+    fault: str, uri: str, fault_proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+):
+    """One bad answer, or one refused connection, costs a moment and not the artifact."""
+    fault_proxy.times = 1
+    if fault != "down":
+        fault_proxy.fault = fault
+
+    report, warned = started(uri, caplog)
+
+    assert (report.verdict, warned) == (Verdict.FULL_HIT, [])
+
+
+def test_credentials_that_are_refused_are_not_tried_again(
+    uri: str, fault_proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+):
+    """Who may not read now may not in two seconds either: one list, and on with the start."""
+    fault_proxy.fault = "403"
+    fault_proxy.seen.clear()
+
+    started(uri, caplog)
+
+    assert len(fault_proxy.seen) == 1
+
+
+def test_no_store_is_asked_when_the_kill_switch_is_on(uri: str, fault_proxy: FaultProxy):
+    """`artifact: null` makes no request."""
+    fault_proxy.seen.clear()
+
+    start: Any = warm_up(StandIn(), artifact=None)
+
+    assert start.report().verdict is Verdict.OFF
+    assert fault_proxy.seen == []
