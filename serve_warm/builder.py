@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import artifact, node, transfer
+from serve_warm import artifact, node, publish
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
@@ -454,14 +454,14 @@ def build(
     packed["facts"].update(portable)
     progress("sign")
     manifest, stored = _manifest(app, packed)
-    there = transfer.published(store, app.deployment, manifest.fingerprint)
+    there = publish.published(store, app.deployment, manifest.fingerprint)
     if there and if_published == "refuse":
         # Before the round trip, which would be in vain.
-        raise transfer.already_published(store, manifest, there[-1])
+        raise publish.already_published(store, manifest, there[-1])
     keep = bool(there) and if_published == "keep"
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
-            transfer.push(open_store(source), manifest, stored, [key])
+            publish.push(open_store(source), manifest, stored, [key])
         warm = {**settings, "artifact": source, "parts": ["cache"]}
         with on.running(app, warm, progress=_prefixed(progress, "round trip")) as start:
             report = start.report()
@@ -469,8 +469,8 @@ def build(
     statement = report["artifact"]["statement"]
     if not keep:
         progress("publish")
-        on_taken: transfer.OnTaken = "supersede" if if_published == "supersede" else "refuse"
-        statement = transfer.push(store, manifest, stored, [key], on_taken=on_taken)
+        on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
+        statement = publish.push(store, manifest, stored, [key], on_taken=on_taken)
     return Built(
         published="kept" if keep else "new",
         store=store.uri,

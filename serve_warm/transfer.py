@@ -1,17 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How artifacts get into a store and out of it again: what is checked, and in which order.
+"""How an artifact gets out of a store: which one is chosen, what is checked, and in which order.
 
     blobs/sha256/<hex>                              one part, as it is stored
     statements/<deployment>/<variant>.dsse.json     one signed artifact
-    ...                    /<variant>-g2.dsse.json  what superseded it, if that was asked for
-    ...                    /<variant>-s<8 hex>.dsse.json  the same one with other signatures
 
-`push` writes the blobs first and the statement last, so a statement never points at nothing, and
-of several publishers of one variant the first wins. `pull` looks at every statement of the
-deployment, keeps a reason for each, and of those that are trusted and fit takes the one that was
-created last, by its signed time. Nothing a store says is believed before the signature is checked,
-and nothing is unpacked before its digest is.
+`pull` looks at every statement of the deployment, keeps a reason for each, and of those that are
+trusted and fit takes the one that was created last, by its signed time. Nothing a store says is
+believed before the signature is checked, and nothing is unpacked before its digest is.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
+from typing import BinaryIO, NoReturn
 
 from serve_warm.artifact import (
     MAX_RAW_BYTES,
@@ -35,16 +31,12 @@ from serve_warm.artifact import (
     Manifest,
     Part,
     check_caps,
-    check_stored,
     check_stored_size,
     open_part,
 )
 from serve_warm.errors import (
-    AlreadyPublished,
     ArtifactNotFound,
     ArtifactRefused,
-    ConfigError,
-    ObjectExists,
     ObjectNotFound,
     ObjectTooLarge,
     StoreError,
@@ -57,14 +49,9 @@ from serve_warm.trust import (
     Believed,
     Envelope,
     Trust,
-    add_signatures,
     check_age_and_denied,
     verify,
 )
-from serve_warm.trust import sign as sign_payload
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +62,6 @@ SHOWN_VARIANTS = 5
 """Variants whose differences an error spells out when none fits; its trace has all."""
 READERS = 8
 """Statements that are read at once: each costs a round trip, and there is one a variant."""
-
-OnTaken = Literal["refuse", "supersede"]
-"""What to do when the variant is published already with other content: say so, or publish this one
-beside it, which makes it the one that replicas take because it was created later."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being moved, how many bytes of it are done, and how many there are."""
@@ -141,399 +124,6 @@ class Pulled:
             file.close()
 
 
-# --- publishing ----------------------------------------------------------------------------
-
-
-def push(
-    store: Store,
-    manifest: Manifest,
-    parts: Mapping[str, bytes],
-    keys: Sequence[Ed25519PrivateKey],
-    *,
-    on_taken: OnTaken = "refuse",
-) -> str:
-    """Publish an artifact signed by `keys`; returns the key of its statement.
-
-    `parts` are the stored bytes by part name. Publishing the same artifact twice is publishing it
-    once, and a push that was interrupted can be repeated.
-
-    Raises:
-        ArtifactRefused: the parts are not those of the manifest, or larger than readers accept.
-        ConfigError: no key was given.
-        AlreadyPublished: the variant is there with other content. Nothing was changed.
-        StoreError: the store could not be written. No statement is visible.
-    """
-    if parts.keys() != {part.name for part in manifest.parts}:
-        raise ArtifactRefused(
-            f"the manifest has the parts {', '.join(part.name for part in manifest.parts)}; "
-            f"given were {', '.join(parts) or 'none'}",
-            reason="missing_part",
-        )
-    for part in manifest.parts:
-        check_caps(part)
-        check_stored(part, parts[part.name])
-    envelope = sign_payload(manifest.to_statement(), *keys)
-    return _publish(store, manifest, envelope, parts, on_taken)
-
-
-def _publish(
-    store: Store,
-    manifest: Manifest,
-    envelope: bytes,
-    parts: Mapping[str, bytes | BinaryIO],
-    on_taken: OnTaken,
-) -> str:
-    # Asked first, so that nothing is uploaded in vain; decided when the statement is created.
-    key, is_new = _place(store, manifest, envelope, on_taken)
-    for part in manifest.parts:
-        if is_new or not _is_there(store, part):
-            store.create(blob_key(part), parts[part.name])
-    try:
-        # Last: whoever sees the statement can read all that it names.
-        store.create(key, envelope)
-    except ObjectExists:
-        # Somebody was faster. With the same artifact that is well, and these signatures have a
-        # place beside it; another one is not superseded unseen, whatever was asked for.
-        key, _ = _place(store, manifest, envelope, "refuse")
-        store.create(key, envelope)
-    for part in manifest.parts:
-        # A prune that ran meanwhile may have taken an old blob that nobody needed until now.
-        if not _is_there(store, part):
-            store.create(blob_key(part), parts[part.name])
-    logger.info("pushed artifact store=%s statement=%s", store.uri, key)
-    return key
-
-
-def _is_there(store: Store, part: Part) -> bool:
-    try:
-        return store.head(blob_key(part)).size_bytes == part.stored_bytes
-    except ObjectNotFound:
-        return False
-
-
-def published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
-    """Return the statements that a store has for this variant, whoever signed them.
-
-    What superseded another one comes after it.
-
-    Raises:
-        StoreError: the store could not be read.
-    """
-    prefix = f"{_statements_of(deployment)}{fingerprint.key}"
-    return sorted(filter(_VARIANT.search, store.list(prefix)), key=_generation)
-
-
-_VARIANT = re.compile(
-    r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
-    r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
-)
-"""The end of a statement's key. The 16 digits are what the first release named rebuilds by."""
-
-
-def _generation(key: str) -> int:
-    found = _VARIANT.search(key)
-    return int(found["generation"] or 1) if found else 1
-
-
-def already_published(store: Store, manifest: Manifest, key: str) -> AlreadyPublished:
-    """Return the error that says what is there in place of `manifest`."""
-    what = "it cannot be read"
-    try:
-        there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
-    except (ArtifactRefused, ObjectNotFound):
-        pass
-    else:
-        others = {part.name: part for part in there.parts}
-        differing = [
-            part.name for part in manifest.parts if others.pop(part.name, None) != part
-        ] + sorted(others)
-        what = f"created {there.created}, " + (
-            f"other bytes in {', '.join(differing)}" if differing else "the same parts"
-        )
-    return AlreadyPublished(
-        f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} already, "
-        f"as {key} ({what})",
-        hint="what is published is never replaced: publish under another prefix, or let this one "
-        "supersede it with --if-published supersede",
-        statement=key,
-    )
-
-
-def _place(
-    store: Store, manifest: Manifest, envelope: bytes, on_taken: OnTaken
-) -> tuple[str, bool]:
-    """Return the key that this statement has or may have, and whether its payload is new here."""
-    payload = Envelope.parse(envelope).payload
-    taken: list[str] = []
-    same: list[str] = []
-    last_created = ""
-    for key in published(store, manifest.deployment, manifest.fingerprint):
-        try:
-            there = read_envelope(store, key)
-            found = Envelope.parse(there).payload
-            last_created = max(last_created, Manifest.from_statement(found).created)
-        except ObjectNotFound:
-            continue
-        except ArtifactRefused:
-            there = found = b""
-        if there == envelope:
-            return key, False
-        (same if found == payload else taken).append(key)
-    if same:
-        return _resigned(same[0], envelope), False
-    stem = f"{_statements_of(manifest.deployment)}{manifest.fingerprint.key}"
-    if not taken:
-        return f"{stem}{STATEMENT_SUFFIX}", True
-    if on_taken == "refuse":
-        raise already_published(store, manifest, taken[-1])
-    if manifest.created <= last_created:
-        raise AlreadyPublished(
-            f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} as "
-            f"created {last_created}, and this one was created {manifest.created}: replicas would "
-            "go on taking the other one",
-            hint="build again, on a machine whose clock is right, or publish under another prefix",
-            statement=taken[-1],
-        )
-    return f"{stem}-g{_generation(taken[-1]) + 1}{STATEMENT_SUFFIX}", True
-
-
-def _resigned(key: str, envelope: bytes) -> str:
-    """Return where an envelope stands that has the payload of `key` and other signatures."""
-    stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
-    return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
-
-
-def sign(
-    store: Store,
-    keys: Sequence[Ed25519PrivateKey],
-    *,
-    trust: Trust,
-    deployment: str | None = None,
-) -> list[str]:
-    """Sign what a store holds once more, without touching a part; returns the new statements.
-
-    For rotation: with the new key beside the old one each reader finds one that it trusts. Each
-    artifact must be trusted here before, since a signature vouches for all of it. What these keys
-    have signed already stays as it is.
-
-    Raises:
-        ArtifactNotFound: there is nothing to sign.
-        ArtifactRefused: one of them is not trusted here; nothing was signed.
-        ConfigError: no key was given.
-        StoreError: the store could not be read or written.
-    """
-    found, others = _all_vouched(store, deployment, trust)
-    vouched = {each.believed.digest for each in found if each.believed.how != "unsigned_ok"}
-    for each in found:
-        if each.believed.digest not in vouched:
-            unsigned = ArtifactRefused(
-                "it is believed only because unsigned_ok names its store, and a signature would "
-                "vouch for it everywhere",
-                reason="untrusted",
-                hint=f'to sign it all the same, pin it: pinned = ["sha256:{each.believed.digest}"]',
-            )
-            raise _with_trace(unsigned, each.key, ())
-    # Of several envelopes of one artifact the one with the most trusted signers goes on, but none
-    # under a key that `published` would not find.
-    found.sort(
-        key=lambda each: (
-            _VARIANT.search(each.key) is not None,
-            len(each.believed.signers),
-            each.key,
-        )
-    )
-    known = {each.envelope for each in found} | others
-    created = []
-    for each in {each.believed.digest: each for each in found}.values():
-        try:
-            signed = add_signatures(each.envelope, *keys)
-        except ConfigError:
-            # It has as many signatures as readers look at; whoever may write here can add those.
-            signed = sign_payload(each.believed.payload, *keys)
-        if signed not in known:
-            created.append(_resigned(each.key, signed))
-            store.create(created[-1], signed)
-            logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
-    return created
-
-
-def copy(
-    source: Store,
-    target: Store,
-    *,
-    trust: Trust,
-    deployment: str | None = None,
-    on_taken: OnTaken = "refuse",
-    progress: Progress = lambda _what, _done, _total: None,
-) -> list[str]:
-    """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
-
-    Of each variant the one that was created last is copied, under all its signatures: what it
-    superseded stays behind. Each is checked first, as far as that goes without a fingerprint:
-    signature, statement, sizes, digests, unpacking. An artifact that is not trusted here is not
-    spread from here.
-
-    Raises:
-        ArtifactNotFound: there is nothing to copy.
-        ArtifactRefused: one of them is not what it should be. Where a statement is to blame
-            nothing was copied, and for a part those before it are.
-        AlreadyPublished: the target has a variant of them with other content; as for a part.
-        StoreError: one of the stores could not be read or written.
-    """
-    found, _ = _all_vouched(source, deployment, trust)
-    found.sort(key=lambda each: _rank(each.manifest.created, each.key))
-    newest = {(each.manifest.deployment, each.manifest.fingerprint.key): each for each in found}
-    copied = []
-    for chosen in newest.values():
-        with ExitStack() as opened:
-            stored: dict[str, bytes | BinaryIO] = {}
-            try:
-                for part in chosen.manifest.parts:
-                    check_caps(part)
-                    file = opened.enter_context(receive_part(source, part, progress))
-                    unpack_part(part, file).close()
-                    stored[part.name] = file
-            except ArtifactRefused as refusal:
-                raise _with_trace(refusal, chosen.key, ()) from refusal
-            copied += [
-                _publish(target, chosen.manifest, each.envelope, stored, on_taken)
-                for each in found
-                if each.believed.digest == chosen.believed.digest
-            ]
-    return copied
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Vouched:
-    """A statement that is believed, and its envelope."""
-
-    key: str
-    envelope: bytes
-    believed: Believed
-    manifest: Manifest
-
-
-def _all_vouched(
-    store: Store, deployment: str | None, trust: Trust
-) -> tuple[list[_Vouched], set[bytes]]:
-    """Return what is believed of a store and other envelopes of it; refuse all else.
-
-    An envelope that nobody vouches for is passed over where another one of the same artifact is
-    believed: after a rotation that is the old one, and anybody can write such.
-    """
-    found, refused = [], []
-    for key in _some_statements(store, deployment):
-        envelope = b""
-        try:
-            envelope = read_envelope(store, key)
-            believed = verify(envelope, trust, store=store.uri)
-            manifest = believable(believed, trust)
-            _check_place(manifest, key)
-        except ObjectNotFound:
-            continue  # pruned meanwhile
-        except ArtifactRefused as error:
-            refused.append((key, envelope, error))
-        else:
-            found.append(_Vouched(key=key, envelope=envelope, believed=believed, manifest=manifest))
-    digests = {each.believed.digest for each in found}
-    for key, envelope, refusal in refused:
-        if _payload_digest(envelope) not in digests:
-            raise _with_trace(refusal, key, ()) from refusal
-    return found, {envelope for _, envelope, _ in refused}
-
-
-def receive_part(source: Store, part: Part, progress: Progress) -> BinaryIO:
-    """Return a downloaded part in a file without a name, hashed as it came, at its beginning.
-
-    Whoever calls closes it.
-
-    Raises:
-        ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
-        StoreError: the store could not be read, or there is no room for the part.
-    """
-    done = 0
-    lock = threading.Lock()
-
-    def fill(sink: Sink) -> None:
-        def counted(offset: int, piece: bytes | memoryview) -> None:
-            nonlocal done
-            sink(offset, piece)
-            with lock:
-                done += len(piece)
-                progress(part.name, done, part.stored_bytes)
-
-        progress(part.name, 0, part.stored_bytes)
-        _download(source, part, counted)
-
-    with _room_for(part), ExitStack() as opened:
-        file: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
-        receive(file, part.sha256, part.stored_bytes, fill)
-        opened.pop_all()  # from here on it is the caller's
-    return file
-
-
-def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
-    """Return what `open_part` does; that there is no room for it is a StoreError here."""
-    with _room_for(part):
-        return open_part(part, stored)
-
-
-@contextmanager
-def _room_for(part: Part) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
-            hint="it takes as much room there as the artifact has unpacked; TMPDIR names another "
-            "folder",
-        ) from error
-
-
-def _some_statements(store: Store, deployment: str | None) -> list[str]:
-    keys = statement_keys(store, deployment)
-    if not keys:
-        raise ArtifactNotFound(
-            f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
-            hint="list what is there with: serve-warm inspect",
-        )
-    return keys
-
-
-def statement_keys(store: Store, deployment: str | None) -> list[str]:
-    """Return the statements of a store, all or those of one deployment, trusted or not.
-
-    Raises:
-        StoreError: the store could not be read.
-    """
-    prefix = STATEMENTS if deployment is None else _statements_of(deployment)
-    return [
-        key
-        for key in store.list(prefix)
-        # A deeper key is of no deployment, whoever put it there.
-        if key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
-    ]
-
-
-def blob_key(part: Part) -> str:
-    """Return where the stored bytes of a part stand."""
-    return f"{BLOBS}{part.sha256}"
-
-
-def _statements_of(deployment: str) -> str:
-    """Return the prefix of a deployment's statements: readable, and no two names share one."""
-    name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
-    # Quoting leaves dots alone, and no name in a key begins with one. Nothing else gives %2E.
-    name = f"%2E{name[1:]}" if name.startswith(".") else name
-    if len(name) > 200:
-        # Quoting never gives %~, so no short name can become this.
-        name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
-    return f"{STATEMENTS}{name}/"
-
-
-# --- choosing and pulling ------------------------------------------------------------------
-
-
 def pull(
     store: Store,
     *,
@@ -559,7 +149,7 @@ def pull(
     """
     began = time.perf_counter()
     source = _TimedReader(store)
-    candidates = _candidates(source, _statements_of(deployment), fingerprint, trust)
+    candidates = _candidates(source, statements_of(deployment), fingerprint, trust)
     trace = tuple(candidate.considered for candidate in candidates)
     fitting = [candidate for candidate in candidates if candidate.considered.accepted]
     if not fitting:
@@ -570,7 +160,7 @@ def pull(
             for candidate in fitting
             if candidate.manifest is not None and candidate.believed is not None
         ),
-        key=lambda choice: _rank(choice[0].created, choice[2]),
+        key=lambda choice: rank(choice[0].created, choice[2]),
     )
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened:
@@ -590,7 +180,7 @@ def pull(
             # Not tried again with an older variant: a store that holds damaged or forged bytes
             # has a problem which a silent fall-back would hide, and which could be used to force
             # an old artifact.
-            raise _with_trace(refusal, key, trace) from refusal
+            raise with_trace(refusal, key, trace) from refusal
         opened.pop_all()  # from here on they are the caller's
     elapsed_s = time.perf_counter() - began
     pulled = Pulled(
@@ -632,16 +222,16 @@ def explain(
         for name in sorted(names)
         for candidate in _candidates(source, name, fingerprint, trust)
     ]
-    found.sort(key=lambda considered: _rank(considered.created, considered.statement), reverse=True)
+    found.sort(key=lambda considered: rank(considered.created, considered.statement), reverse=True)
     return sorted(
         found,
         key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches)),
     )
 
 
-def _rank(created: str, key: str) -> tuple[str, int, str]:
+def rank(created: str, key: str) -> tuple[str, int, str]:
     """Order the statements of one variant: of those that fit a pull takes the last one."""
-    return created, _generation(key), key
+    return created, generation(key), key
 
 
 class _TimedReader:
@@ -746,7 +336,7 @@ def _candidates(
     return candidates
 
 
-def _payload_digest(envelope: bytes) -> str:
+def payload_digest(envelope: bytes) -> str:
     """Return what an envelope is about, believed or not; empty where that cannot be read."""
     try:
         return hashlib.sha256(Envelope.parse(envelope).payload).hexdigest()
@@ -768,7 +358,7 @@ def _consider(
             raise envelope
         believed = verify(envelope, trust, store=store)
         manifest = Manifest.from_statement(believed.payload)
-        _check_place(manifest, key)
+        check_place(manifest, key)
         mismatches = manifest.fingerprint.compare(fingerprint)
         if not mismatches:
             # Of what is for other machines it does not matter here, and must not be an alarm.
@@ -780,7 +370,7 @@ def _consider(
         considered = Considered(
             statement=key, accepted=False, reason=refusal.reason, message=refusal.message
         )
-        about = _payload_digest(envelope) if isinstance(envelope, bytes) else ""
+        about = payload_digest(envelope) if isinstance(envelope, bytes) else ""
         # A new one, without the frames that it came through: they hold the statement.
         bare = ArtifactRefused(refusal.message, reason=refusal.reason, hint=refusal.hint)
         return _Candidate(considered=considered, refusal=bare, payload_digest=about)
@@ -814,9 +404,14 @@ def _check_limits(manifest: Manifest, believed: Believed, trust: Trust) -> None:
     )
 
 
-def _check_place(manifest: Manifest, key: str) -> None:
+def check_place(manifest: Manifest, key: str) -> None:
+    """Refuse a statement that stands under another deployment than its own.
+
+    Raises:
+        ArtifactRefused: `bad_statement`.
+    """
     prefix = key[: key.rfind("/") + 1]
-    if _statements_of(manifest.deployment) != prefix:
+    if statements_of(manifest.deployment) != prefix:
         raise ArtifactRefused(
             f"the statement is for {manifest.deployment!r} and stands under {prefix}",
             reason="bad_statement",
@@ -866,7 +461,7 @@ def _raise_none_fits(
         # Said first: whoever reads "nothing fits" builds again, and would be refused again.
         if candidate.refusal is not None:
             key = candidate.considered.statement
-            raise _with_trace(candidate.refusal, key, trace)
+            raise with_trace(candidate.refusal, key, trace)
     if not candidates:
         raise ArtifactNotFound(
             f"{store.uri} has no artifact for {deployment!r}",
@@ -886,9 +481,10 @@ def _raise_none_fits(
     )
 
 
-def _with_trace(
+def with_trace(
     refusal: ArtifactRefused, statement: str, trace: tuple[Considered, ...]
 ) -> ArtifactRefused:
+    """Return a refusal that names its statement and has what else was looked at."""
     return ArtifactRefused(
         f"{statement}: {refusal.message}",
         reason=refusal.reason,
@@ -896,3 +492,98 @@ def _with_trace(
         statement=statement,
         trace=trace,
     )
+
+
+# --- parts and keys -----------------------------------------------------------------------
+
+
+def receive_part(source: Store, part: Part, progress: Progress) -> BinaryIO:
+    """Return a downloaded part in a file without a name, hashed as it came, at its beginning.
+
+    Whoever calls closes it.
+
+    Raises:
+        ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
+        StoreError: the store could not be read, or there is no room for the part.
+    """
+    done = 0
+    lock = threading.Lock()
+
+    def fill(sink: Sink) -> None:
+        def counted(offset: int, piece: bytes | memoryview) -> None:
+            nonlocal done
+            sink(offset, piece)
+            with lock:
+                done += len(piece)
+                progress(part.name, done, part.stored_bytes)
+
+        progress(part.name, 0, part.stored_bytes)
+        _download(source, part, counted)
+
+    with _room_for(part), ExitStack() as opened:
+        file: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
+        receive(file, part.sha256, part.stored_bytes, fill)
+        opened.pop_all()  # from here on it is the caller's
+    return file
+
+
+def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
+    """Return what `open_part` does; that there is no room for it is a StoreError here."""
+    with _room_for(part):
+        return open_part(part, stored)
+
+
+@contextmanager
+def _room_for(part: Part) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
+            hint="it takes as much room there as the artifact has unpacked; TMPDIR names another "
+            "folder",
+        ) from error
+
+
+def statement_keys(store: Store, deployment: str | None) -> list[str]:
+    """Return the statements of a store, all or those of one deployment, trusted or not.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    prefix = STATEMENTS if deployment is None else statements_of(deployment)
+    return [
+        key
+        for key in store.list(prefix)
+        # A deeper key is of no deployment, whoever put it there.
+        if key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
+    ]
+
+
+def blob_key(part: Part) -> str:
+    """Return where the stored bytes of a part stand."""
+    return f"{BLOBS}{part.sha256}"
+
+
+def statements_of(deployment: str) -> str:
+    """Return the prefix of a deployment's statements: readable, and no two names share one."""
+    name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
+    # Quoting leaves dots alone, and no name in a key begins with one. Nothing else gives %2E.
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    if len(name) > 200:
+        # Quoting never gives %~, so no short name can become this.
+        name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{STATEMENTS}{name}/"
+
+
+VARIANT = re.compile(
+    r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
+    r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
+)
+"""The end of a statement's key. The 16 digits are what the first release named rebuilds by."""
+
+
+def generation(key: str) -> int:
+    """Return how often a statement of its variant was superseded before, counted from 1."""
+    found = VARIANT.search(key)
+    return int(found["generation"] or 1) if found else 1

@@ -14,8 +14,8 @@ import pytest
 from artifacts import build, new_key
 from serve_warm import trust
 from serve_warm.cli import main
+from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import push
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,6 +25,7 @@ from command_line import (  # noqa: F401 - fixtures
 from serve_warm import transfer
 from serve_warm.fingerprint import PORTABLE_ISA, Fingerprint, read_app, read_machine
 from serve_warm.nodecache import NodeCache
+from serve_warm.publish import sign as sign_again
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
 def test_a_statement_that_another_one_vouches_for_is_no_refusal(run, source, real):
     """After a rotation the old signature stands beside the new one: verify still says yes."""
     old, _ = publish(source, STRANGER, raw=real)
-    [new] = transfer.sign(source, [KEY], trust=trusting(STRANGER))
+    [new] = sign_again(source, [KEY], trust=trusting(STRANGER))
 
     ended = run("verify", source.root)
 
@@ -214,7 +215,7 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
     """The artifact that is named, of several that fit, is the one that a replica would load."""
     for day in ("18", "19", "20"):
         publish(source, created=f"2026-11-{day}T10:00:00.000000Z", on_taken="supersede")
-    transfer.sign(source, [STRANGER], trust=trusting(KEY))
+    sign_again(source, [STRANGER], trust=trusting(KEY))
     publish(source, STRANGER, on_taken="supersede", created="2026-11-20T11:00:00.000000Z")
 
     ended = run("diff", source.root, "--against", described(fingerprint().to_json()), "--json")

@@ -34,7 +34,7 @@ LAYERS = (
     ("artifact", "disassembly", "recorder", "stores"),
     ("nodecache",),
     ("transfer", "compiler", "precompile", "replay"),
-    ("catalog",),
+    ("catalog", "publish"),
     ("stages",),
     ("metrics", "node", "cluster"),
     ("deployment",),
@@ -61,7 +61,7 @@ OWNED = {
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
     *("redaction", "errors", "report", "fingerprint", "inputs", "config", "trust"),
-    *("artifact", "stores", "nodecache", "transfer", "catalog", "node", "cli"),
+    *("artifact", "stores", "nodecache", "transfer", "catalog", "publish", "node", "cli"),
 }
 
 ENVIRONMENT_READERS = {"config"}

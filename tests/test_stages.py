@@ -24,7 +24,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
-from serve_warm import compiler, transfer
+from serve_warm import compiler
 from serve_warm.artifact import pack_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import (
@@ -38,6 +38,7 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
+from serve_warm.publish import push
 from serve_warm.report import Counts, Report, Stage, Verdict
 from serve_warm.stages import Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore
@@ -139,7 +140,7 @@ def here(replica: Replica, **changed: str) -> Fingerprint:
 
 def publish(store: LocalStore, built_for: Fingerprint, **options: Any) -> str:
     manifest, stored = build(deployment="Embedder", built_for=built_for, **options)
-    return transfer.push(store, manifest, stored, [KEY])
+    return push(store, manifest, stored, [KEY])
 
 
 def warm_up(replica: StandIn, *observers: Callable[[Report], None], **settings: Any) -> Warmup:

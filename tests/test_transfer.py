@@ -44,18 +44,10 @@ from serve_warm.errors import (
     StoreError,
 )
 from serve_warm.nodecache import NodeCache, default_root
+from serve_warm.publish import copy, published, push
+from serve_warm.publish import sign as sign_again
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import (
-    READERS,
-    SHOWN_VARIANTS,
-    Pulled,
-    copy,
-    explain,
-    published,
-    pull,
-    push,
-)
-from serve_warm.transfer import sign as sign_again
+from serve_warm.transfer import READERS, SHOWN_VARIANTS, Pulled, explain, pull
 from serve_warm.trust import (
     MAX_ENVELOPE_BYTES,
     MAX_SIGNATURES,

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from serve_warm import compiler, transfer
+from serve_warm import compiler
 from serve_warm.artifact import Manifest, pack_part, utc_now
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
+from serve_warm.publish import push
 from serve_warm.stages import ISA_FACT, Warmup, build_facts, pack_parts
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust import Trust, TrustedKey
@@ -105,7 +106,7 @@ def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStor
         parts=tuple(part for part, _ in packed.values()),
         facts=facts,
     )
-    transfer.push(store, manifest, {name: stored for name, (_, stored) in packed.items()}, [key])
+    push(store, manifest, {name: stored for name, (_, stored) in packed.items()}, [key])
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from serve_warm import catalog, transfer
+from serve_warm import catalog, publish
 from serve_warm.cli import NO, screen
 from serve_warm.stores import Object, Sink, Store, open_store
 from serve_warm.trust import load_trust
 
 if TYPE_CHECKING:
-    from serve_warm.transfer import OnTaken, Progress
+    from serve_warm.publish import OnTaken
+    from serve_warm.transfer import Progress
 
 
 # Looking ----------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def _copy(
         def reading(part: str, done: int, total: int) -> None:
             progress(f"read {part}", done, total)
 
-        keys = transfer.copy(
+        keys = publish.copy(
             source,
             _Watched(target, progress),
             trust=trust,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from serve_warm import catalog, transfer
+from serve_warm import catalog, publish
 from serve_warm.cli import screen
 from serve_warm.stores import open_store
 from serve_warm.trust import load_signing_key, load_trust, trust_lines, write_key_pair
@@ -68,7 +68,7 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_store(store), load_trust()
     there = {item.digest for item in catalog.describe(opened, trust, deployment=deployment)}
-    signed = transfer.sign(opened, keys, trust=trust, deployment=deployment)
+    signed = publish.sign(opened, keys, trust=trust, deployment=deployment)
     already = max(0, len(there) - len(signed))
     if as_json:
         screen.data({"store": opened.uri, "signed": signed, "already": already})

@@ -32,8 +32,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, fingerprint, trusting
 from serve_warm import __version__
+from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import push
 
 BYTES_PER_S = 85e6
 LIMITS = {"times_a_single_stream": 4.0, "peak_mib": 160.0, "verify_ms": 5.0}
