@@ -66,10 +66,14 @@ MAX_WINDOW_LOG = 27
 """The decoder's memory, as a power of two; what level 9 writes stays below it."""
 _CHUNK_BYTES = 1 << 20
 
+_ANY_BYTES = 1 << 50
+"""What is no size of anything: such a statement is nonsense, and not only too large."""
+
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CREATED_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
-_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+# Of ASCII digits alone, which sort as numbers do.
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +96,8 @@ class Part:
                 ("name", self.name, _PART_NAME.fullmatch(self.name)),
                 ("sha256", self.sha256, _HEX_64.fullmatch(self.sha256)),
                 ("raw_sha256", self.raw_sha256, _HEX_64.fullmatch(self.raw_sha256)),
-                ("stored_bytes", self.stored_bytes, self.stored_bytes > 0),
-                ("raw_bytes", self.raw_bytes, self.raw_bytes >= 0),
+                ("stored_bytes", self.stored_bytes, 0 < self.stored_bytes < _ANY_BYTES),
+                ("raw_bytes", self.raw_bytes, 0 <= self.raw_bytes < _ANY_BYTES),
                 ("codec", self.codec, self.codec == CODEC),
             )
             if not good

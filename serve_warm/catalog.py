@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 GRACE_S = 86400.0
 """A blob that no statement ever named is left alone for this long: a push writes blobs first."""
 
+DELETED_AT_ONCE = 50
+"""Blobs that go before the statements are looked at again: somebody may name an old one anew."""
+
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -240,10 +243,18 @@ def prune(
     an artifact of a key that was withdrawn can go too.
 
     Raises:
+        ConfigError: there are blobs and no statement: another kind of store has those too.
         StoreError: the store could not be read or written. What was removed is consistent.
     """
     now = time.time() if now_unix is None else now_unix
-    entries, unreadable, foreign = _entries(store, statement_keys(store, None))
+    statements = statement_keys(store, None)
+    if not statements and store.list(BLOBS):
+        raise ConfigError(
+            f"{store.uri} has blobs and not one statement, so nothing tells that it is a store of "
+            "serve_warm",
+            hint="nothing was removed: check the address; if it is the right one, delete it",
+        )
+    entries, unreadable, foreign = _entries(store, statements)
     kept = set(in_use)
     chosen = _choose(entries, rules, kept, now)
     removed = tuple(item for item in chosen if item.statement not in kept)
@@ -258,9 +269,7 @@ def prune(
     if do == "remove" and blobs:
         # Somebody may have published meanwhile, and found one of these blobs there.
         left = {entry.key for entry in entries}.union(unreadable) - gone
-        blobs = _without_new(store, blobs, left)
-        for key, _ in blobs:
-            store.delete(key)
+        blobs = _delete_unnamed(store, blobs, left)
     return Pruned(
         removed=removed,
         blobs=tuple(key for key, _ in blobs),
@@ -366,7 +375,8 @@ def _forgotten(
     known = {blob for entry in entries for blob in entry.blobs}
     found = []
     for key in store.list(BLOBS):
-        if key in named:
+        # Only what can be a blob of ours, whatever else somebody keeps or has put there.
+        if key in named or not _HEX_64.fullmatch(key.removeprefix(BLOBS)):
             continue
         try:
             blob = store.head(key)
@@ -377,6 +387,19 @@ def _forgotten(
         if key in known or now - blob.modified_unix > GRACE_S:
             found.append((key, blob.size_bytes))
     return found
+
+
+def _delete_unnamed(
+    store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
+) -> list[tuple[str, int]]:
+    """Delete what nothing names still; look again now and then, since deleting takes its time."""
+    deleted = []
+    for start in range(0, len(blobs), DELETED_AT_ONCE):
+        some = _without_new(store, blobs[start : start + DELETED_AT_ONCE], seen)
+        for key, _ in some:
+            store.delete(key)
+        deleted += some
+    return deleted
 
 
 def _without_new(

@@ -121,16 +121,21 @@ def resolve(
         values.update(section)
         origin.update({str(name): f"user_config.warmup.{name}" for name in section})
     try:
-        return WarmupConfig.model_validate(values)
+        config = WarmupConfig.model_validate(values)
     except ValidationError as error:
         problems = [
-            f"{origin.get(str(p['loc'][0]), p['loc'][0])}: {p['msg']} (found {p['input']!r})"
+            f"{origin.get(str(p['loc'][0]), p['loc'][0])}: {p['msg']}"
+            # Under a name that we do not know there may be anything, a credential too.
+            + ("" if p["type"] == "extra_forbidden" else f" (found {p['input']!r})")
             for p in error.errors()
         ]
-        raise ConfigError(
-            "warm-up is configured wrongly: " + "; ".join(problems),
-            hint="fields: " + ", ".join(WarmupConfig.model_fields),
-        ) from error
+    else:
+        return config
+    # Outside of the handler: pydantic's own error, which repeats the values, is no context of ours.
+    raise ConfigError(
+        "warm-up is configured wrongly: " + "; ".join(problems),
+        hint="fields: " + ", ".join(WarmupConfig.model_fields),
+    )
 
 
 def environment() -> Mapping[str, str]:

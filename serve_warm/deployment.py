@@ -187,7 +187,12 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
                 f"@warmup got {cls.__name__!r} after @serve.ingress",
                 hint="put @warmup below @serve.ingress",
             )
-        config = resolve(WarmupConfig(), user_config={"warmup": settings}, environ={})
+        # What the class says itself stays where the decorator says nothing.
+        config = resolve(
+            getattr(cls, "warmup_config", WarmupConfig()),
+            user_config={"warmup": settings},
+            environ={},
+        )
 
         def new(derived: type, *args: Any, **kwargs: Any) -> Any:
             # In the class itself, before the one of `cls`, which may call no super().
@@ -201,7 +206,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
             "warmup_config": config,
-            "warmup_trust": trust,
+            "warmup_trust": getattr(cls, "warmup_trust", None) if trust is None else trust,
         }
         decorated: Any = type(cls.__name__, (cls, WarmupMixin), body)
         return cast("Class", decorated)

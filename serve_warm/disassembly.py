@@ -126,6 +126,14 @@ _WIDER_REGISTERS = re.compile(
     r"%(?:zmm\d+|k[0-7]|[xy]mm(?:1[6-9]|2\d|3[01])|tmm\d|r(?:1[6-9]|2\d|3[01])[dwb]?)\b"
 )
 
+_BEYOND_BY_NAME = re.compile(
+    # Encoded like AVX2 or SSE, with their registers, and yet not in x86-64-v3: AVX-VNNI and its
+    # successors, AVX-IFMA, AVX-NE-CONVERT, AES, carry-less multiplication, GFNI, SHA, SM3 and SM4.
+    r"\{(?:vex|evex)\d?\}|v?aes(?:enc|dec|imc|keygen)\w*|v?pclmul\w*|v?gf2p8\w+"
+    r"|sha(?:1|256)\w+|vsha512\w+|vsm[34]\w+|vpdp[bw]\w+|vpmadd52\w+"
+    r"|vcvtne\w+|vbcstne\w+"
+)
+
 _EVEX = "62"
 """First byte of AVX-512's encoding, also where only 256 bits of a low register are used."""
 
@@ -134,7 +142,9 @@ _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
 
 
 def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    r"""Yield function and text of each instruction that AVX-512, AMX or APX is needed for.
+    r"""Yield function and text of each instruction that x86-64-v3 does not have.
+
+    That is AVX-512, AMX and APX, by registers and encoding, and by name what is encoded as AVX2 is.
 
     `listing` has the lines of `objdump --disassemble --wide`. An instruction that this objdump
     does not know is yielded too: it may be newer than both.
@@ -152,7 +162,12 @@ def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
             first = next((byte for byte in code if byte not in _PREFIXES), "")
             # Addresses and symbols come after "<" and "#": a function may be called anything.
             operands = re.split(r"[<#]", text, maxsplit=1)[0]
-            if first == _EVEX or _WIDER_REGISTERS.search(operands) or "(bad)" in operands:
+            if (
+                first == _EVEX
+                or _BEYOND_BY_NAME.match(operands)
+                or _WIDER_REGISTERS.search(operands)
+                or "(bad)" in operands
+            ):
                 yield function, text
 
 

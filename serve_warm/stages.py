@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,7 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input, ordered
 from serve_warm.nodecache import NodeCache, default_root
+from serve_warm.redaction import redact
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
@@ -62,6 +64,17 @@ RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 EVENT_LOG_PERIOD_S = 10.0
 """At most one log line in this time for compiles after ready; the rest is counted in it."""
+
+REMOTE_CACHES = (
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
+    "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
+)
+"""Variables of torch that make it unpickle what others have stored (torch 2.13, its config)."""
+
+TRACE_LINES = 50
+"""Variants that a report lists; whoever may write to a store decides how many there are."""
 
 ISA_FACT = "isa_checks"
 """Name of the manifest fact that holds torch's ISA probe answers."""
@@ -184,7 +197,7 @@ class Warmup:
 
     def _fail(self, error: BaseException) -> None:
         ours = isinstance(error, ServeWarmError)
-        self._error = str(error) if ours else f"{type(error).__name__}: {error}"
+        self._error = str(error) if ours else redact(f"{type(error).__name__}: {error}")
         self._enter(Stage.FAILED)
         logger.error("warm-up failed: %s", self._error)
 
@@ -244,6 +257,7 @@ class Warmup:
             await asyncio.to_thread(compiler.import_compiler)
             arguments = compiler.compile_arguments(self._replica.owner)
             self._need_compiler(arguments)
+            self._warn_of_remote_caches()
             self._compiled_early = (
                 compiler.unwatched_compiles() - self._replica.unwatched_compiles_before
             )
@@ -279,6 +293,15 @@ class Warmup:
             self._warnings.append(str(error))
             logger.warning("%s", error)
 
+    def _warn_of_remote_caches(self) -> None:
+        values = environment()
+        on = [name for name in REMOTE_CACHES if values.get(name, "0") not in ("", "0")]
+        if on:
+            self._warnings.append(
+                f"{', '.join(on)}: torch loads what it finds in its remote cache without any "
+                "signature; switch it off where an artifact is used"
+            )
+
     async def _declared(self, deadline: Deadline) -> Any:
         try:
             return await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
@@ -293,7 +316,7 @@ class Warmup:
         uri = self._config.artifact
         if uri is None:
             return
-        self._artifact = ArtifactUse(store=uri)
+        self._artifact = ArtifactUse(store=redact(uri))
         try:
             pulled = await self._pull(uri, deadline)
             self._enter(Stage.LOADING)
@@ -315,6 +338,8 @@ class Warmup:
         self._enter(Stage.PULLING)
         trust = self._trust()
 
+        given_up = threading.Event()
+
         def pull() -> transfer.Pulled:
             with self._node_cache() as cache:
                 return transfer.pull(
@@ -324,12 +349,14 @@ class Warmup:
                     trust=trust,
                     cache=cache,
                     parts=self._config.parts,
+                    given_up=given_up,
                 )
 
         start = time.perf_counter()
         try:
             pulled = await self._tried_until(limit, pull)
         except ServeWarmError:
+            given_up.set()
             self._times.append(_time(Stage.PULLING, start))
             raise
         verify_s = pulled.verify_s
@@ -338,7 +365,7 @@ class Warmup:
         self._enter(Stage.VERIFYING)
         self._times.append(StageTime(stage=Stage.VERIFYING, seconds=verify_s))
         self._artifact = ArtifactUse(
-            store=uri,
+            store=redact(uri),
             statement=pulled.statement_key,
             created=pulled.manifest.created,
             stored_bytes=pulled.stored_bytes,
@@ -346,7 +373,7 @@ class Warmup:
             downloaded_bytes=pulled.downloaded_bytes,
             believed=pulled.believed.how,
             signers=pulled.believed.signers,
-            trace=tuple(str(considered) for considered in pulled.trace),
+            trace=_lines(pulled.trace),
         )
         return pulled
 
@@ -407,9 +434,11 @@ class Warmup:
             # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
             # torch's bytes alone stock torch is what is measured, and kernels are compiled
             # anyway: the probe stays.
-            answers = pulled.manifest.facts.get(ISA_FACT, {})
+            answers = pulled.manifest.facts.get(ISA_FACT)
             compiler.defer_precompiled_headers()
-            compiler.isa_checks().give({str(k): bool(v) for k, v in dict(answers).items()})
+            # Of another shape where another release built it: then the probe runs.
+            if isinstance(answers, dict):
+                compiler.isa_checks().give({str(k): bool(v) for k, v in answers.items()})
         if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(
             pulled.raw["torch_bytes"].read()
         ):
@@ -421,9 +450,9 @@ class Warmup:
 
     def _not_loaded(self, verdict: Verdict, error: ServeWarmError, policy: str) -> None:
         self._verdict = verdict
-        trace = tuple(str(considered) for considered in getattr(error, "trace", ()))
+        trace = _lines(getattr(error, "trace", ()))
         self._artifact = ArtifactUse(
-            store=str(self._config.artifact),
+            store=redact(str(self._config.artifact)),
             statement=getattr(error, "statement", "") if verdict is Verdict.REFUSED else "",
             reason=str(error),
             refused=error.reason if isinstance(error, ArtifactRefused) else "",
@@ -633,6 +662,13 @@ def _startup_objects_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _lines(trace: Sequence[transfer.Considered]) -> tuple[str, ...]:
+    """Return a line a variant, the accepted ones first, and no more than a report can hold."""
+    shown = sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]
+    rest = len(trace) - len(shown)
+    return (*map(str, shown), *([f"and {rest} more"] if rest else []))
 
 
 def _time(stage: Stage, start: float) -> StageTime:

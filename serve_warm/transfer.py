@@ -76,8 +76,8 @@ class Considered:
     accepted: bool
     """Trusted and fitting. Of several accepted ones the one that was created last is chosen."""
     reason: str
-    """`fits`, `fingerprint` (for another machine or app), `gone` (pruned meanwhile), or a reason
-    of ArtifactRefused."""
+    """`fits`, `fingerprint` (for another machine or app), `gone` (pruned meanwhile), `unreadable`
+    (the store did not give it), or a reason of ArtifactRefused."""
     message: str = ""
     """The reason in words, where it is not in the mismatches."""
     mismatches: tuple[Mismatch, ...] = ()
@@ -132,6 +132,7 @@ def pull(
     trust: Trust,
     cache: NodeCache,
     parts: Sequence[str] = ("cache",),
+    given_up: threading.Event | None = None,
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
@@ -139,7 +140,8 @@ def pull(
 
     `fingerprint` is that of this machine and app. Parts stream into `cache`, hashed as they come,
     and from there into files without names: memory does not grow with them. `max_bytes` (as
-    stored) and `max_raw_bytes` (unpacked) bound each part.
+    stored) and `max_raw_bytes` (unpacked) bound each part. When `given_up` is set, from another
+    thread, the pull ends at the next answer or piece.
 
     Raises:
         ArtifactNotFound: nothing is there, or nothing fits; `trace` says why for each variant.
@@ -148,7 +150,7 @@ def pull(
         StoreError: the store could not be read.
     """
     began = time.perf_counter()
-    source = _TimedReader(store)
+    source = _TimedReader(store, given_up)
     candidates = _candidates(source, statements_of(deployment), fingerprint, trust)
     trace = tuple(candidate.considered for candidate in candidates)
     fitting = [candidate for candidate in candidates if candidate.considered.accepted]
@@ -237,8 +239,9 @@ def rank(created: str, key: str) -> tuple[str, int, str]:
 class _TimedReader:
     """The reading half of a store, with the wall seconds and bytes that were spent in it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, given_up: threading.Event | None = None) -> None:
         self._store = store
+        self._given_up = given_up or threading.Event()
         self.uri = store.uri
         self.elapsed_s = 0.0
         self.downloaded_bytes = 0
@@ -252,8 +255,12 @@ class _TimedReader:
             return self._store.head(key)
 
     def download(self, found: Object, sink: Sink) -> None:
+        def wanted(offset: int, piece: bytes | memoryview) -> None:
+            self._check_wanted()
+            sink(offset, piece)
+
         with self._timed():
-            self._store.download(found, sink)
+            self._store.download(found, wanted)
         self.downloaded_bytes += found.size_bytes
 
     def holds(self, key: str) -> bool:
@@ -265,17 +272,17 @@ class _TimedReader:
 
     def envelopes(
         self, keys: Sequence[str]
-    ) -> Iterator[tuple[str, bytes | ObjectNotFound | ArtifactRefused]]:
+    ) -> Iterator[tuple[str, bytes | StoreError | ArtifactRefused]]:
         """Yield each statement, or why there is none.
 
         As many as are read at once are held at once: whoever may write to the store decides how
         many there are, and how large.
         """
 
-        def read(key: str) -> bytes | ObjectNotFound | ArtifactRefused:
+        def read(key: str) -> bytes | StoreError | ArtifactRefused:
             try:
                 return read_envelope(self._store, key)
-            except (ObjectNotFound, ArtifactRefused) as error:
+            except (StoreError, ArtifactRefused) as error:
                 return error
 
         with ThreadPoolExecutor(READERS, "serve_warm-pull") as readers:
@@ -287,11 +294,16 @@ class _TimedReader:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
+        self._check_wanted()
         began = time.perf_counter()
         try:
             yield
         finally:
             self.elapsed_s += time.perf_counter() - began
+
+    def _check_wanted(self) -> None:
+        if self._given_up.is_set():
+            raise StoreError(f"{self.uri}: nobody waits for this pull any more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +313,8 @@ class _Candidate:
     """None where the statement is not believed."""
     believed: Believed | None = None
     refusal: ArtifactRefused | None = None
+    unread: StoreError | None = None
+    """Why the store did not give it."""
     payload_digest: str = ""
     """Of what was refused."""
 
@@ -325,14 +339,11 @@ def _candidates(
         replace(candidate, refusal=None) if candidate.payload_digest in vouched else candidate
         for candidate in candidates
     ]
-    for candidate in candidates:
-        if candidate.refusal is not None:
-            logger.warning(
-                "refused statement=%s reason=%s: %s",
-                candidate.considered.statement,
-                candidate.refusal.reason,
-                candidate.refusal.message,
-            )
+    refused = [(c.considered.statement, c.refusal) for c in candidates if c.refusal is not None]
+    for key, refusal in refused[:SHOWN_VARIANTS]:
+        logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
+    if len(refused) > SHOWN_VARIANTS:
+        logger.warning("refused %d more statements in %s", len(refused) - SHOWN_VARIANTS, prefix)
     return candidates
 
 
@@ -346,7 +357,7 @@ def payload_digest(envelope: bytes) -> str:
 
 def _consider(
     key: str,
-    envelope: bytes | ObjectNotFound | ArtifactRefused,
+    envelope: bytes | StoreError | ArtifactRefused,
     *,
     fingerprint: Fingerprint,
     trust: Trust,
@@ -366,6 +377,11 @@ def _consider(
     except ObjectNotFound as error:
         gone = Considered(statement=key, accepted=False, reason="gone", message=error.message)
         return _Candidate(considered=gone)
+    except StoreError as error:
+        unread = Considered(
+            statement=key, accepted=False, reason="unreadable", message=error.message
+        )
+        return _Candidate(considered=unread, unread=error)
     except ArtifactRefused as refusal:
         considered = Considered(
             statement=key, accepted=False, reason=refusal.reason, message=refusal.message
@@ -457,6 +473,10 @@ def _raise_none_fits(
     candidates: Sequence[_Candidate],
     trace: tuple[Considered, ...],
 ) -> NoReturn:
+    for candidate in candidates:
+        # It might be the one that fits: the start is to try again.
+        if candidate.unread is not None:
+            raise candidate.unread
     for candidate in candidates:
         # Said first: whoever reads "nothing fits" builds again, and would be refused again.
         if candidate.refusal is not None:

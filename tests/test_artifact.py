@@ -46,6 +46,31 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize(
+    "created", ["2026-11-20T10:00:00.00000\uff10Z", "\u0662026-11-20T10:00:00.000000Z"]
+)
+def test_created_has_ascii_digits(created: str):
+    """Digits of other scripts would sort behind every real time: the newest for ever."""
+    part, _ = pack_part("cache", b"raw")
+
+    with pytest.raises(ValueError, match="created"):
+        Manifest(
+            deployment="D",
+            fingerprint=fingerprint(),
+            parts=(part,),
+            created=created,
+        )
+
+
+@pytest.mark.parametrize("field", ["stored_bytes", "raw_bytes"])
+def test_a_size_of_nothing_on_earth_is_no_size(field: str):
+    """Whoever shows or adds sizes up may rely on them being numbers of this world."""
+    part, _ = pack_part("cache", b"raw")
+
+    with pytest.raises(ValueError, match=field):
+        Part(**{**vars(part), field: 10**400})
+
+
 def opened(part: Part, stored: bytes) -> bytes:
     """Open a part as a pull does: the digest of what is stored first."""
     check_stored(part, stored)

@@ -527,15 +527,45 @@ def test_signatures_more_are_not_a_newer_build(store: MemoryStore):
 
 def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
     """A push that is under way has written blobs that no statement names yet."""
-    for name, age_s in (("old", GRACE_S + 60), ("young", GRACE_S - 60)):
-        store.objects[f"blobs/sha256/{name}"] = bytes(100)
-        store.modified[f"blobs/sha256/{name}"] = NOW - age_s
+    push(store, *build(), [KEY])
+    old, young = (f"blobs/sha256/{64 * digit}" for digit in "ab")
+    for key, age_s in ((old, GRACE_S + 60), (young, GRACE_S - 60)):
+        store.objects[key] = bytes(100)
+        store.modified[key] = NOW - age_s
 
     result = pruned(store)
 
-    assert result.blobs == ("blobs/sha256/old",)
+    assert result.blobs == (old,)
     assert result.freed_bytes == 100
-    assert store.list("blobs/") == ["blobs/sha256/young"]
+    assert young in store.objects
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["thesis.txt", "sub/key", f"{64 * 'A'}", f"{64 * 'a'}.bak", f"{63 * 'a'}", f"x/{64 * 'a'}"],
+)
+def test_what_is_no_blob_of_ours_is_never_removed(store: MemoryStore, name: str):
+    """Whatever stands, or was linked, beside the blobs belongs to somebody else."""
+    push(store, *build(), [KEY])
+    key = f"blobs/sha256/{name}"
+    store.objects[key] = b"mine"
+    store.modified[key] = NOW - 1000 * DAY
+
+    result = pruned(store)
+
+    assert result.blobs == ()
+    assert key in store.objects
+
+
+def test_a_store_of_another_kind_is_left_alone(store: MemoryStore):
+    """An OCI layout has blobs by digest too: without one statement nothing is removed."""
+    key = forget(store)
+
+    with pytest.raises(ConfigError, match="not one statement") as caught:
+        pruned(store)
+
+    assert key in store.objects
+    assert "nothing was removed" in caught.value.hint
 
 
 def forget(store: MemoryStore) -> str:
@@ -614,15 +644,15 @@ def test_a_blob_that_a_new_statement_names_stays(store: MemoryStore):
     class Busy(MemoryStore):
         def head(self, key: str) -> Object:
             found = super().head(key)
-            if not self.list("statements/"):
-                # Their own look at the blob is over before it would be deleted.
-                self.objects |= published
+            # Their own look at the blob is over before it would be deleted.
+            self.objects |= published
             return found
 
-    manifest, stored = build()
+    manifest, stored = build(raw={"cache": b"forgotten by others"})
     published = {"statements/Embedder/new.dsse.json": sign(manifest.to_statement(), KEY)}
     key = blob_key(manifest.parts[0])
     busy = Busy(objects={key: stored["cache"]}, modified={key: NOW - 100 * DAY})
+    push(busy, *build(), [KEY])
     forgotten = forget(busy)
 
     result = pruned(busy)
@@ -676,8 +706,10 @@ def test_a_statement_that_goes_while_it_is_read_is_no_error():
 
 def test_the_clock_is_that_of_this_machine_by_default(store: MemoryStore):
     """Without a given time a fresh blob is a fresh one."""
-    store.create("blobs/sha256/fresh", b"1")
-    store.objects["blobs/sha256/old"] = b"1"
-    store.modified["blobs/sha256/old"] = time.time() - GRACE_S - 60
+    push(store, *build(), [KEY])
+    fresh, old = (f"blobs/sha256/{64 * digit}" for digit in "ab")
+    store.create(fresh, b"1")
+    store.objects[old] = b"1"
+    store.modified[old] = time.time() - GRACE_S - 60
 
-    assert prune(store, Rules()).blobs == ("blobs/sha256/old",)
+    assert prune(store, Rules()).blobs == (old,)

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from compiled import compiled, double
-from serve_warm import Input, WarmupMixin, compiler, warmup
+from serve_warm import Input, WarmupMixin, compiler, pinned, warmup
+from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.report import CompileEvent
+from serve_warm.trust import Trust
 
 
 class Model:
@@ -40,6 +42,21 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """Give back the variables that a warm-up in this process sets."""
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
+
+
+def test_the_decorator_keeps_what_the_class_says():
+    """Trust and settings of the class hold where the decorator says nothing about them."""
+
+    class Pinned:
+        warmup_trust = pinned(f"sha256:{64 * 'a'}")
+        warmup_config = WarmupConfig(after_ready="forbid", artifact="./old")
+
+    decorated = warmup(artifact="./artifacts")(Pinned)
+    other = warmup(trust=Trust())(Pinned)
+
+    assert decorated.warmup_trust == Pinned.warmup_trust
+    assert decorated.warmup_config == WarmupConfig(after_ready="forbid", artifact="./artifacts")
+    assert other.warmup_trust == Trust()
 
 
 def test_the_decorator_gates_a_class_with_its_own_new():

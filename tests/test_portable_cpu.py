@@ -82,6 +82,13 @@ AVX2 = ("-march=x86-64-v3",)
         ("    112f:\tc4 e2 7b 49 c0       \ttilezero %tmm0", "tilezero %tmm0"),
         ("    1134:\td5 18 89 c0          \tmov    %r24d,%r16d", "mov %r24d,%r16d"),
         ("    1138:\td5                   \t(bad)", "(bad)"),
+        # Encoded as AVX2 or SSE, with their registers, and newer all the same.
+        ("    1139:\tc4 e2 75 50 c2       \t{vex} vpdpbusd %ymm2,%ymm1,%ymm0", None),
+        ("    113e:\tc4 e2 75 50 c2       \tvpdpbusd %ymm2,%ymm1,%ymm0", None),
+        ("    1143:\t66 0f 38 dc c1       \taesenc %xmm1,%xmm0", None),
+        ("    1148:\tc4 e3 71 44 c2 00    \tvpclmulqdq $0x0,%xmm2,%xmm1,%xmm0", None),
+        ("    114e:\t0f 38 cb c1          \tsha256rnds2 %xmm0,%xmm1,%xmm0", None),
+        ("    1152:\tc4 e2 71 cf c2       \tvgf2p8mulb %xmm2,%xmm1,%xmm0", None),
     ],
 )
 def test_what_needs_more_than_avx2_is_found(line: str, instruction: str | None):
@@ -96,6 +103,9 @@ def test_what_needs_more_than_avx2_is_found(line: str, instruction: str | None):
     [
         "    1110:\tc5 fc 58 c1          \tvaddps %ymm1,%ymm0,%ymm0",
         "    1114:\tc5 04 58 ff          \tvaddps %ymm7,%ymm15,%ymm15",
+        "    1116:\tc5 f5 fd c2          \tvpaddw %ymm2,%ymm1,%ymm0",
+        "    1117:\tc4 e2 75 b8 c2       \tvfmadd231ps %ymm2,%ymm1,%ymm0",
+        "    1117:\t0f ae f8             \tsfence",
         "    1118:\t41 89 c7             \tmov    %eax,%r15d",
         # The byte 62 where it is no encoding: in an address, in a constant.
         "    111b:\tc5 fc 10 50 62       \tvmovups 0x62(%rax),%ymm2",

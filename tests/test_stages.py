@@ -910,6 +910,51 @@ def test_facts_of_a_build_are_json():
     assert facts["passes"] == 3
 
 
+@pytest.mark.parametrize("answers", ["none", ["VecAVX2"], 7, None])
+def test_facts_of_another_shape_are_passed_over(store, tmp_path, answers):
+    """Another release may state something else there: the artifact is used, and the probe runs."""
+    replica = StandIn()
+    facts = {"isa_checks": answers}
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path)}, facts=facts)
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.verdict is Verdict.FULL_HIT
+
+
+def test_a_credential_in_the_address_is_nowhere_in_the_report():
+    """An address with a user is an error, and neither it nor the report repeats the secret."""
+    address = "s3://AKIAABCDEFGHIJKLMNOP:wJalrXUtnFEMI@bucket/x"
+
+    error, report, _ = failed(ConfigError, StandIn(), artifact=address)
+
+    for text in (str(error), report.text(), str(report.to_json())):
+        assert "wJalr" not in text
+        assert "AKIA" not in text
+
+
+def test_what_user_code_raises_is_redacted():
+    """Its text goes into the report, the state file and the log."""
+    replica = StandIn()
+    replica.declared = RuntimeError("GET https://host/x?X-Amz-Signature=0a1b2c failed")
+
+    _, report, _ = failed(RuntimeError, replica)
+
+    assert "RuntimeError: GET https://host/x" in report.error
+    assert "0a1b2c" not in str(report.to_json())
+
+
+def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
+    """Torch loads what it finds there without a signature; off, there is nothing to say."""
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "1")
+    on = warm_up(StandIn()).report()
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "0")
+    off = warm_up(StandIn()).report()
+
+    assert [w for w in on.warnings if "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE" in w]
+    assert not [w for w in off.warnings if "REMOTE_CACHE" in w]
+
+
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
     """One line a stage, with facts that can be searched for."""
     caplog.set_level(logging.INFO, "serve_warm")

@@ -41,6 +41,7 @@ from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
     ConfigError,
+    StoreDenied,
     StoreError,
 )
 from serve_warm.nodecache import NodeCache, default_root
@@ -1540,3 +1541,79 @@ def test_one_deployment_can_be_explained(store: MemoryStore):
 
     assert (item.statement, item.accepted) == (key, True)
     assert explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment="x") == []
+
+
+# --- what a store does not give ------------------------------------------------------------
+
+
+class Partly(MemoryStore):
+    """A store that does not give some of its statements."""
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        if key in self.withheld:
+            raise StoreDenied(f"{self.uri}: no access to {key!r}")
+        return super().get(key, max_bytes=max_bytes)
+
+    withheld: tuple[str, ...] = ()
+
+
+def test_one_statement_that_cannot_be_read_does_not_hinder_another():
+    """A statement under a key of its own is skipped with its reason, and the good one is taken."""
+    store = Partly()
+    good, _ = publish(store)
+    store.objects["statements/Embedder/locked.dsse.json"] = b"?"
+    store.withheld = ("statements/Embedder/locked.dsse.json",)
+
+    pulled = pull_here(store)
+
+    assert pulled.statement_key == good
+    assert [c.reason for c in pulled.trace] == ["fits", "unreadable"]
+
+
+def test_what_cannot_be_read_might_fit():
+    """When nothing else fits it is an error of the store, which a start tries again, no miss."""
+    store = Partly()
+    publish(store, built_for=fingerprint(gpu="H200"))
+    locked, _ = publish(store)
+    store.withheld = (locked,)
+
+    with pytest.raises(StoreDenied, match="no access"):
+        pull_here(store)
+
+
+def test_a_flood_of_junk_is_a_few_lines(store: MemoryStore, caplog: pytest.LogCaptureFixture):
+    """Whoever may write to a store does not decide how much a start logs."""
+    publish(store)
+    for number in range(100):
+        store.objects[f"statements/Embedder/{number}.dsse.json"] = b"junk"
+
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        pulled = pull_here(store)
+
+    assert len(pulled.trace) == 101
+    assert len(caplog.records) == SHOWN_VARIANTS + 1
+    assert "95 more" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before", "in the part"])
+def test_a_pull_that_is_given_up_ends(when: str):
+    """Nobody waits for it any more: it asks the store for nothing further, and keeps nothing."""
+    given_up = threading.Event()
+
+    class Watched(MemoryStore):
+        def download(self, found: Object, sink: Sink) -> None:
+            given_up.set()
+            super().download(found, sink)
+
+    store = Watched()
+    publish(store)
+    store.read.clear()
+    if when == "before":
+        given_up.set()
+
+    with pytest.raises(StoreError, match="nobody waits"):
+        pull_here(store, given_up=given_up)
+
+    assert kept() == []
+    assert len(store.read) == (0 if when == "before" else 2)
