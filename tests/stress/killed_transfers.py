@@ -5,8 +5,8 @@
     python killed_transfers.py push|pull STORE NODE_CACHE random|steps COUNT
 
 A process of its own, because it forks: everything is imported once, and each transfer runs in a
-fork. `random` kills after a random part of the time that a whole transfer takes; `steps` kills at
-the first file operation of the transfer, then at the second, and so on until one goes through.
+fork. `random` kills COUNT times after a random part of what a whole transfer takes; `steps` kills
+at the first file operation of the transfer, then at the second, and so on until one goes through.
 Prints one JSON object: how many were killed and finished, and every violation that was seen.
 """
 
@@ -117,7 +117,8 @@ class Campaign:
             return
         # The shortest: on a busy machine most of the kills come in time all the same.
         whole_s = min(self.whole_s() for _ in range(5))
-        for _ in range(count):
+        # Some end before they are killed: more are tried, until so many were killed.
+        for _ in range(4 * count):
             yield self.noise.uniform(0, 1) * whole_s
 
 
@@ -130,7 +131,7 @@ def main() -> None:
         in_time, wrong = campaign.kill_at(point)
         killed, finished = killed + in_time, finished + (not in_time)
         violations += wrong
-        if how == "steps" and finished:
+        if finished if how == "steps" else killed == int(count):
             break
     result = {"killed": killed, "finished": finished, "violations": violations}
     sys.stdout.write(json.dumps(result))
