@@ -23,7 +23,6 @@ import io
 import json
 import os
 import re
-import stat
 import sys
 import tarfile
 import tempfile
@@ -36,6 +35,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from serve_warm import folders
 from serve_warm.errors import ArtifactRefused, BuildFailed
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust import parse_json
@@ -495,17 +495,10 @@ def check_directory(raw: BinaryIO) -> None:
 
 
 def _check_private(target: Path) -> None:
-    status = target.lstat()
-    problem = ""
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "is not a directory"
-    elif status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        problem = "can be entered by other users"
-    elif any(target.iterdir()):
-        problem = "is not empty"
-    if problem:
+    folders.check_private(target, "the folder to unpack into", advice="or name a new one")
+    if any(target.iterdir()):
         raise ArtifactRefused(
-            f"{target} {problem}",
+            f"{target} is not empty",
             reason="unsafe_directory",
             hint="unpack into a new directory of mode 0700",
         )

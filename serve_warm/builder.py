@@ -29,17 +29,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import artifact, node, publish
+from serve_warm import artifact, folders, node, publish
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
 from serve_warm.stores import open_store
-from serve_warm.trust import trust_lines, user_key
+from serve_warm.trust import default_trust_files, load_trust, trust_lines, user_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from serve_warm.stores import Store
+    from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class App:
     runtime_env: Mapping[str, Any]
     """The application's, from the YAML."""
     deployment: str
+    trust: Trust | None
+    """What the class of the deployment says itself about trust; None for the machine's files."""
     num_cpus: float
     """CPUs of all replicas of the application when each deployment has one."""
 
@@ -128,7 +131,8 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
     config = _config_of(target)
     bound = _imported(config)
     overrides = {d["name"]: d for d in config.get("deployments") or ()}
-    warming, num_cpus = _deployments_of(bound, overrides)
+    classes, num_cpus = _deployments_of(bound, overrides)
+    warming = sorted(classes)
     if deployment is None:
         if len(warming) != 1:
             raise ConfigError(
@@ -147,6 +151,7 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
         overrides=overrides,
         runtime_env=config.get("runtime_env") or {},
         deployment=deployment,
+        trust=classes[deployment].warmup_trust,
         num_cpus=num_cpus,
     )
 
@@ -210,20 +215,20 @@ def _imported(config: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _deployments_of(bound: Any, overrides: Mapping[str, Any]) -> tuple[list[str], float]:
-    """Return the names of the deployments that warm up, and the CPUs of all of them."""
+def _deployments_of(bound: Any, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return the classes of the deployments that warm up, by name, and the CPUs of all of them."""
     from ray.serve._private.build_app import build_app
 
     from serve_warm.deployment import WarmupMixin
 
-    warming, num_cpus = [], 0.0
+    warming, num_cpus = {}, 0.0
     for built in build_app(bound, name="serve_warm").deployments:
         options = overrides.get(built.name, {}).get("ray_actor_options") or built.ray_actor_options
         num_cpus += float((options or {}).get("num_cpus", 1))
         target = built.func_or_class
         if isinstance(target, type) and issubclass(target, WarmupMixin):
-            warming.append(built.name)
-    return sorted(warming), num_cpus
+            warming[built.name] = target
+    return warming, num_cpus
 
 
 # Starts ---------------------------------------------------------------------------------------
@@ -283,8 +288,8 @@ class Cluster:
         """
         from ray import serve
 
-        with tempfile.TemporaryDirectory(prefix="serve_warm-starts-") as scratch:
-            state_dir = Path(scratch) / "state"
+        with folders.temporary_folder() as scratch:
+            state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
                 created_unix, ready_unix = self._wait(name, app.deployment, state_dir, progress)
                 yield Start(
@@ -401,7 +406,7 @@ class Built:
     stored_bytes: int
     raw_bytes: int
     parts: Mapping[str, int]
-    """Stored bytes by part. These three are of what was built, whether or not it was kept."""
+    """Stored bytes by part; of one that was kept, the part that was loaded."""
     portable_libraries: int | None
     """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
     that is for this CPU alone."""
@@ -441,6 +446,8 @@ def build(
     """
     store = open_store(store_uri)
     key = key or user_key()
+    if on.place == "here":
+        _check_trusted(app, key)
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
     if cpu is not None:
         settings["cpu"] = cpu
@@ -471,19 +478,41 @@ def build(
         progress("publish")
         on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
         statement = publish.push(store, manifest, stored, [key], on_taken=on_taken)
+    published = {part.name: part.stored_bytes for part in manifest.parts}
+    if keep:
+        # The replica loaded this one part of what was there; what was built now is thrown away.
+        published = {"cache": report["artifact"]["stored_bytes"]}
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
         statement=statement,
         variant=manifest.fingerprint.key,
-        stored_bytes=sum(len(data) for data in stored.values()),
-        raw_bytes=sum(part.raw_bytes for part in manifest.parts),
-        parts={part.name: part.stored_bytes for part in manifest.parts},
+        stored_bytes=sum(published.values()),
+        raw_bytes=report["artifact"]["raw_bytes"]
+        if keep
+        else sum(part.raw_bytes for part in manifest.parts),
+        parts=published,
         portable_libraries=portable.get("libraries_disassembled"),
         trust="" if keep else trust_lines(key.public_key(), name="builder"),
         cold=packed["report"],
         round_trip=report,
     )
+
+
+def _check_trusted(app: App, key: Ed25519PrivateKey) -> None:
+    """Refuse a key that the replica of the round trip, on this machine, would not believe.
+
+    Raises:
+        ConfigError: it is not trusted here. Nothing has been compiled yet.
+    """
+    public = key.public_key()
+    trust = load_trust() if app.trust is None else app.trust
+    if public.public_bytes_raw() not in {trusted.raw for trusted in trust.keys}:
+        where = "the code of the deployment" if app.trust is not None else default_trust_files()[0]
+        raise ConfigError(
+            "the key that would sign is not trusted here, so the round trip would refuse it",
+            hint=f"add it to {where}:\n{trust_lines(public, name='builder')}",
+        )
 
 
 @contextlib.contextmanager

@@ -29,9 +29,7 @@ import platform
 import resource
 import shlex
 import shutil
-import stat
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -41,9 +39,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import filelock
-
-from serve_warm import fingerprint
+from serve_warm import fingerprint, folders
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
@@ -380,38 +376,25 @@ def _move_headers(codecache: ModuleType) -> None:
         _force(sys.modules["torch._inductor.config"], "cpp_cache_precompile_headers", value=False)
 
 
-def header_directory(parent: Path | None = None) -> Path:
-    """Return the folder of this user's precompiled headers: `<tmp>/serve_warm-<uid>/headers`.
+def header_directory(base: Path | None = None) -> Path:
+    """Return the folder of this user's precompiled headers: `<base>/serve_warm-<uid>/headers`.
 
     One per user, not per process: a header costs 5.7 s and saves one second at each kernel (six
     kernels on two cores: 3.8 s with it, 7.1 s without any, 10.5 s when it must be made first).
-    Where another user could have written to the folder, it is a new one of this process.
+    Where another user could have written to the folder, or could replace it, it is a new one of
+    this process. `base` is `folders.private_base()` unless it is given.
     """
-    folder = parent or Path(tempfile.gettempdir())
-    others_write = folder.stat().st_mode & 0o022 and not folder.stat().st_mode & stat.S_ISVTX
-    private = folder.stat().st_uid in {0, os.getuid()} and not others_write
-    for name in (f"serve_warm-{os.getuid()}", "headers"):
-        folder /= name
-        private = private and _is_private(folder)
-    if private:
-        return folder
-    logger.warning(
-        "%s is not a private directory of uid %d: C++ headers are compiled for this process alone",
-        folder,
-        os.getuid(),
-    )
-    return private_directory(parent)
-
-
-def _is_private(folder: Path) -> bool:
-    """Make the folder if it is not there; return whether it is ours and nobody else's."""
+    base = base or folders.private_base()
+    folder = base / f"serve_warm-{os.geteuid()}" / "headers"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError:  # a file, a link to nowhere, or in a folder that is closed to us
-        return False
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return ours and not stat.S_IMODE(status.st_mode) & 0o022
+        folders.make_private(folder)
+        why = folders.sentence(folders.problems(folder))
+    except OSError as error:
+        why = f"{folder}: {error.strerror}"
+    if not why:
+        return folder
+    logger.warning("C++ headers are compiled for this process alone, since %s", why)
+    return private_directory(base)
 
 
 @contextlib.contextmanager
@@ -734,39 +717,13 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-_held: list[filelock.BaseFileLock] = []
-"""Locks on this process' cache directories: the kernel frees them when it ends, however."""
-
-ABANDONED_S = 60.0
-"""A directory whose lock is free is swept when it is older: its owner may only be beginning."""
-
-
-def private_directory(parent: Path | None = None) -> Path:
+def private_directory(base: Path | None = None) -> Path:
     """Return a new, empty directory of mode 0700 for this process' caches.
 
-    A replica is ended by a signal more often than not, so nothing is cleaned up at exit: each
-    new directory sweeps those of processes that are gone.
+    It goes with the process (`folders.process_folder`). `base` is `folders.private_base()` unless
+    it is given; where that is not safe from other users neither is what is made there, and nothing
+    of an artifact may be put into it.
     """
-    root = parent or Path(tempfile.gettempdir())
-    for abandoned in root.glob("serve_warm-*/owner.lock"):
-        _sweep(abandoned)
-    directory = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=root))  # 0700 by contract
-    lock = filelock.FileLock(directory / "owner.lock")
-    lock.acquire()
-    _held.append(lock)
-    cache = directory / "cache"
+    cache = folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)
     return cache
-
-
-def _sweep(lock_file: Path) -> None:
-    with contextlib.suppress(OSError, filelock.Timeout):
-        # Others may write to /tmp: the directory must be one of ours, so that what is in it is.
-        folder, lock = lock_file.parent.lstat(), lock_file.lstat()
-        private = stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
-        if folder.st_uid != os.getuid() or not private:
-            return
-        if time.time() - lock.st_mtime < ABANDONED_S:
-            return
-        with filelock.FileLock(lock_file, timeout=0):
-            shutil.rmtree(lock_file.parent, ignore_errors=True)

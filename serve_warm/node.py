@@ -8,44 +8,39 @@ file instead, which the command line reads to show progress. Standard library on
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from serve_warm import folders
+
 STATE_SCHEMA = 1
+MAX_STATE_BYTES = 1 << 20
 
 
 def default_directory() -> Path:
-    """Return `<tmp>/serve_warm-<uid>/state`."""
-    return Path(tempfile.gettempdir()) / f"serve_warm-{os.getuid()}" / "state"
+    """Return `<base>/serve_warm-<uid>/state` (`folders.private_base`)."""
+    return folders.user_folder("state")
 
 
 class StateFile:
     """One replica's state, replaced as a whole at each write.
 
     Raises:
-        PermissionError: the directory exists and belongs to another user, or others may write
-            to it: what they put there would be shown as ours. Or they may replace it, because
-            they may write to its parent; a sticky one, such as /tmp, does not let them.
+        PermissionError: the directory belongs to another user, or others can write to it: what
+            they put there would be shown as ours. Or they can replace it, because they can write
+            to one above it.
     """
 
     def __init__(self, directory: Path, *, application: str, deployment: str, replica: str) -> None:
-        for folder, owners, shared in (
-            (directory.parent, {0, os.getuid()}, stat.S_ISVTX),
-            (directory, {os.getuid()}, 0),
-        ):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            status = folder.lstat()
-            writable = stat.S_IMODE(status.st_mode) & 0o022 and not status.st_mode & shared
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or writable:
-                message = f"{folder} is not a private directory of uid {os.getuid()}"
-                raise PermissionError(message)
+        folders.make_private(directory.absolute())
+        _check_ours(directory)
         name = quote(f"{application}#{deployment}#{replica}", safe="#")
         self.path = directory / f"{name}.json"
         self._identity = {
@@ -65,12 +60,49 @@ class StateFile:
 
 
 def read_states(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield the states of the replicas that are alive; files of dead ones are skipped."""
-    for path in sorted(directory.glob("*.json")):
-        try:
-            state = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
-            continue  # removed meanwhile, or not a file of ours
-        ours = isinstance(state, dict) and state.get("schema") == STATE_SCHEMA
-        if ours and Path(f"/proc/{state['pid']}").exists():
+    """Yield the states of the replicas that are alive; files of dead ones are skipped.
+
+    Raises:
+        PermissionError: as StateFile. No states are then not the same as none.
+    """
+    try:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        _check_ours(directory, opened=opened)
+        with os.scandir(opened) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+        states = [_state(name, opened) for name in names]
+    finally:
+        os.close(opened)
+    for state in states:
+        if state is not None and Path(f"/proc/{state['pid']}").exists():
             yield state
+
+
+def _state(name: str, directory: int) -> dict[str, Any] | None:
+    """Return what a file says, None when it is none of ours or was removed meanwhile."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            data = file.read(MAX_STATE_BYTES + 1)
+        state = json.loads(data) if len(data) <= MAX_STATE_BYTES else None
+    except (OSError, ValueError):
+        return None
+    if not isinstance(state, dict) or state.get("schema") != STATE_SCHEMA:
+        return None
+    ours = all(isinstance(state.get(key), str) for key in ("application", "deployment", "replica"))
+    return state if ours and isinstance(state.get("pid"), int) else None
+
+
+def _check_ours(directory: Path, *, opened: int | None = None) -> None:
+    found = folders.problems(directory.absolute(), leaf="unwritable", opened=opened)
+    if found:
+        raise PermissionError(
+            errno.EACCES,
+            f"{directory} is not a private directory of uid {os.geteuid()}: "
+            f"{folders.sentence(found)} (to mend it: {folders.fixes(found)})",
+        )

@@ -160,7 +160,7 @@ def already_published(store: Store, manifest: Manifest, key: str) -> AlreadyPubl
         f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} already, "
         f"as {key} ({what})",
         hint="what is published is never replaced: publish under another prefix, or let this one "
-        "supersede it with --if-published supersede",
+        "supersede it with --if-published supersede; a build can also keep it (keep)",
         statement=key,
     )
 
@@ -209,36 +209,41 @@ def _resigned(key: str, envelope: bytes) -> str:
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What became of the statements of a store."""
+
+    statements: tuple[str, ...]
+    """Keys of what was written or was there already."""
+    refused: tuple[ArtifactRefused, ...]
+    """Why others were left out; each names its statement."""
+
+
 def sign(
     store: Store,
     keys: Sequence[Ed25519PrivateKey],
     *,
     trust: Trust,
     deployment: str | None = None,
-) -> list[str]:
+) -> Done:
     """Sign what a store holds once more, without touching a part; returns the new statements.
 
-    For rotation: with the new key beside the old one each reader finds one that it trusts. Each
-    artifact must be trusted here before, since a signature vouches for all of it. What these keys
-    have signed already stays as it is.
+    For rotation: with the new key beside the old one each reader finds one that it trusts. What
+    is not trusted here before is left out, since a signature vouches for all of an artifact: junk
+    in a store cannot hold up a rotation. What these keys have signed already stays as it is.
 
     Raises:
         ArtifactNotFound: there is nothing to sign.
-        ArtifactRefused: one of them is not trusted here; nothing was signed.
+        ArtifactRefused: nothing there is trusted here.
         ConfigError: no key was given.
         StoreError: the store could not be read or written.
     """
-    found, others = _all_vouched(store, deployment, trust)
+    found, others, refused = _all_vouched(store, deployment, trust)
     vouched = {each.believed.digest for each in found if each.believed.how != "unsigned_ok"}
-    for each in found:
-        if each.believed.digest not in vouched:
-            unsigned = ArtifactRefused(
-                "it is believed only because unsigned_ok names its store, and a signature would "
-                "vouch for it everywhere",
-                reason="untrusted",
-                hint=f'to sign it all the same, pin it: pinned = ["sha256:{each.believed.digest}"]',
-            )
-            raise with_trace(unsigned, each.key, ())
+    refused += [_unsigned(each) for each in found if each.believed.digest not in vouched]
+    found = [each for each in found if each.believed.digest in vouched]
+    if not found:
+        raise refused[0]
     # Of several envelopes of one artifact the one with the most trusted signers goes on, but none
     # under a key that `published` would not find.
     found.sort(
@@ -260,7 +265,17 @@ def sign(
             created.append(_resigned(each.key, signed))
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
-    return created
+    return Done(statements=tuple(created), refused=tuple(refused))
+
+
+def _unsigned(each: _Vouched) -> ArtifactRefused:
+    unsigned = ArtifactRefused(
+        "it is believed only because unsigned_ok names its store, and a signature would vouch "
+        "for it everywhere",
+        reason="untrusted",
+        hint=f'to sign it all the same, pin it: pinned = ["sha256:{each.believed.digest}"]',
+    )
+    return with_trace(unsigned, each.key, ())
 
 
 def copy(
@@ -271,25 +286,25 @@ def copy(
     deployment: str | None = None,
     on_taken: OnTaken = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
-) -> list[str]:
+) -> Done:
     """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
 
     Of each variant the one that was created last is copied, under all its signatures: what it
     superseded stays behind. Each is checked first, as far as that goes without a fingerprint:
-    signature, statement, sizes, digests, unpacking. An artifact that is not trusted here is not
-    spread from here.
+    signature, statement, sizes, digests, unpacking. What is not trusted here, or not what its
+    statement says, is left out and not spread from here.
 
     Raises:
         ArtifactNotFound: there is nothing to copy.
-        ArtifactRefused: one of them is not what it should be. Where a statement is to blame
-            nothing was copied, and for a part those before it are.
-        AlreadyPublished: the target has a variant of them with other content; as for a part.
+        ArtifactRefused: nothing of it is trusted here and whole.
+        AlreadyPublished: the target has a variant of them with other content; those before it are
+            copied.
         StoreError: one of the stores could not be read or written.
     """
-    found, _ = _all_vouched(source, deployment, trust)
+    found, _, refused = _all_vouched(source, deployment, trust)
     found.sort(key=lambda each: rank(each.manifest.created, each.key))
     newest = {(each.manifest.deployment, each.manifest.fingerprint.key): each for each in found}
-    copied = []
+    copied: list[str] = []
     for chosen in newest.values():
         with ExitStack() as opened:
             stored: dict[str, bytes | BinaryIO] = {}
@@ -300,13 +315,16 @@ def copy(
                     unpack_part(part, file).close()
                     stored[part.name] = file
             except ArtifactRefused as refusal:
-                raise with_trace(refusal, chosen.key, ()) from refusal
+                refused.append(with_trace(refusal, chosen.key, ()))
+                continue
             copied += [
                 _publish(target, chosen.manifest, each.envelope, stored, on_taken)
                 for each in found
                 if each.believed.digest == chosen.believed.digest
             ]
-    return copied
+    if not copied:
+        raise refused[0]
+    return Done(statements=tuple(copied), refused=tuple(refused))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,11 +339,15 @@ class _Vouched:
 
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
-) -> tuple[list[_Vouched], set[bytes]]:
-    """Return what is believed of a store and other envelopes of it; refuse all else.
+) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
+    """Return what is believed of a store, all other envelopes, and why those are not believed.
 
     An envelope that nobody vouches for is passed over where another one of the same artifact is
     believed: after a rotation that is the old one, and anybody can write such.
+
+    Raises:
+        ArtifactNotFound: there are no statements.
+        ArtifactRefused: none is believed.
     """
     found, refused = [], []
     for key in _some_statements(store, deployment):
@@ -342,17 +364,25 @@ def _all_vouched(
         else:
             found.append(_Vouched(key=key, envelope=envelope, believed=believed, manifest=manifest))
     digests = {each.believed.digest for each in found}
-    for key, envelope, refusal in refused:
-        if payload_digest(envelope) not in digests:
-            raise with_trace(refusal, key, ()) from refusal
-    return found, {envelope for _, envelope, _ in refused}
+    reasons = [
+        with_trace(refusal, key, ())
+        for key, envelope, refusal in refused
+        if payload_digest(envelope) not in digests
+    ]
+    if not found:
+        raise reasons[0] if reasons else _nothing(store, deployment)
+    return found, {envelope for _, envelope, _ in refused}, reasons
 
 
 def _some_statements(store: Store, deployment: str | None) -> list[str]:
     keys = statement_keys(store, deployment)
     if not keys:
-        raise ArtifactNotFound(
-            f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
-            hint="list what is there with: serve-warm inspect",
-        )
+        raise _nothing(store, deployment)
     return keys
+
+
+def _nothing(store: Store, deployment: str | None) -> ArtifactNotFound:
+    return ArtifactNotFound(
+        f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
+        hint="list what is there with: serve-warm inspect",
+    )

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, transfer
+from serve_warm import artifact, compiler, folders, transfer
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -423,6 +423,7 @@ class Warmup:
     def _put_in_place(self, pulled: transfer.Pulled) -> None:
         # Into a new directory: what user code made torch write into the present one stays out.
         directory = self._new_cache_directory()
+        folders.check_private(directory, "the directory that torch loads from")
         if "cache" in pulled.raw:
             try:
                 artifact.unpack_directory(pulled.raw["cache"], directory)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
 from serve_warm.artifact import (
     MAX_RAW_BYTES,
@@ -42,7 +42,8 @@ from serve_warm.errors import (
     StoreError,
 )
 from serve_warm.fingerprint import Fingerprint, Mismatch
-from serve_warm.nodecache import NodeCache, receive
+from serve_warm.landing import receive_unnamed
+from serve_warm.nodecache import NodeCache
 from serve_warm.stores import Object, Sink, Store
 from serve_warm.trust import (
     MAX_ENVELOPE_BYTES,
@@ -222,7 +223,7 @@ def explain(
     found = [
         candidate.considered
         for name in sorted(names)
-        for candidate in _candidates(source, name, fingerprint, trust)
+        for candidate in _candidates(source, name, fingerprint, trust, limits="all")
     ]
     found.sort(key=lambda considered: rank(considered.created, considered.statement), reverse=True)
     return sorted(
@@ -320,9 +321,18 @@ class _Candidate:
 
 
 def _candidates(
-    source: _TimedReader, prefix: str, fingerprint: Fingerprint, trust: Trust
+    source: _TimedReader,
+    prefix: str,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    *,
+    limits: Literal["fitting", "all"] = "fitting",
 ) -> list[_Candidate]:
-    """Look at every statement of the deployment that has this prefix."""
+    """Look at every statement of the deployment that has this prefix.
+
+    `limits` says of which the deny-list and the age are looked at. For a start only those matter
+    that fit: what is for other machines must not be an alarm on this one.
+    """
     keys = [
         key
         for key in source.list(prefix)
@@ -330,7 +340,9 @@ def _candidates(
         if key.endswith(STATEMENT_SUFFIX) and "/" not in key.removeprefix(prefix)
     ]
     candidates = [
-        _consider(key, envelope, fingerprint=fingerprint, trust=trust, store=source.uri)
+        _consider(
+            key, envelope, fingerprint=fingerprint, trust=trust, store=source.uri, limits=limits
+        )
         for key, envelope in source.envelopes(keys)
     ]
     # After a rotation the old envelope of an artifact stands beside the new one: not an alarm.
@@ -362,6 +374,7 @@ def _consider(
     fingerprint: Fingerprint,
     trust: Trust,
     store: str,
+    limits: Literal["fitting", "all"],
 ) -> _Candidate:
     """Check one statement: size, signature, format, deployment, fingerprint, deny-list, age."""
     try:
@@ -371,8 +384,7 @@ def _consider(
         manifest = Manifest.from_statement(believed.payload)
         check_place(manifest, key)
         mismatches = manifest.fingerprint.compare(fingerprint)
-        if not mismatches:
-            # Of what is for other machines it does not matter here, and must not be an alarm.
+        if limits == "all" or not mismatches:
             _check_limits(manifest, believed, trust)
     except ObjectNotFound as error:
         gone = Considered(statement=key, accepted=False, reason="gone", message=error.message)
@@ -492,13 +504,28 @@ def _raise_none_fits(
     lines = [f"  {considered}" for considered in nearest[:SHOWN_VARIANTS]]
     if len(nearest) > SHOWN_VARIANTS:
         lines.append(f"  and {len(nearest) - SHOWN_VARIANTS} more")
+    hint = (
+        "build one on a machine and with settings like these: "
+        f"serve-warm build APP --store {store.uri}"
+    )
+    if any(_wants_portable(considered) for considered in trace):
+        hint = "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
     raise ArtifactNotFound(
         f"none of the {len(trace)} artifacts for {deployment!r} in {store.uri} fits here:\n"
         + "\n".join(lines),
         trace=trace,
-        hint="build one on a machine and with settings like these: "
-        f"serve-warm build APP --store {store.uri}",
+        hint=hint,
     )
+
+
+def _wants_portable(considered: Considered) -> bool:
+    """Whether a variant is missed for nothing but that it is for every CPU."""
+    differing = {mismatch.factor: mismatch.artifact for mismatch in considered.mismatches}
+    return differing.get("cpu") == "portable" and differing.keys() <= {
+        "cpu",
+        "cpu_isa",
+        "cpu_capability",
+    }
 
 
 def with_trace(
@@ -540,11 +567,8 @@ def receive_part(source: Store, part: Part, progress: Progress) -> BinaryIO:
         progress(part.name, 0, part.stored_bytes)
         _download(source, part, counted)
 
-    with _room_for(part), ExitStack() as opened:
-        file: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
-        receive(file, part.sha256, part.stored_bytes, fill)
-        opened.pop_all()  # from here on it is the caller's
-    return file
+    with _room_for(part):
+        return receive_unnamed(part.sha256, part.stored_bytes, fill)
 
 
 def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:

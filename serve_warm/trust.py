@@ -53,7 +53,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
@@ -71,6 +71,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from serve_warm import folders
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
 
 if sys.version_info >= (3, 11):
@@ -646,11 +647,8 @@ def default_trust_files() -> tuple[Path, ...]:
 
 
 def _user_directory() -> Path | None:
-    try:
-        home = pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return None  # containers may run under a user id that has no name and no home
-    return Path(home) / ".config" / "serve_warm"
+    home = folders.user_home()
+    return None if home is None else home / ".config" / "serve_warm"
 
 
 def load_trust(files: Sequence[Path] | None = None) -> Trust:
@@ -737,10 +735,18 @@ def _parse_key(table: Any, path: Path) -> TrustedKey:
 
 
 def _read_guarded(path: Path) -> bytes | None:
-    """Read a file only root or this user can have written; None when it is not there."""
+    """Read a file that only root or this user can have written; None when it is not there."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
-            _check_guarded(path, os.fstat(file.fileno()))
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path} is not a regular file")
+            found = folders.file_problems(path, opened=file.fileno())
+            if found:
+                raise ConfigError(
+                    "whoever can change the trusted keys can run code here: "
+                    + folders.sentence(found),
+                    hint=folders.fixes(found),
+                )
             data = file.read(MAX_TRUST_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -751,35 +757,9 @@ def _read_guarded(path: Path) -> bytes | None:
     return data
 
 
-def _check_guarded(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{path} is not a regular file")
-    # The file may be reached by a link: neither the link nor what it names may be replaced.
-    directories = {path.parent, Path(os.path.realpath(path)).parent}
-    problems = [_open_to_others(path, status)]
-    problems += [_open_to_others(directory, directory.stat()) for directory in directories]
-    found = [problem for problem in problems if problem]
-    if found:
-        raise ConfigError(
-            "whoever can change the trusted keys can run code here: "
-            + "; ".join(what for what, _ in found),
-            hint="; ".join(fix for _, fix in found),
-        )
-
-
 def _open_at_once(path: str, flags: int) -> int:
     # Not blocking, so that a pipe in the file's place cannot hang the start.
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _open_to_others(path: Path, status: os.stat_result) -> tuple[str, str] | None:
-    """Return what is wrong with the owner or mode, and the command that puts it right."""
-    if status.st_uid not in (0, os.getuid()):
-        return f"{path} belongs to user id {status.st_uid}", f"chown root {path}"
-    # A read-only mount (a ConfigMap in Kubernetes is mode 0777 and read-only) cannot be written.
-    if status.st_mode & 0o022 and not os.statvfs(path).f_flag & os.ST_RDONLY:
-        return f"{path} can be written by group or others", f"chmod go-w {path}"
-    return None
 
 
 # --- private keys --------------------------------------------------------------------------
@@ -797,7 +777,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
             data = file.read(MAX_TRUST_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
-    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o077:
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise ConfigError(
             f"signing key {path} can be read by other users",
             hint=f"chmod 600 {path}; if it may have been copied, make a new one",
@@ -835,15 +815,17 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     directory = directory or _user_directory()
     if directory is None:
         raise ConfigError(
-            f"user id {os.getuid()} has no entry in the password database, so no home for a key",
+            f"user id {os.geteuid()} has no entry in the password database, so no home for a key",
             hint="name a key file",
         )
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        problem = _open_to_others(directory, directory.stat())
-        if problem:
-            raise ConfigError(f"no place for a signing key: {problem[0]}", hint=problem[1])
+        found = folders.folder_problems(directory)
+        if found:
+            raise ConfigError(
+                f"no place for a signing key: {folders.sentence(found)}", hint=folders.fixes(found)
+            )
         path = directory / "signing_key.pem"
         if not path.exists():
             # Of many callers the first wins, and the others read its key.
@@ -901,10 +883,21 @@ def _public_pem(key: Ed25519PublicKey) -> bytes:
 
 
 def _create(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a new file.
+
+    Raises:
+        FileExistsError: something has this name.
+        OSError: it cannot be written.
+    """
     temporary = _write_beside(path, data, mode=mode)
     try:
         # A link never overwrites and never shows half a file.
         os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links. Nothing is overwritten; a reader may come too early.
+        _write_new(path, data, mode=mode)
     finally:
         temporary.unlink()
 
@@ -927,17 +920,23 @@ def _add_trusted(key: Ed25519PublicKey, path: Path) -> None:
 
 def _login() -> str:
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(os.geteuid())
 
 
 def _write_beside(path: Path, data: bytes, *, mode: int) -> Path:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    _write_new(temporary, data, mode=mode)
+    return temporary
+
+
+def _write_new(path: Path, data: bytes, *, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file, ExitStack() as failed:
+        failed.callback(path.unlink)
         os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return temporary
+        failed.pop_all()

@@ -42,6 +42,7 @@ class File:
     date: str = field(
         default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     )
+    """Of its last commit; empty where the Hub does not tell."""
 
     @property
     def oid(self) -> str:
@@ -57,6 +58,8 @@ class Fault:
     request: str
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    data: bytes = b"{}"
+    """What is answered with `status`."""
     body: str = ""
     """`hang` never answers, `reset` and `truncate` end in the middle, `endless` never ends."""
     then: Callable[[], object] = bool
@@ -201,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if self.fault and self.fault.status:
-            self._send(self.fault.status, self.fault.headers, b"{}")
+            self._send(self.fault.status, self.fault.headers, self.fault.data)
             return
         try:
             for pattern, answer in _ROUTES.items():
@@ -281,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
             entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": 130}
         if file.xet:
             entry["xetHash"] = file.xet
-        if expand:
+        if expand and file.date:
             entry["lastCommit"] = {"id": "0" * 40, "title": "t", "date": file.date}
         return entry
 

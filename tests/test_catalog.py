@@ -516,7 +516,7 @@ def test_a_shared_blob_counts_once(store: MemoryStore):
 def test_signatures_more_are_not_a_newer_build(store: MemoryStore):
     """All envelopes of one artifact count as one of those that are kept, and go together."""
     keys = history(store, days=(40, 30, 20))
-    signed = sign_again(store, [OTHER], trust=trusting(KEY))
+    signed = sign_again(store, [OTHER], trust=trusting(KEY)).statements
     assert len(signed) == 3
 
     result = pruned(store, older_than_s=10 * DAY, keep_newest=2)

@@ -230,7 +230,20 @@ def test_copies_are_told_as_json(run, source, target, command):
         "source": source.uri,
         "target": target.uri,
         "statements": [statement],
+        "refused": [],
     }
+
+
+def test_what_is_left_out_of_a_copy_is_said(run, source, target):
+    """Junk in a store holds up nothing: the rest is copied, and the exit code is 3."""
+    statement, _ = publish(source)
+    source.create("statements/Embedder/junk.dsse.json", b"{}")
+
+    copied = run("push", source.root, target.root)
+
+    assert copied.code == 3
+    assert copied.out.split() == [statement]
+    assert "left out (bad_statement): statements/Embedder/junk.dsse.json: not a DSSE" in copied.err
 
 
 # Progress -------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
 def test_a_statement_that_another_one_vouches_for_is_no_refusal(run, source, real):
     """After a rotation the old signature stands beside the new one: verify still says yes."""
     old, _ = publish(source, STRANGER, raw=real)
-    [new] = sign_again(source, [KEY], trust=trusting(STRANGER))
+    [new] = sign_again(source, [KEY], trust=trusting(STRANGER)).statements
 
     ended = run("verify", source.root)
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +28,7 @@ from torch._inductor import config
 
 from artifacts import container
 from compiled import compiled, double, fresh, stance
-from serve_warm import compiler
+from serve_warm import compiler, folders
 from serve_warm.compiler import EVENTS_KEPT, Watch
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
@@ -455,7 +458,7 @@ def left_behind(root: Path) -> Path:
 
 
 def age(directory: Path) -> None:
-    long_ago = time.time() - 10 * compiler.ABANDONED_S
+    long_ago = time.time() - 10 * folders.ABANDONED_S
     os.utime(directory.parent / "owner.lock", (long_ago, long_ago))
 
 
@@ -500,7 +503,7 @@ def test_headers_are_kept_for_the_user(tmp_path: Path):
     """All processes of a user share one folder that nobody else may write to."""
     first = compiler.header_directory(tmp_path)
 
-    assert first == tmp_path / f"serve_warm-{os.getuid()}" / "headers"
+    assert first == tmp_path / f"serve_warm-{os.geteuid()}" / "headers"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
     assert compiler.header_directory(tmp_path) == first
 
@@ -525,7 +528,7 @@ def no_folder(folder: Path) -> None:
 
 
 def foreign(folder: Path) -> None:
-    if os.getuid() != 0:
+    if os.geteuid() != 0:
         pytest.skip("only root can give a folder to another user")
     os.chown(folder, 65534, 65534)
 
@@ -544,7 +547,27 @@ def test_headers_that_others_could_have_made_are_not_used(
     assert found.resolve() != usual.resolve()
     assert list(found.iterdir()) == []
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
-    assert "is not a private directory of uid" in caplog.text
+    assert "C++ headers are compiled for this process alone" in caplog.text
+    assert str([usual, usual.parent][depth]) in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+):
+    """A folder for temporary files that others can rename in is not used, nor one below such."""
+    temporary, home = tmp_path / "a" / "tmp", tmp_path / "home"
+    temporary.mkdir(parents=True)
+    home.mkdir(mode=0o700)
+    [temporary, temporary.parent][depth].chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
+
+    made = [compiler.private_directory(), compiler.header_directory()]
+
+    assert [folders.problems(each) for each in made] == [(), ()]
+    assert all(each.is_relative_to(home / ".cache" / "serve_warm") for each in made)
+    assert list(temporary.iterdir()) == []
 
 
 def test_headers_are_not_kept_where_others_can_rename_folders(tmp_path: Path):

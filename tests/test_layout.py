@@ -30,8 +30,10 @@ PACKAGE = Path(serve_warm.__file__).parent
 LAYERS = (
     ("redaction",),
     ("errors", "report"),
+    ("folders",),
     ("fingerprint", "inputs", "config", "trust"),
     ("artifact", "disassembly", "recorder", "stores"),
+    ("landing",),
     ("nodecache",),
     ("transfer", "compiler", "precompile", "replay"),
     ("catalog", "publish"),
@@ -60,8 +62,9 @@ OWNED = {
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
-    *("redaction", "errors", "report", "fingerprint", "inputs", "config", "trust"),
-    *("artifact", "stores", "nodecache", "transfer", "catalog", "publish", "node", "cli"),
+    *("redaction", "errors", "report", "folders", "fingerprint", "inputs", "config", "trust"),
+    *("artifact", "stores", "landing", "nodecache", "transfer", "catalog", "publish"),
+    *("node", "cli"),
 }
 
 ENVIRONMENT_READERS = {"config"}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -121,14 +122,22 @@ def poison_link(directory: Path) -> None:
 
 def poison_parent_link(directory: Path) -> None:
     target = directory.parent.parent / "elsewhere"
-    target.mkdir()
+    (target / "state").mkdir(parents=True)
     directory.parent.symlink_to(target)
 
 
-@pytest.mark.parametrize("poison", [poison_mode, poison_parent, poison_link, poison_parent_link])
+def poison_above(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    directory.parent.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "poison", [poison_mode, poison_parent, poison_link, poison_parent_link, poison_above]
+)
 def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
     """What others could put there would be shown as ours."""
-    directory = tmp_path / "serve_warm-0" / "state"
+    directory = tmp_path / "above" / "serve_warm-0" / "state"
+    directory.parent.parent.mkdir()
     poison(directory)
 
     with pytest.raises(PermissionError, match="is not a private directory of uid"):
@@ -139,12 +148,53 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path):
     """Also where its mode looks private."""
     directory = tmp_path / "state"
     directory.mkdir(mode=0o700)
-    if os.getuid() != 0:
+    if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     os.chown(directory, 65534, 65534)
 
     with pytest.raises(PermissionError, match="is not a private directory"):
         state_file(directory)
+
+
+@pytest.mark.parametrize(
+    "poison", [poison_mode, poison_parent, poison_link, poison_parent_link, poison_above]
+)
+def test_states_that_others_may_have_written_are_not_read(tmp_path: Path, poison):
+    """Nor taken for none: whoever asks what is in use must not hear "nothing"."""
+    directory = tmp_path / "above" / "serve_warm-0" / "state"
+    directory.parent.parent.mkdir()
+    poison(directory)
+
+    with pytest.raises(PermissionError, match="is not a private directory of uid") as caught:
+        list(read_states(directory))
+
+    assert "to mend it: " in caught.value.strerror
+
+
+def test_states_of_another_user_are_not_read(tmp_path: Path):
+    """Somebody who was first in /tmp can neither hang nor mislead those who look."""
+    directory = tmp_path / "state"
+    state_file(directory).write({})
+    os.mkfifo(directory / "a.json")
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    os.chown(directory, 65534, 65534)
+
+    with pytest.raises(PermissionError, match="belongs to user id 65534"):
+        list(read_states(directory))
+
+
+def test_reading_states_leaves_no_file_open(tmp_path: Path):
+    """Neither of the states nor of the directory, also when it is refused."""
+    state_file(tmp_path / "state").write({})
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    for mode in (0o700, 0o777):
+        (tmp_path / "state").chmod(mode)
+        with contextlib.suppress(PermissionError):
+            list(read_states(tmp_path / "state"))
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_directory_may_lie_in_tmp(tmp_path: Path):
@@ -172,13 +222,44 @@ def test_dead_replicas_are_skipped(tmp_path: Path):
     assert [state["replica"] for state in states] == ["alive"]
 
 
+NAMES = b'"application": "a", "deployment": "d", "replica": "odd"'
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"7", b"\xff\xfe", b'{"schema": 2, "pid": 1}', b"{}"], ids=repr
+    "content",
+    [
+        *(b"", b"{", b"[]", b"7", b"\xff\xfe", b'{"schema": 2, "pid": 1}', b"{}"),
+        b'{"schema": 1, %s}' % NAMES,
+        b'{"schema": 1, "pid": "self", %s}' % NAMES,
+        b'{"schema": 1, "pid": true, %s}' % NAMES,
+        b'{"schema": 1, "pid": null, %s}' % NAMES,
+        b'{"schema": 1, "pid": 1}',
+        b'{"schema": 1, "pid": 1, "application": "a", "deployment": 7, "replica": "odd"}',
+        b'{"schema": 1, "pid": 1, %s}' % NAMES + b" " * (1 << 20) + b"x",
+    ],
+    ids=lambda content: repr(content[:60]),
 )
 def test_files_that_are_none_of_ours_are_skipped(tmp_path: Path, content: bytes):
     """One odd file does not hide the others."""
     state_file(tmp_path / "state").write({})
     (tmp_path / "state" / "a.json").write_bytes(content)
+
+    states = list(read_states(tmp_path / "state"))
+
+    assert [state["replica"] for state in states] == ["Embedder#1"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_what_is_no_file_is_skipped(tmp_path: Path, kind: str):
+    """A pipe is not waited for, and a link not followed, wherever it leads."""
+    file = state_file(tmp_path / "state")
+    file.write({})
+    odd = tmp_path / "state" / "a.json"
+    {
+        "pipe": os.mkfifo,
+        "link": lambda path: path.symlink_to(file.path),
+        "directory": Path.mkdir,
+    }[kind](odd)
 
     states = list(read_states(tmp_path / "state"))
 
@@ -192,4 +273,4 @@ def test_a_node_without_states_has_none(tmp_path: Path):
 
 def test_the_default_directory_is_the_users_own():
     """It has the user's id in its name, so that users do not meet."""
-    assert default_directory().parts[-2:] == (f"serve_warm-{os.getuid()}", "state")
+    assert default_directory().parts[-2:] == (f"serve_warm-{os.geteuid()}", "state")

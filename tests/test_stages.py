@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import os
+import pwd
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
-from serve_warm import compiler
+from serve_warm import compiler, folders
 from serve_warm.artifact import pack_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import (
@@ -288,6 +289,59 @@ def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: P
     assert report.verdict is Verdict.FULL_HIT
     assert start.cache_directory != present
     assert not list(start.cache_directory.rglob("mine"))
+
+
+@pytest.fixture
+def open_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the folder for temporary files what an emptyDir is: 0777 and not sticky."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    ours = pwd.getpwuid(os.geteuid())
+    elsewhere = pwd.struct_passwd((*ours[:5], str(home), ours[6]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: elsewhere)
+    monkeypatch.setattr(folders, "LAST_BASE", home / "absent")
+    Path(tempfile.gettempdir()).chmod(0o777)
+    return home
+
+
+def test_an_artifact_is_put_where_nobody_can_exchange_it(
+    store: LocalStore, tmp_path: Path, open_temporary_folder: Path
+):
+    """Where others can rename what is in the folder for temporary files, another one is used."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+
+    start = warm_up(replica, artifact=store.uri)
+
+    assert start.report().verdict is Verdict.FULL_HIT
+    assert start.cache_directory.is_relative_to(open_temporary_folder / ".cache" / "serve_warm")
+    assert folders.problems(start.cache_directory) == ()
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["cache", "torch_bytes"])
+def test_where_every_place_is_open_to_others_nothing_is_loaded(
+    store: LocalStore, tmp_path: Path, open_temporary_folder: Path, part: str
+):
+    """The start goes on cold, below the temporary folder as torch alone would, and says why."""
+    replica = StandIn()
+    raw = {
+        "cache": packed_cache(tmp_path / "built"),
+        "torch_bytes": container(("no_such_kind", [("key", b"content")])),
+    }
+    publish(store, here(replica), raw={part: raw[part]})
+    open_temporary_folder.chmod(0o777)
+    blobs = tmp_path / "blobs"
+
+    start = warm_up(replica, artifact=store.uri, parts=(part,), node_cache_dir=str(blobs))
+
+    report = start.report()
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact.refused == "unsafe_directory"
+    assert f"chmod +t {tempfile.gettempdir()}" in report.artifact.reason
+    assert start.cache_directory.is_relative_to(tempfile.gettempdir())
+    assert not list(start.cache_directory.rglob("*.so"))
+    assert len(list(blobs.iterdir())) == 2  # it was pulled, and not put in place
 
 
 def test_a_given_directory_is_kept_where_nothing_is_pulled():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,74 @@ def test_no_store_is_asked_when_the_kill_switch_is_on(uri: str, fault_proxy: Fau
 
     assert start.report().verdict is Verdict.OFF
     assert fault_proxy.seen == []
+
+
+# --- what is wrong on one machine --------------------------------------------------------------
+
+
+def check_denied(report: Report, warned: list[str], uri: str, tries: list[str]) -> None:
+    check(report, warned, Verdict.MISS, uri)
+    assert tries == []
+
+
+def tried_again(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for record in caplog.records if (text := record.getMessage()).startswith("try=")]
+
+
+@pytest.mark.parametrize(
+    ("uri", "settings"),
+    [
+        ("gs://bucket/artifacts", {"GOOGLE_APPLICATION_CREDENTIALS": "/not/mounted/key.json"}),
+        (
+            "s3://bucket/artifacts",
+            {
+                "AWS_WEB_IDENTITY_TOKEN_FILE": "/not/mounted",
+                "AWS_ROLE_ARN": "arn:aws:iam::1:role/x",
+            },
+        ),
+        ("s3://bucket/artifacts", {"AWS_ACCESS_KEY_ID": "x\n", "AWS_SECRET_ACCESS_KEY": "y"}),
+        ("s3://bucket/artifacts", {"AWS_ACCESS_KEY_ID": "x"}),
+        ("az://bucket/artifacts", {}),
+    ],
+)
+def test_a_replica_is_ready_where_the_machine_is_set_up_wrongly(
+    uri: str,
+    settings: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A file that is not mounted costs the artifact, not the replica, and is not waited for."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    report, warned = started(uri, caplog)
+
+    check_denied(report, warned, uri, tried_again(caplog))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder; run as another user")
+def test_a_replica_is_ready_where_it_may_not_read_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """A folder of somebody else costs the artifact, and is not asked again until a deadline."""
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0)
+
+    report, warned = started(folder.as_uri(), caplog)
+
+    check_denied(report, warned, folder.as_uri(), tried_again(caplog))
+
+
+def test_a_replica_is_ready_where_the_hub_is_forbidden(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """HF_HUB_OFFLINE is a decision: it is not waited for to change."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    report, warned = started("hf://acme/warm", caplog)
+
+    check_denied(report, warned, "hf://acme/warm", tried_again(caplog))

@@ -128,7 +128,14 @@ def test_a_fault_is_one_line_without_a_secret(  # noqa: PLR0917
     assert error.message.startswith(store.uri)
     assert len(error.message.splitlines()) == 1
     assert len(error.message) < 300
-    everything = "".join(traceback.format_exception(error)) + repr(error) + caplog.text
+    chain: list[BaseException | None] = [error]
+    texts = ["".join(traceback.format_exception(error)), repr(error), caplog.text]
+    while (last := chain.pop()) is not None:
+        # Also the context, which is not printed and stands there for whoever looks.
+        assert type(last).__module__.startswith("serve_warm.")
+        texts.append(repr(last))
+        chain += [last.__cause__, last.__context__]
+    everything = "".join(texts)
     for secret in (moto.access_key, moto.secret_key, moto.session_token):
         assert secret not in everything
 

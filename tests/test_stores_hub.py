@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -250,13 +252,48 @@ def test_downloads_pass_through_a_private_folder_only(
     assert (modes, list(temporary.iterdir())) == ({0o700}, [])
 
 
+KILLED = """
+import os, signal, sys
+from serve_warm.stores import open_store
+store = open_store(sys.argv[1])
+store.download(store.head(sys.argv[2]), lambda at, piece: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_what_a_killed_download_leaves_is_swept(
+    hub: Hub, plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A temporary copy does not stay on the disk for ever when its process was killed."""
+    hub.write(KEY, LARGE)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "TMPDIR": str(scratch),
+    }
+    command = [sys.executable, "-c", KILLED, f"hf://{REPOSITORY}", KEY]
+    killed = subprocess.run(command, env=environment, check=False, timeout=60)
+    [left] = scratch.iterdir()
+    assert sum(path.stat().st_size for path in left.rglob("*") if path.is_file()) >= len(LARGE)
+    for path in left.iterdir():
+        os.utime(path, (0, 0))  # as if it were long ago
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+
+    HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
+
+    assert killed.returncode == -signal.SIGKILL
+    assert list(scratch.iterdir()) == []
+
+
 # --- one commit ------------------------------------------------------------------------------
 
 
 def test_everything_is_read_at_one_commit(
     hub: Hub, store: HubStore, caplog: pytest.LogCaptureFixture
 ):
-    """What others commit after the first use is not seen; a store opened later sees it."""
+    """What others commit after a list is not seen until the next one, nor in a part of it."""
     hub.write(KEY, b"old")
     commit = hub.branches["main"]
     caplog.set_level(logging.INFO, "serve_warm")
@@ -265,10 +302,42 @@ def test_everything_is_read_at_one_commit(
     hub.write(KEY, b"newer")
     hub.write("more", b"x")
 
-    assert (store.list(""), store.get(KEY, max_bytes=9)) == ([KEY], b"old")
-    assert (store.head(KEY).size_bytes, store.head(KEY).version) == (3, commit)
-    assert caplog.text.count(f"repo={REPOSITORY} revision=main commit={commit}") == 1
+    assert (store.get(KEY, max_bytes=9), store.head(KEY).size_bytes) == (b"old", 3)
+    assert store.head(KEY).version == commit
+    assert (store.list(""), store.get(KEY, max_bytes=9)) == ([KEY, "more"], b"newer")
+    assert store.list("more") == ["more"]
+    for one in (commit, hub.branches["main"]):
+        assert caplog.text.count(f"repo={REPOSITORY} revision=main commit={one}") == 1
     assert open_store(store.uri).get(KEY, max_bytes=9) == b"newer"
+
+
+def test_a_list_does_not_go_back_behind_a_write(hub: Hub, plain: None):
+    """A list that was resolved before a write of another thread does not hide what it wrote."""
+    store = HubStore(repository=REPOSITORY)
+    store.list("")
+    commit, writer = hub.branches["main"], HubStore(repository=REPOSITORY, _pin=store._pin)
+    # The answer was made before the write and comes after it.
+    hub.faults = [
+        Fault(
+            request="/revision/main",
+            status=200,
+            headers={"Content-Type": "application/json"},
+            data=json.dumps({"id": REPOSITORY, "sha": commit}).encode(),
+            then=lambda: writer.create(KEY, b"ours"),
+            times=1,
+        )
+    ]
+
+    keys = store.list("")
+
+    assert (keys, store.get(KEY, max_bytes=9)) == ([KEY], b"ours")
+
+
+def test_a_time_that_the_hub_does_not_tell_is_now(hub: Hub, store: HubStore):
+    """What may be new is not taken for old, or a prune would remove what is being published."""
+    hub.change(KEY, File(data=b"x", size=1, date=""))
+
+    assert abs(store.head(KEY).modified_unix - time.time()) < 3600
 
 
 def test_writing_moves_the_commit_on(hub: Hub, store: HubStore):
@@ -459,7 +528,7 @@ FAULTS = {
     ),
     "404 revision": (
         Fault(request=".", status=404, headers={"X-Error-Code": "RevisionNotFound"}),
-        StoreError,
+        StoreDenied,
         "no revision 'main'",
     ),
     "gated": (
@@ -633,6 +702,35 @@ def test_a_hub_that_is_down_is_a_store_error(hub: Hub, plain: None, no_waiting: 
         HubStore(repository=REPOSITORY, silence_s=10).list("")
 
 
+class Surprise(BaseException):
+    """What no client of the Hub should raise, and is no Exception besides."""
+
+
+@pytest.mark.parametrize("kind", [Surprise, AssertionError, SystemExit])
+def test_whatever_the_client_raises_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+    check: Callable[[BaseException], None],
+    kind: type[BaseException],
+):
+    """An error that nobody thought of ends the call in our words, and is printed by no thread."""
+    printed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+
+    def surprise(*_: object, **__: object) -> None:
+        raise kind(f"GET https://h/x?{SIGNATURE} with Authorization: Bearer {WRITER}")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", surprise)
+
+    with pytest.raises(StoreError, match=f"cannot resolve 'main': {kind.__name__}") as caught:
+        HubStore(repository=REPOSITORY).list("")
+
+    check(caught.value)
+    for thread in threading.enumerate():
+        if thread.name == "serve_warm-hub":
+            thread.join(30)
+    assert printed == []
+
+
 PROGRAM = """
 import sys
 from serve_warm.errors import StoreError
@@ -669,6 +767,6 @@ def test_the_client_is_set_by_its_own_environment(hub: Hub, tmp_path: Path, offl
         timeout=60,
     )
 
-    offline_text = "HF_HUB_OFFLINE forbids asking the Hub"
+    offline_text = "StoreDenied hf://acme/warm: cannot resolve 'main': HF_HUB_OFFLINE forbids"
     assert (offline_text if offline == "1" else "from the stand-in") in done.stdout
     assert "Traceback" not in done.stderr

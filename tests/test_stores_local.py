@@ -4,16 +4,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from serve_warm.errors import ConfigError, ObjectNotFound, StoreError
+from serve_warm.errors import (
+    ConfigError,
+    ObjectExists,
+    ObjectNotFound,
+    StoreDenied,
+    StoreError,
+)
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 from store_contract import KEY, StoreContract
@@ -174,6 +184,183 @@ def test_a_file_in_place_of_the_folder_is_a_store_error(tmp_path: Path):
     with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         store.create(KEY, b"x")
     assert store.list("") == []
+
+
+# --- links ---------------------------------------------------------------------------------
+
+OUTSIDE = "00ff"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of somebody else's, with a file whose name could be that of a blob."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / OUTSIDE).write_bytes(b"precious")
+    return folder
+
+
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_nothing_is_deleted_through_a_link(
+    store: LocalStore, raw: Folder, outside: Path, linked: str
+):
+    """Whoever may write into a store cannot turn a prune of it against other files."""
+    (outside / "sha256").mkdir()
+    (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
+    before = sorted(outside.rglob("*"))
+    raw.write("statements/x", b"1")
+    (raw.root / linked).parent.mkdir(exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    with pytest.raises(StoreError, match=f"'{linked}' is a link") as caught:
+        store.delete(f"blobs/sha256/{OUTSIDE}")
+
+    assert sorted(outside.rglob("*")) == before
+    assert "root of a store may be reached over links" in caught.value.hint
+
+
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_nothing_is_created_through_a_link(
+    store: LocalStore, raw: Folder, outside: Path, linked: str
+):
+    """A link does not make a push write outside of the store, also where nothing is yet."""
+    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    with pytest.raises(StoreError, match=f"'{linked}' is a link"):
+        store.create(KEY + "new", b"x")
+
+    assert list(outside.iterdir()) == [outside / OUTSIDE]
+
+
+@pytest.mark.parametrize("prefix", ["", "blobs/", "blobs/sha256/", "blobs/sha256/00"])
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_listing_begins_in_no_linked_folder(
+    store: LocalStore, raw: Folder, outside: Path, linked: str, prefix: str
+):
+    """What a linked folder has is no part of the store, whichever prefix leads into it."""
+    (outside / "sha256").mkdir()
+    (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
+    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    assert store.list(prefix) == []
+
+
+def test_links_to_files_are_read(store: LocalStore, raw: Folder):
+    """A mounted volume has links to files in a hidden folder: its objects are listed and read."""
+    raw.write("..data/x", b"mounted")
+    (raw.root / "x").symlink_to(Path("..data", "x"))
+    pieces: list[bytes] = []
+
+    store.download(store.head("x"), lambda _at, piece: pieces.append(bytes(piece)))
+
+    assert store.list("") == ["x"]
+    assert store.get("x", max_bytes=10) == b"".join(pieces) == b"mounted"
+
+
+def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
+    store: LocalStore, raw: Folder, outside: Path
+):
+    """Write-once holds for what a link shows; deleting takes the link and leaves the file."""
+    raw.root.mkdir()
+    (raw.root / "x").symlink_to(outside / OUTSIDE)
+    (raw.root / "dangling").symlink_to(outside / "nothing")
+
+    with pytest.raises(ObjectExists):
+        store.create("x", b"other")
+    with pytest.raises(ObjectExists):
+        store.create("dangling", b"other")
+    store.delete("x")
+
+    assert [path.name for path in outside.iterdir()] == [OUTSIDE]
+    assert (outside / OUTSIDE).read_bytes() == b"precious"
+    assert store.list("") == []
+
+
+def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):
+    """A path that an operator has set may be a link, also one that leads to the newest of many."""
+    raw.root.mkdir()
+    (tmp_path / "current").symlink_to(raw.root)
+    store = LocalStore(root=tmp_path / "current")
+
+    store.create(KEY, b"1")
+    store.create("s/a", b"1")
+    store.delete("s/a")
+
+    assert (store.list(""), raw.read(KEY)) == ([KEY], b"1")
+
+
+# --- what the file system refuses ----------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[[LocalStore], object]] = {
+    "list": lambda store: store.list("blobs/"),
+    "head": lambda store: store.head(KEY),
+    "get": lambda store: store.get(KEY, max_bytes=10),
+    "create": lambda store: store.create(f"{KEY}1", b"x"),
+    "delete": lambda store: store.delete(KEY),
+}
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Be nobody for a while, where root could read and write everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_folder_of_somebody_else_is_denied(store: LocalStore, raw: Folder, operation: str):
+    """Permissions do not come back by trying again; the error says whose are missing."""
+    raw.write(KEY, b"x")
+    raw.root.chmod(0)
+
+    try:
+        with without_privileges(), pytest.raises(StoreDenied, match="Permission denied") as caught:
+            OPERATIONS[operation](store)
+    finally:
+        raw.root.chmod(0o700)
+
+    assert "the user of this process (uid " in caught.value.hint
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_folder_that_cannot_be_synced_is_written(
+    store: LocalStore, raw: Folder, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    """Some network file systems sync files only, and say so in more than one way."""
+    refuse_to_sync_folders(monkeypatch, code)
+
+    store.create(KEY, b"x")
+
+    assert raw.read(KEY) == b"x"
+
+
+def test_a_folder_that_fails_to_sync_is_an_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    """A disk that breaks is no file system without that ability."""
+    refuse_to_sync_folders(monkeypatch, errno.EIO)
+
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.create(KEY, b"x")
+
+
+def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
 
 
 # --- addresses -----------------------------------------------------------------------------

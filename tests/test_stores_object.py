@@ -10,10 +10,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import re
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -35,6 +38,7 @@ from serve_warm.stores.object_store import (
     ONE_PUT_BYTES,
     PART_BYTES,
     PARTS_AT_ONCE,
+    WHOLE_REQUEST_FACTOR,
     ObjectStore,
 )
 from store_contract import KEY, StoreContract
@@ -385,6 +389,34 @@ def test_an_answer_that_was_lost_does_not_fail_a_write(
     assert (len(lost), raw.read(KEY)) == (1, b"mine")
 
 
+@pytest.mark.parametrize("count", [1 << 20, ONE_PUT_BYTES + 1])
+def test_a_slow_upload_has_time_for_its_size(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
+):
+    """A request that uploads may take longer than one that does not, as long as at 256 KiB/s."""
+    store = dataclasses.replace(store, timeout_s=0.4)
+
+    def delay(request: str) -> None:
+        if request.startswith("PUT"):
+            time.sleep((WHOLE_REQUEST_FACTOR + 1) * store.timeout_s)
+
+    fault_proxy.afterwards = delay
+
+    store.create(KEY, io.BytesIO(bytes(count)))
+
+    assert raw.read(KEY) == bytes(count)
+
+
+def test_an_upload_that_stalls_ends(store: ObjectStore, fault_proxy: FaultProxy):
+    """The time for an upload is that of its size: a few bytes do not wait for minutes."""
+    store = dataclasses.replace(store, timeout_s=0.2)
+    fault_proxy.only = lambda request: request.startswith("PUT")
+    fault_proxy.fault = "hang"
+
+    with pytest.raises(StoreError, match="in time"):
+        store.create(KEY, bytes(1000))
+
+
 @pytest.mark.parametrize("step", ["partNumber=3", "POST"])
 def test_an_interrupted_upload_leaves_nothing(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, step: str
@@ -466,14 +498,95 @@ def test_without_obstore_the_package_is_named(monkeypatch: pytest.MonkeyPatch, u
     assert caught.value.hint == "pip install obstore"
 
 
-def test_half_a_credential_is_a_setting_to_correct(monkeypatch: pytest.MonkeyPatch):
-    """What can be seen without asking anybody is said when the store is opened."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWARMWARMWARMWARM")
+BAD_SETTINGS = {
+    "half a credential": (
+        "s3",
+        {"AWS_ACCESS_KEY_ID": "AKIAWARMWARMWARMWARM"},
+        "Missing SecretAccessKey",
+    ),
+    "a key file that is not mounted": (
+        "gs",
+        {"GOOGLE_APPLICATION_CREDENTIALS": "/not/mounted/key.json"},
+        "/not/mounted/key.json: No such file",
+    ),
+    "a key that is none": (
+        "gs",
+        {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "hunter2"}'},
+        "does not configure",
+    ),
+    "a key that is no base64": (
+        "az",
+        {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ACCOUNT_KEY": "***"},
+        "Invalid Access Key",
+    ),
+    "no account": ("az", {}, "Account must be specified"),
+    "a switch that is none": ("s3", {"AWS_ALLOW_HTTP": "perhaps"}, '"perhaps"'),
+}
 
-    with pytest.raises(ConfigError, match="Missing SecretAccessKey") as caught:
-        open_store("s3://bucket")
 
-    assert "AKIAWARM" not in str(caught.value)
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_a_bad_setting_of_the_machine_is_denied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str
+):
+    """It is said when the store is opened, and is no error of the address, which would end a start.
+
+    In one line, and without a credential anywhere in the chain of causes.
+    """
+    scheme, settings, says = BAD_SETTINGS[case]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(StoreDenied, match=re.escape(says)) as caught:
+        open_store(f"{scheme}://bucket")
+
+    check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
+
+
+BAD_AT_USE = {
+    "a token that is not mounted": (
+        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/not/mounted", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
+        "no credentials: .*/not/mounted",
+    ),
+    "a pod's token that is not mounted": (
+        {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/x",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/not/mounted",
+        },
+        "no credentials: .*/not/mounted",
+    ),
+    "an endpoint that is none": (
+        {"AWS_ENDPOINT_URL": "not a url", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"},
+        "no request can be made",
+    ),
+    "a line end behind a key": (
+        {"AWS_ACCESS_KEY_ID": "AKIAWARMWARMWARMWARM\n", "AWS_SECRET_ACCESS_KEY": "hunter2"},
+        "no request can be made",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_AT_USE)
+def test_a_setting_that_never_works_is_denied(monkeypatch: pytest.MonkeyPatch, case: str):
+    """What is seen at the first request only is no trouble that passes either, nor a crash."""
+    settings, says = BAD_AT_USE[case]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    store = open_store("s3://bucket")
+
+    with pytest.raises(StoreDenied, match=says) as caught:
+        store.list("")
+
+    check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
+
+
+def check_is_ours_alone(error: BaseException, *secrets: str) -> None:
+    assert len(str(error).splitlines()) == 2  # the message, the hint
+    chain: list[BaseException | None] = [error]
+    while (last := chain.pop()) is not None:
+        assert type(last).__module__.startswith("serve_warm.")
+        assert not [secret for secret in secrets if secret in repr(last)]
+        chain += [last.__cause__, last.__context__]
 
 
 def test_an_endpoint_without_encryption_needs_permission(

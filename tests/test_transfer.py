@@ -44,9 +44,11 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.nodecache import NodeCache, default_root
-from serve_warm.publish import copy, published, push
-from serve_warm.publish import sign as sign_again
+from serve_warm.publish import copy as copy_all
+from serve_warm.publish import published, push
+from serve_warm.publish import sign as sign_all
 from serve_warm.stores.local import LocalStore
 from serve_warm.transfer import READERS, SHOWN_VARIANTS, Pulled, explain, pull
 from serve_warm.trust import (
@@ -63,7 +65,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from serve_warm.artifact import Manifest
-    from serve_warm.fingerprint import Fingerprint
     from serve_warm.stores import Object, Sink, Store
 
 KEY = new_key()
@@ -103,6 +104,20 @@ def pull_here(
     ):
         held: Any = {name: file.read() for name, file in pulled.raw.items()}
         return replace(pulled, raw=held)
+
+
+def sign_again(*args: Any, **options: Any) -> list[str]:
+    """Sign a store of which nothing is left out."""
+    done = sign_all(*args, **options)
+    assert done.refused == ()
+    return list(done.statements)
+
+
+def copy(*args: Any, **options: Any) -> list[str]:
+    """Copy a store of which nothing is left out."""
+    done = copy_all(*args, **options)
+    assert done.refused == ()
+    return list(done.statements)
 
 
 def statements(store: Store) -> list[str]:
@@ -1048,15 +1063,31 @@ def test_an_envelope_that_is_full_is_followed_by_a_new_one(store: MemoryStore):
 
 
 def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
-    """A signature vouches for all of it: one stranger's artifact, and none of them is signed."""
+    """A signature vouches for all of it: a stranger's artifact is left out, and said."""
     publish(store)
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zz")
+    store.objects["statements/Embedder/junk.dsse.json"] = b"{}"
+    key = new_key()
+
+    done = sign_all(store, [key], trust=trusting(KEY))
+
+    assert len(done.statements) == 1
+    assert [(r.reason, r.statement) for r in done.refused] == [
+        ("bad_statement", "statements/Embedder/junk.dsse.json"),
+        ("untrusted", foreign),
+    ]
+    assert pull_here(store, trust=trusting(key)).statement_key == done.statements[0]
+
+
+def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
+    """A store of strangers is an error, with the first reason."""
+    publish(store)
     before = dict(store.objects)
 
     with pytest.raises(ArtifactRefused) as caught:
-        sign_again(store, [new_key()], trust=trusting(KEY))
+        sign_again(store, [new_key()], trust=trusting(OTHER))
 
-    assert (caught.value.reason, caught.value.statement) == ("untrusted", foreign)
+    assert caught.value.reason == "untrusted"
     assert store.objects == before
 
 
@@ -1483,15 +1514,44 @@ def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore
 
 
 def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
-    """One statement of a stranger is enough for nothing to be copied at all."""
-    publish(store)
-    publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
+    """A stranger's statement is left out and said, and what is trusted is copied beside it."""
+    good, _ = publish(store)
+    foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
 
-    with pytest.raises(ArtifactRefused) as caught:
-        copy(store, target, trust=trusting(KEY))
+    done = copy_all(store, target, trust=trusting(KEY))
 
-    assert caught.value.reason == "untrusted"
-    assert target.objects == {}
+    assert done.statements == (good,)
+    assert [(r.reason, r.statement) for r in done.refused] == [("untrusted", foreign)]
+    assert statements(target) == [good]
+
+
+def test_a_damaged_part_is_left_out_and_the_others_are_copied(
+    store: MemoryStore, target: MemoryStore
+):
+    """One bad blob in a store does not hold up its mirror."""
+    bad, manifest = publish(store, deployment="Bad", raw={"cache": b"bad"})
+    good, _ = publish(store, deployment="Good", raw={"cache": b"good"})
+    store.objects[blob_key(manifest.parts[0])] = bytes(manifest.parts[0].stored_bytes)
+
+    done = copy_all(store, target, trust=trusting(KEY))
+
+    assert done.statements == (good,)
+    assert [(r.reason, r.statement) for r in done.refused] == [("digest_mismatch", bad)]
+    assert statements(target) == [good]
+
+
+def test_of_a_denied_newest_the_one_before_is_copied(store: MemoryStore, target: MemoryStore):
+    """Of what may be copied the newest of a variant is."""
+    good, _ = publish(store, created=OLDER, raw={"cache": b"good"})
+    denied, manifest = supersede(store, created=NEWER, raw={"cache": b"denied"})
+    trust = trusting(KEY, denied=frozenset({manifest.parts[0].sha256}))
+
+    done = copy_all(store, target, trust=trust)
+
+    assert [(r.reason, r.statement) for r in done.refused] == [("denied", denied)]
+    assert pull_here(target).manifest.created == OLDER
+    assert len(done.statements) == 1
+    assert good in store.objects
 
 
 def test_a_statement_under_another_deployment_is_not_spread(
@@ -1510,6 +1570,29 @@ def test_a_statement_under_another_deployment_is_not_spread(
 
 
 # --- explaining ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_is_denied_is_explained_as_denied(store: MemoryStore, elsewhere: bool):
+    """For whoever asks, a denied variant does not fit, whatever machine is asked for."""
+    _, manifest = publish(store)
+    trust = trusting(KEY, denied=frozenset({manifest.parts[0].sha256}))
+    here = fingerprint(gpu="H200") if elsewhere else fingerprint()
+
+    [considered] = explain(store, fingerprint=here, trust=trust)
+
+    assert (considered.accepted, considered.reason) == (False, "denied")
+
+
+def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
+    """What was built for every CPU is missed by a replica that does not ask for it."""
+    portable = Fingerprint(machine=MACHINE, app={**APP, "cpu": "portable"})
+    publish(store, built_for=portable)
+
+    with pytest.raises(ArtifactNotFound) as caught:
+        pull_here(store)
+
+    assert "cpu: portable" in caught.value.hint
 
 
 def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):

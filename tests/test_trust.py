@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -877,6 +878,37 @@ def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
         load_trust([link])
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o703])
+@pytest.mark.parametrize("above", ["home", "home/.config"])
+def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mode: int):
+    """A folder above that others can write lets them put another folder of ours in its place."""
+    path = tmp_path / "home" / ".config" / "serve_warm" / "trust.toml"
+    path.parent.mkdir(parents=True, mode=0o700)
+    write_trust(path.parent, trust_lines(KEY.public_key(), name="x"))
+    assert load_trust([path]).keys
+    (tmp_path / above).chmod(mode)
+
+    with pytest.raises(ConfigError, match="can be written by group or others") as caught:
+        load_trust([path])
+
+    assert caught.value.hint == f"chmod go-w {tmp_path / above}"
+
+
+def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Path):
+    """Neither the folder of the name nor that of the file is at fault, but the one of the link."""
+    real = write_trust(tmp_path / "elsewhere", trust_lines(KEY.public_key(), name="x"))
+    (tmp_path / "middle").mkdir()
+    (tmp_path / "middle" / "link").symlink_to(real.parent)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "serve_warm").symlink_to(tmp_path / "middle" / "link")
+    path = tmp_path / "config" / "serve_warm" / "trust.toml"
+    assert load_trust([path]).keys
+    (tmp_path / "middle").chmod(0o1777)
+
+    with pytest.raises(ConfigError, match="middle can be written"):
+        load_trust([path])
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str):
@@ -918,8 +950,10 @@ def test_a_read_only_mount_cannot_be_written_whatever_its_mode(
 ):
     """Kubernetes mounts a ConfigMap read-only and with mode 0777: that is safe."""
     namespace = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine does not let us mount anything")
+    # Where root is not mapped the folders above the mount seem to be somebody else's.
+    roots = ["sh", "-c", 'test "$(stat -c %u /)" = 0']
+    if subprocess.run([*namespace, *roots], check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount anything as root")
     source = write_trust(tmp_path / "source", trust_lines(KEY.public_key(), name="x"))
     (tmp_path / "mount").mkdir()
 
@@ -1013,6 +1047,52 @@ def test_no_key_is_made_where_others_can_write(tmp_path: Path):
         user_key(tmp_path / "serve_warm")
 
     assert list((tmp_path / "serve_warm").iterdir()) == []
+
+
+def test_no_key_is_made_where_others_can_exchange_the_folder(tmp_path: Path):
+    """Nor below a folder that they can write."""
+    directory = tmp_path / "config" / "serve_warm"
+    directory.mkdir(parents=True, mode=0o700)
+    directory.parent.chmod(0o777)
+
+    with pytest.raises(ConfigError, match="config can be written"):
+        user_key(directory)
+
+    assert list(directory.iterdir()) == []
+
+
+def test_keys_are_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A home on a file system that has none is good enough, and nothing is overwritten there."""
+
+    def none(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", none)
+    key = user_key(tmp_path / "serve_warm")
+    path = tmp_path / "serve_warm" / "signing_key.pem"
+
+    assert user_key(tmp_path / "serve_warm").private_bytes_raw() == key.private_bytes_raw()
+    assert mode_of(path) == 0o600
+    assert len(list(path.parent.iterdir())) == 2
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        trust._create(path, b"other", mode=0o600)
+    assert path.read_bytes() == before
+
+
+def test_half_a_key_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A full disk leaves nothing that a second try would read."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            user_key(tmp_path / "serve_warm")
+
+    assert list((tmp_path / "serve_warm").iterdir()) == []
+    assert user_key(tmp_path / "serve_warm")
 
 
 def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):

@@ -226,7 +226,7 @@ def _copy(
         def reading(part: str, done: int, total: int) -> None:
             progress(f"read {part}", done, total)
 
-        keys = publish.copy(
+        done = publish.copy(
             source,
             _Watched(target, progress),
             trust=trust,
@@ -235,10 +235,18 @@ def _copy(
             progress=reading,
         )
     if as_json:
-        screen.data({"source": source.uri, "target": target.uri, "statements": keys})
-        return
-    for key in keys:
-        click.echo(screen.shown(key))
+        screen.data(
+            {
+                "source": source.uri,
+                "target": target.uri,
+                "statements": done.statements,
+                "refused": screen.refusals(done.refused),
+            }
+        )
+    else:
+        for key in done.statements:
+            click.echo(screen.shown(key))
+    screen.end_with_refusals(done.refused)
 
 
 class _Watched:

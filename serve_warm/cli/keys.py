@@ -62,17 +62,26 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
     """Sign the artifacts of STORE once more, without uploading a part again.
 
     For the rotation of keys: each artifact gets a statement that carries the new signatures beside
-    those that it has. All of them must be trusted here before, because a signature vouches for
-    all of an artifact.
+    those that it has. What is not trusted here before is left out, because a signature vouches for
+    all of an artifact; the exit code is 3 then.
     """
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_store(store), load_trust()
     there = {item.digest for item in catalog.describe(opened, trust, deployment=deployment)}
-    signed = publish.sign(opened, keys, trust=trust, deployment=deployment)
-    already = max(0, len(there) - len(signed))
+    done = publish.sign(opened, keys, trust=trust, deployment=deployment)
+    signed, refused = done.statements, done.refused
+    already = max(0, len(there) - len(signed) - len(refused))
     if as_json:
-        screen.data({"store": opened.uri, "signed": signed, "already": already})
-        return
-    for key in signed:
-        click.echo(screen.shown(key))
-    click.echo(f"{len(signed)} signed, {already} signed already", err=True)
+        screen.data(
+            {
+                "store": opened.uri,
+                "signed": signed,
+                "already": already,
+                "refused": screen.refusals(refused),
+            }
+        )
+    else:
+        for key in signed:
+            click.echo(screen.shown(key))
+        click.echo(f"{len(signed)} signed, {already} signed already", err=True)
+    screen.end_with_refusals(refused)

@@ -96,9 +96,9 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule only those parts go that no artifact names any more. An artifact stays when it is
-    in use by a replica of this user on this machine or by one that --in-use tells of; those of
-    other machines this command cannot know.
+    Without a rule only those parts go that no artifact names any more and that are a day old, since
+    a push may be under way. An artifact stays when it is in use by a replica of this user on this
+    machine or by one that --in-use tells of; those of other machines this command cannot know.
     """
     if keep_newest is not None and older_than is None and max_size is None:
         raise click.UsageError(

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -31,6 +31,11 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from serve_warm.cli import NO
+
+if TYPE_CHECKING:
+    from serve_warm.errors import ArtifactRefused
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
@@ -185,6 +190,21 @@ def shown(text: str) -> str:
     CPython 3.11 '\x1b[2Ktrusted'
     """
     return text if text.isprintable() else repr(text)
+
+
+def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
+    """Return what was left out, for JSON."""
+    return [{"reason": each.reason, "message": each.message} for each in refused]
+
+
+def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
+    """Say what was left out and why, and end with exit code 3 if anything was."""
+    for each in refused:
+        click.echo(f"left out ({each.reason}): {shown(each.message)}", err=True)
+    for hint in dict.fromkeys(each.hint for each in refused if each.hint):
+        click.echo("hint: " + "\n".join(map(shown, hint.splitlines())), err=True)
+    if refused:
+        click.get_current_context().exit(NO)
 
 
 def data(value: Any) -> None:

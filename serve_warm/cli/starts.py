@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from serve_warm.cli import screen
+from serve_warm.errors import MissingPackage
 
 if TYPE_CHECKING:
     from serve_warm.fingerprint import Cpu
@@ -62,6 +64,7 @@ def build(
     caches, and publishes them only after a second, fresh replica has loaded the artifact and
     proven every input without running a compiler.
     """
+    _need("build")
     from serve_warm import builder
     from serve_warm.trust import load_signing_key
 
@@ -106,8 +109,9 @@ def build(
     click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
     if portable:
         click.echo("only replicas that set cpu: portable too can load it")
-    click.echo("replicas of other users or machines trust it with these lines in")
-    click.echo("/etc/serve_warm/trust.toml:")
+    if built.trust:
+        click.echo("replicas of other users or machines trust it with these lines in")
+        click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
         click.echo(f"  {line}")
 
@@ -144,6 +148,7 @@ def bench(
     request_count: int,
 ) -> None:
     """Compare cold, torch's own cache bytes and serve_warm, each in fresh processes."""
+    _need("bench")
     from serve_warm import bench as bench_
     from serve_warm import builder
 
@@ -166,6 +171,13 @@ def bench(
     show(result)
     if json_file is not None:
         write(result, json_file)
+
+
+def _need(command: str) -> None:
+    """Refuse a command that starts replicas where there is nothing to start them with."""
+    for module, package in (("ray", "ray[serve]"), ("torch", "torch")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingPackage(f"serve-warm {command}", package=package)
 
 
 def show(result: dict[str, Any]) -> None:

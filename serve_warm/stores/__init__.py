@@ -55,7 +55,10 @@ class Store(Protocol):
         """What `open_store` opens again, without credentials; fit for logs."""
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return, sorted, every key that begins with `prefix`; none when the store is empty."""
+        """Return, sorted, every key that begins with `prefix`; none when the store is empty.
+
+        It sees what others have done until now, also where reads are pinned to a moment.
+        """
 
     def head(self, key: str) -> Object:
         """Return what is known of an object.
@@ -105,6 +108,7 @@ def open_store(uri: str) -> Store:
 
     Raises:
         ConfigError: not such an address, or its package is not installed.
+        StoreDenied: the environment of this machine does not configure such a store.
     """
     scheme = _SCHEME.match(uri)
     if scheme is None:

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model repository of the Hugging Face Hub as a store, read at one commit.
 
-A branch moves while it is read, so its revision is resolved once, at first use, and everything is
-read at that commit. Only our own writes move it on. Writing an object is a commit that names the
-commit it was decided on as its parent: the Hub takes one of several such commits, and the others
-look again.
+A branch moves while it is read, so its revision is resolved by each `list`, or at first use, and
+what is asked for afterwards is read at that commit. Otherwise only our own writes move it on. So
+whoever lists again, to see what others have done meanwhile, does see it. Writing an object is a
+commit that names the commit it was decided on as its parent: the Hub takes one of several such
+commits, and the others look again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import itertools
 import logging
 import random
 import re
-import tempfile
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -36,6 +36,7 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
+from serve_warm.folders import temporary_folder
 from serve_warm.redaction import redact, tainted
 from serve_warm.stores import Object, Sink, check_key, pieces_of
 
@@ -68,11 +69,26 @@ _LOGGERS = (
 
 @dataclass(kw_only=True)
 class _Pin:
-    """The commit that is read; the two locks keep it from going back."""
+    """The commit that is read; the locks keep it from going back."""
 
     commit: str | None = None
+    writes: int = 0
+    moving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the two fields above change."""
     resolving: threading.Lock = field(default_factory=threading.Lock)
     writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def wrote(self, commit: str) -> None:
+        """Move on to a commit that has what was just written."""
+        with self.moving:
+            self.commit, self.writes = commit, self.writes + 1
+
+    def found(self, commit: str, *, writes: int) -> str:
+        """Move on to a commit, unless there were more writes since; returns the one to read."""
+        with self.moving:
+            if self.commit is None or self.writes == writes:
+                self.commit = commit
+            return self.commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +151,13 @@ class HubStore:
         )
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the files that begin with `prefix`; those whose names are no keys are left out."""
+        """Return the files that begin with `prefix`, of what the branch is now.
+
+        Those whose names are no keys are left out.
+        """
         if prefix:
             check_key(prefix.removesuffix("/"))
-        folder, commit = self._path(prefix).rpartition("/")[0], self._commit()
+        folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
 
         def ask(_: _Pulse) -> builtins.list[str]:
             from huggingface_hub import RepoFile
@@ -173,7 +192,8 @@ class HubStore:
         return Object(
             key=key,
             size_bytes=file.size,
-            modified_unix=date.timestamp() if date else 0.0,
+            # What may be new must not be taken for old: a prune would remove it.
+            modified_unix=date.timestamp() if date else time.time(),
             version=commit,
         )
 
@@ -215,13 +235,13 @@ class HubStore:
                 if (found := self._look(key, head, parents="refuse")) is not None:
                     if not self._holds(found, key, head, source):
                         raise ObjectExists(key, store=self.uri)
-                    self._pin.commit = head
+                    self._pin.wrote(head)
                     return
                 # Kept over the tries: what it has uploaded need not be uploaded again.
                 operation = operation or self._upload(key, source, folder)
                 if (made := self._try_commit("write", key, operation, head, tries)) is not None:
                     self._check_there(key, made, operation.upload_info.size)
-                    self._pin.commit = made
+                    self._pin.wrote(made)
                     return
 
     def delete(self, key: str) -> None:
@@ -234,28 +254,33 @@ class HubStore:
             for tries in itertools.count(1):
                 head = self._resolve()
                 if self._look(key, head) is None:
-                    self._pin.commit = head
+                    self._pin.wrote(head)
                     return
                 operation = CommitOperationDelete(self._path(key), is_folder=False)
                 if (made := self._try_commit("delete", key, operation, head, tries)) is not None:
-                    self._pin.commit = made
+                    self._pin.wrote(made)
                     return
 
     # --- commits ---------------------------------------------------------------------------
 
     def _commit(self) -> str:
+        """Return the commit that is read."""
         with self._pin.resolving:
-            if self._pin.commit is None:
-                commit = self._resolve()
-                # Unless a write has come further meanwhile.
-                self._pin.commit = self._pin.commit or commit
-                logger.info(
-                    "reading hf repo=%s revision=%s commit=%s",
-                    self.repository,
-                    self.revision,
-                    self._pin.commit,
-                )
-            return self._pin.commit
+            return self._pin.commit or self._resolve_and_pin()
+
+    def _move_on(self) -> str:
+        """Return the commit that is read from here on: the one where the branch is now."""
+        with self._pin.resolving:
+            return self._resolve_and_pin()
+
+    def _resolve_and_pin(self) -> str:
+        before, writes = self._pin.commit, self._pin.writes
+        commit = self._pin.found(self._resolve(), writes=writes)
+        if commit != before:
+            logger.info(
+                "reading hf repo=%s revision=%s commit=%s", self.repository, self.revision, commit
+            )
+        return commit
 
     def _resolve(self) -> str:
         if _COMMIT.fullmatch(self.revision):
@@ -435,11 +460,11 @@ class HubStore:
 
     @contextmanager
     def _temporary_folder(self, key: str) -> Iterator[Path]:
-        with self._disk(key):
-            # For this user alone. A call that was given up may still be writing into it.
-            folder = tempfile.TemporaryDirectory(prefix="serve_warm-", ignore_cleanup_errors=True)
-        with folder as path:
-            yield Path(path)
+        with ExitStack() as opened:
+            with self._disk(key):
+                # A call that was given up may still be writing into it at the end.
+                folder = opened.enter_context(temporary_folder())
+            yield folder
 
     @contextmanager
     def _disk(self, key: str) -> Iterator[None]:
@@ -513,7 +538,8 @@ class HubStore:
             hint = f"create it with `hf repos create {self.repository}`, or log in: {_LOG_IN}"
             return StoreDenied, what, hint
         if isinstance(error, errors.RevisionNotFoundError):
-            return StoreError, f"the repository has no revision {self.revision!r}", ""
+            what = f"the repository has no revision {self.revision!r}"
+            return StoreDenied, what, "create the branch, or correct the address"
         if status in (401, 403):
             return StoreDenied, f"the Hub refuses (HTTP {status})", _LOG_IN
         if status in (409, 412):
@@ -552,7 +578,7 @@ def _failure(error: BaseException) -> tuple[type[StoreError], str, str]:
 
     if isinstance(error, errors.OfflineModeIsEnabled):
         what = "HF_HUB_OFFLINE forbids asking the Hub"
-        return StoreError, what, "unset it, or use a folder as the store"
+        return StoreDenied, what, "unset it, or use a folder as the store"
     if isinstance(error, _OverlongError):
         return StoreError, "more bytes came than the Hub had announced", ""
     # By its name, because it stands in hf_xet, which need not be installed.
@@ -562,28 +588,26 @@ def _failure(error: BaseException) -> tuple[type[StoreError], str, str]:
 
 
 def _run(future: Future[T], ask: Callable[[_Pulse], T], pulse: _Pulse) -> None:
-    # Of httpx or httpx2, whichever this client is made with.
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    # The last three are what comes of an answer that is none of a Hub.
-    failures = (
-        HTTPError,
-        OSError,
-        ValueError,
-        RuntimeError,
-        AttributeError,
-        LookupError,
-        TypeError,
-    )
-    try:
+    with _HandedOver(future):
         future.set_result(ask(pulse))
-    except (*failures, _GivenUpError, _OverlongError) as error:
-        future.set_exception(error)
-    finally:
-        if not future.done():
-            # Nothing that a client of the Hub raises. This thread's traceback says what it was,
-            # and whoever waits must not wait on.
-            future.set_exception(RuntimeError("the client of the Hub broke off"))
+
+
+class _HandedOver(AbstractContextManager["_HandedOver"]):
+    """Gives what is raised to whoever waits for the future, and nobody else.
+
+    All of it: a client meets answers that are none of a Hub with errors of any kind, and what
+    would leave this thread is printed by `threading.excepthook` with the addresses and headers in
+    it, while somebody waits in vain. It is no `except` because nothing is handled here: what it
+    was is looked at, and raised again in our words, by `HubStore._call`.
+    """
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if error is not None:
+            self._future.set_exception(error)
+        return True
 
 
 def _listener(pulse: _Pulse, *, max_bytes: int) -> Any:

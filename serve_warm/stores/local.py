@@ -14,22 +14,34 @@ import itertools
 import os
 import secrets
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
-from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
+from serve_warm.errors import (
+    ObjectExists,
+    ObjectNotFound,
+    ObjectTooLarge,
+    StoreDenied,
+    StoreError,
+)
 from serve_warm.stores import PIECE_BYTES, Object, Sink, check_key, pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects; it need not exist before the first `create`."""
+    """A folder whose files are the objects; it need not exist before the first `create`.
+
+    Below the root links are for reading only, and links to folders are not listed. Nothing is
+    created or deleted through one: whoever may write into the store could turn that against any
+    file of this user. Reading is harmless, since callers check what they get, and mounted volumes
+    of Kubernetes have links to their files.
+    """
 
     root: Path
-    """Absolute."""
+    """Absolute; it may itself be reached over links."""
 
     @property
     def uri(self) -> str:
@@ -42,8 +54,8 @@ class LocalStore:
             check_key(prefix.removesuffix("/"))
         folder = prefix.rpartition("/")[0]
         with self._border("list", prefix):
-            found = _files(self.root / folder, f"{folder}/" if folder else "")
-            return sorted(key for key in found if key.startswith(prefix))
+            found = _files(self.root, folder.split("/") if folder else [])
+        return sorted(key for key in found if key.startswith(prefix))
 
     def head(self, key: str) -> Object:
         """Return size and time of an object."""
@@ -89,20 +101,30 @@ class LocalStore:
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object; concurrent writers of one key leave one complete object."""
-        target = self._path(key)
+        check_key(key)
+        *folders, name = key.split("/")
         with self._border("write", key):
-            _make_directories(target.parent)
-            created = not os.path.lexists(target) and _publish(target, source)
-            # Also when somebody else was first: they may not have come this far.
-            _sync_directory(target.parent)
+            _make_directories(self.root)
+            with _opened(self.root, folders, missing="make") as folder:
+                created = not _exists(name, folder) and _publish(name, source, folder)
+                # Also when somebody else was first: they may not have come this far.
+                _sync(folder)
         if not created and not self._holds(key, source):
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object; its empty folders stay, since somebody may be about to use them."""
-        path = self._path(key)
-        with self._border("delete", key):
-            path.unlink(missing_ok=True)
+        """Remove an object; its empty folders stay, since somebody may be about to use them.
+
+        Of a link to a file the link is removed.
+        """
+        check_key(key)
+        *folders, name = key.split("/")
+        with (
+            self._border("delete", key),
+            suppress(FileNotFoundError),
+            _opened(self.root, folders) as folder,
+        ):
+            os.unlink(name, dir_fd=folder)
 
     def _holds(self, key: str, source: bytes | BinaryIO) -> bool:
         try:
@@ -129,14 +151,36 @@ class LocalStore:
         except OSError as error:
             if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
                 raise ObjectNotFound(key, store=self.uri) from error
-            raise StoreError(
+            kind = StoreDenied if error.errno in _DENIED else StoreError
+            raise kind(
                 f"{self.uri}: cannot {verb} {key!r}: {error.strerror}",
-                hint="a store must be on a file system with hard links; where there are none, "
-                "write it elsewhere and copy it"
-                if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-                else "",
+                hint=_hint(verb, error),
                 key=key,
             ) from error
+
+
+_DENIED = (errno.EACCES, errno.EPERM)
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+class _LinkError(OSError):
+    """A link stands where a folder of the store would have to be."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(errno.ELOOP, f"{folder!r} is a link, and links are not followed")
+
+
+def _hint(verb: str, error: OSError) -> str:
+    if isinstance(error, _LinkError):
+        return "only the root of a store may be reached over links: open the folder it leads to"
+    if verb == "write" and error.errno in _NO_HARD_LINKS:
+        return (
+            "a store must be on a file system with hard links; where there are none, "
+            "write it elsewhere and copy it"
+        )
+    if error.errno in _DENIED:
+        return f"give the user of this process (uid {os.geteuid()}) access to it"
+    return ""
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -144,20 +188,28 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _files(directory: Path, prefix: str) -> Iterator[str]:
-    try:
-        entries = list(os.scandir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return  # an empty store, or one that is being pruned
-    for entry in entries:
-        # Links to directories are not followed: they can form a loop.
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), f"{prefix}{entry.name}/")
-        elif entry.is_file():
-            # A temporary file, or somebody else's, has a name that is no key.
-            with suppress(StoreError):
-                check_key(prefix + entry.name)
-                yield prefix + entry.name
+def _files(root: Path, start: Sequence[str]) -> list[str]:
+    """Return the keys of the files in and below one folder of a store."""
+    keys, folders = [], [tuple(start)]
+    while folders:
+        names = folders.pop()
+        # Nothing there: an empty store, one that is being pruned, or a link. One that is followed
+        # can form a loop, or show what is outside of the store as a part of it.
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, _LinkError),
+            _opened(root, names) as folder,
+            os.scandir(folder) as entries,
+        ):
+            for entry in entries:
+                key = "/".join((*names, entry.name))
+                # A temporary file, or somebody else's, has a name that is no key.
+                with suppress(StoreError):
+                    check_key(key)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append((*names, entry.name))
+                    elif entry.is_file():
+                        keys.append(key)
+    return keys
 
 
 def _object(key: str, status: os.stat_result) -> Object:
@@ -169,22 +221,83 @@ def _object(key: str, status: os.stat_result) -> Object:
     )
 
 
-def _publish(target: Path, source: bytes | BinaryIO) -> bool:
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
     """Write a complete file; False when somebody else was faster."""
-    temporary = target.with_name(f".{secrets.token_hex(16)}.tmp")
+    temporary = f".{secrets.token_hex(16)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
             for piece in pieces_of(source):
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, target)
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
         return False
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
     return True
+
+
+@contextmanager
+def _opened(
+    root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
+) -> Iterator[int]:
+    """Give a descriptor of the folder `names` below `root`.
+
+    Each is looked up in the one before it as that was opened, so that nobody can put a link in
+    the way meanwhile.
+
+    Raises:
+        _LinkError: one of the names is a link.
+        OSError: one is not there, or is no folder.
+    """
+    descriptor = os.open(root, _FOLDER)
+    try:
+        for count, name in enumerate(names, 1):
+            try:
+                inner = _opened_inside(name, descriptor, missing)
+            except OSError as error:
+                if _is_link(name, descriptor):
+                    raise _LinkError("/".join(names[:count])) from error
+                raise
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def _opened_inside(name: str, folder: int, missing: Literal["raise", "make"]) -> int:
+    flags = _FOLDER | os.O_NOFOLLOW
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        if missing == "raise":
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=folder)
+        _sync(folder)
+    return os.open(name, flags, dir_fd=folder)
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def _make_directories(directory: Path) -> None:
@@ -192,16 +305,14 @@ def _make_directories(directory: Path) -> None:
         return
     _make_directories(directory.parent)
     directory.mkdir(exist_ok=True)
-    _sync_directory(directory.parent)
+    with _opened(directory.parent, ()) as parent:
+        _sync(parent)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(folder: int) -> None:
     try:
-        os.fsync(descriptor)
+        os.fsync(folder)
     except OSError as error:
-        # Some network file systems cannot sync a directory, and need not.
-        if error.errno != errno.EINVAL:
+        # Some network file systems cannot sync a folder, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(descriptor)

@@ -15,13 +15,13 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from serve_warm.errors import (
     ConfigError,
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
 Scheme = Literal["s3", "gs", "az"]
+
+T = TypeVar("T")
 
 ONE_GET_BYTES = 32 << 20
 """Up to here one GET: parts would cost more round trips than they save."""
@@ -68,6 +70,10 @@ WHOLE_REQUEST_FACTOR = 6
 """A request that moves, but slowly, ends after this many times `timeout_s`: with 60 s, 32 MiB come
 at 0.6 MB/s and eight parts at once at 1.1 MB/s."""
 
+SLOWEST_UPLOAD = 256 << 10
+"""Bytes a second. A request that uploads has the time that all which is sent beside it takes at
+this speed, more than what other requests have."""
+
 CONFLICT_TRIES = 5
 """Conditional PUTs of one object while another writer's is undecided."""
 
@@ -86,16 +92,17 @@ class ObjectStore:
     prefix: str = ""
     """Without slashes at its ends; empty for the whole bucket."""
     timeout_s: float = 10.0
-    """A request ends when nothing moves for as long, and is tried again `RETRIES` times. Uploads
-    and whole requests have `WHOLE_REQUEST_FACTOR` times as long."""
+    """A request ends when nothing moves for as long, and is tried again `RETRIES` times. Whole
+    requests have `WHOLE_REQUEST_FACTOR` times as long, uploads more: see `SLOWEST_UPLOAD`."""
 
     @classmethod
     def open(cls, scheme: Scheme, rest: str) -> ObjectStore:
         """Return the store at `scheme://rest`; nothing is sent yet.
 
         Raises:
-            ConfigError: not the name of a bucket, or the environment configures it wrongly.
+            ConfigError: not the name of a bucket.
             MissingPackage: obstore is not installed.
+            StoreDenied: the environment does not configure such a store.
         """
         bucket, _, prefix = rest.partition("/")
         prefix = prefix.removesuffix("/")
@@ -135,37 +142,43 @@ class ObjectStore:
         own = f"{self.prefix}/" if self.prefix else ""
         # obstore lists whole names only.
         folder = (own + prefix).rpartition("/")[0]
-        keys = []
-        with self._border("list", prefix):
+
+        def ask() -> builtins.list[str]:
             import obstore
 
-            for found in itertools.chain.from_iterable(obstore.list(self._reader, folder or None)):
-                key = found["path"].removeprefix(own)
-                if key.startswith(prefix):
-                    with suppress(StoreError):
-                        check_key(key)
-                        keys.append(key)
+            pages = obstore.list(self._reader, folder or None)
+            return [found["path"] for found in itertools.chain.from_iterable(pages)]
+
+        keys = []
+        for path in self._asked("list", prefix, ask):
+            key = path.removeprefix(own)
+            if key.startswith(prefix):
+                with suppress(StoreError):
+                    check_key(key)
+                    keys.append(key)
         return sorted(keys)
 
     def head(self, key: str) -> Object:
         """Return size, time and ETag of an object."""
-        path = self._path(key)
-        with self._border("read", key):
-            import obstore
+        import obstore
 
-            return _object(key, obstore.head(self._reader, path))
+        path = self._path(key)
+        return _object(key, self._asked("read", key, lambda: obstore.head(self._reader, path)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`, by one GET; a larger one is not read."""
         path = self._path(key)
-        with self._border("read", key):
+
+        def ask() -> tuple[int, bytes]:
             import obstore
 
             result = obstore.get(self._reader, path)
             size = result.meta["size"]
-            if size > max_bytes:
-                raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
-            data = bytes(result.bytes())
+            return size, bytes(result.bytes()) if size <= max_bytes else b""
+
+        size, data = self._asked("read", key, ask)
+        if size > max_bytes:
+            raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         if len(data) != size:
             raise self._ended_early(key, len(data), size)
         return data
@@ -221,6 +234,8 @@ class ObjectStore:
             raise self._ended_early(found.key, offset - first, end - first)
 
     def _pieces(self, found: Object, part: tuple[int, int] | None) -> Generator[bytes, None, None]:
+        import obstore
+
         # A generator, so that what the sink raises does not pass the border of this store.
         options: GetOptions = {}
         if part:
@@ -230,14 +245,15 @@ class ObjectStore:
         if found.version and not found.version.startswith("W/"):
             options["if_match"] = found.version
         path = self._path(found.key)
-        with self._border("read", found.key):
-            import obstore
-
-            result = obstore.get(self._reader, path, options=options)
-            now = _object(found.key, result.meta)
-            if (now.size_bytes, now.version) != (found.size_bytes, found.version):
-                raise self._changed(found.key)
-            yield from result.stream(min_chunk_size=PIECE_BYTES)
+        result = self._asked(
+            "read", found.key, lambda: obstore.get(self._reader, path, options=options)
+        )
+        now = _object(found.key, result.meta)
+        if (now.size_bytes, now.version) != (found.size_bytes, found.version):
+            raise self._changed(found.key)
+        stream = iter(result.stream(min_chunk_size=PIECE_BYTES))
+        while (piece := self._asked("read", found.key, lambda: next(stream, None))) is not None:
+            yield piece
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object that is not there yet.
@@ -272,35 +288,33 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Remove an object; in a versioned bucket it is hidden, and stays for who asks for it."""
-        path = self._path(key)
-        with suppress(ObjectNotFound), self._border("delete", key):
-            import obstore
+        import obstore
 
-            obstore.delete(self._reader, path)
+        path = self._path(key)
+        with suppress(ObjectNotFound):
+            self._asked("delete", key, lambda: obstore.delete(self._reader, path))
 
     def _put(self, key: str, data: bytes) -> str:
         """Store an object by one PUT and return its ETag; "" when another writer was first."""
-        path = self._path(key)
-        for attempt in range(CONFLICT_TRIES):
-            with self._border("write", key):
-                import obstore
-                from obstore.exceptions import AlreadyExistsError, BaseError
+        path, writer = self._path(key), self._writer(len(data))
 
-                try:
-                    result = obstore.put(
-                        self._writer, path, data, mode="create", use_multipart=False
-                    )
-                except AlreadyExistsError:
-                    pass
-                except BaseError as error:
-                    if not _knows_no_condition(error):
-                        raise
-                    result = obstore.put(
-                        self._writer, path, data, mode="overwrite", use_multipart=False
-                    )
-                    return result["e_tag"] or ""
-                else:
-                    return result["e_tag"] or ""
+        def ask() -> str | None:
+            import obstore
+            from obstore.exceptions import AlreadyExistsError, BaseError
+
+            try:
+                result = obstore.put(writer, path, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return None
+            except BaseError as error:
+                if not _knows_no_condition(error):
+                    raise
+                result = obstore.put(writer, path, data, mode="overwrite", use_multipart=False)
+            return result["e_tag"] or ""
+
+        for attempt in range(CONFLICT_TRIES):
+            if (written := self._asked("write", key, ask)) is not None:
+                return written
             # 409 comes before the other writer's PUT is decided, and it may yet fail.
             if self._find(key):
                 return ""
@@ -308,12 +322,13 @@ class ObjectStore:
         raise StoreError(f"{self.uri}: cannot write {key!r}: other writers are at it", key=key)
 
     def _upload(self, key: str, source: bytes | BinaryIO) -> str:
-        path = self._path(key)
-        with self._border("write", key):
+        path, writer = self._path(key), self._writer(UPLOAD_PART_BYTES * UPLOADS_AT_ONCE)
+
+        def ask() -> str:
             import obstore
 
             result = obstore.put(
-                self._writer,
+                writer,
                 path,
                 pieces_of(source),
                 use_multipart=True,
@@ -321,6 +336,8 @@ class ObjectStore:
                 max_concurrency=UPLOADS_AT_ONCE,
             )
             return result["e_tag"] or ""
+
+        return self._asked("write", key, ask)
 
     def _find(self, key: str) -> Object | None:
         try:
@@ -355,16 +372,18 @@ class ObjectStore:
     @cached_property
     def _reader(self) -> S3Store | GCSStore | AzureStore:
         # What ends a request that stalls, before the answer or in the middle of it.
-        return self._connect({"read_timeout": _duration(self.timeout_s)})
+        whole_s = self.timeout_s * WHOLE_REQUEST_FACTOR
+        return self._connect(
+            {"read_timeout": _duration(self.timeout_s), "timeout": _duration(whole_s)}
+        )
 
-    @cached_property
-    def _writer(self) -> S3Store | GCSStore | AzureStore:
+    def _writer(self, bytes_at_once: int) -> S3Store | GCSStore | AzureStore:
         # A read timeout runs while a body is being sent too, so here there is none.
-        return self._connect({})
+        whole_s = self.timeout_s * WHOLE_REQUEST_FACTOR + bytes_at_once / SLOWEST_UPLOAD
+        return self._connect({"timeout": _duration(whole_s)})
 
     def _connect(self, settings: dict[str, str]) -> S3Store | GCSStore | AzureStore:
         try:
-            from obstore.exceptions import BaseError
             from obstore.store import AzureStore, GCSStore, S3Store
         except ImportError as error:
             raise MissingPackage(f"{self.scheme}://", package="obstore") from error
@@ -372,7 +391,6 @@ class ObjectStore:
         # As settings and not as `client_options`, which would put those of the environment out of
         # force: AWS_ALLOW_HTTP, a proxy.
         settings["connect_timeout"] = _duration(self.timeout_s / 2)
-        settings["timeout"] = _duration(self.timeout_s * WHOLE_REQUEST_FACTOR)
         retries: RetryConfig = {
             "max_retries": RETRIES,
             "retry_timeout": timedelta(seconds=2 * self.timeout_s),
@@ -382,30 +400,29 @@ class ObjectStore:
                 "base": 2,
             },
         }
-        try:
+        failure = _Failure(ValueError)
+        with failure:
             store: S3Store | GCSStore | AzureStore = stores[self.scheme](
                 self.bucket, config=settings, retry_config=retries
             )
-        except (BaseError, ValueError) as error:
-            raise ConfigError(
-                f"{self.uri}: the environment does not configure this store: {_boiled_down(error)}",
-                hint=f"correct the variables {_VARIABLES[self.scheme]}_*: "
-                + _CREDENTIALS[self.scheme],
-            ) from tainted(error)
-        return store
+            return store
+        # Not ConfigError, which ends a start: what is wrong is in the environment of one machine,
+        # a file that is not mounted for instance, and costs it the artifact only.
+        raise StoreDenied(
+            f"{self.uri}: the environment does not configure this store: "
+            f"{_boiled_down(failure.error)}",
+            hint=f"correct the variables {_VARIABLES[self.scheme]}_*: " + _CREDENTIALS[self.scheme],
+        ) from tainted(failure.error)
 
-    @contextmanager
-    def _border(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what obstore raises into one line of ours, without its text in the chain."""
-        from obstore.exceptions import BaseError
-
-        try:
-            yield
-        except (BaseError, FileNotFoundError) as error:
-            raise self._translated(error, verb, key) from tainted(error)
+    def _asked(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+        """Return what obstore answers; what it raises becomes one line of ours."""
+        failure = _Failure(FileNotFoundError)
+        with failure:
+            return ask()
+        raise self._translated(failure.error, verb, key) from tainted(failure.error)
 
     def _translated(  # noqa: PLR0911 - one return for each kind of error, in order
-        self, error: Exception, verb: str, key: str
+        self, error: BaseException, verb: str, key: str
     ) -> StoreError:
         text = str(error)
         status, code = _status_and_code(text)
@@ -418,10 +435,21 @@ class ObjectStore:
                 hint=_CREDENTIALS[self.scheme],
                 key=key,
             )
+        if not status and _TOKEN_FILE.search(text):
+            return StoreDenied(
+                f"{attempt}: no credentials: {reason}", hint=_CREDENTIALS[self.scheme], key=key
+            )
         if "BadScheme" in text:
             return StoreDenied(
                 f"{attempt}: the endpoint begins with http://, which is not encrypted",
                 hint=f"use https://, or allow it by {_VARIABLES[self.scheme]}_ALLOW_HTTP=true",
+                key=key,
+            )
+        if _is_panic(error) or (not status and "builder error" in text):
+            return StoreDenied(
+                f"{attempt}: no request can be made with these settings: {reason}",
+                hint=f"look at the variables {_VARIABLES[self.scheme]}_*: has one of them a space "
+                "or a line end in it, or an endpoint without https://?",
                 key=key,
             )
         if code in _NO_BUCKET or (status == 404 and verb == "list"):
@@ -468,6 +496,9 @@ _CREDENTIAL_SOURCES = re.compile(
 )
 """Who is asked for credentials, in a message on a request that was not to the store itself."""
 
+_TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
+"""Web identity, pod identity: the file that the machine should have, and that is not there."""
+
 _CREDENTIALS: dict[Scheme, str] = {
     "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web identity, "
     "pod identity, instance); expired ones must be renewed",
@@ -492,6 +523,32 @@ _REASONS = (
 )
 
 
+class _Failure(AbstractContextManager["_Failure"]):
+    """Takes what obstore raises, and some kinds more, for the line below to say it in our words.
+
+    It is no `except`, because an error that is raised in one has the other as its context, where
+    error trackers read the whole text; and because the class of a panic of obstore's native code
+    is no Exception and stands in no module. A line end behind an access key is enough for one.
+    """
+
+    error: BaseException
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        from obstore.exceptions import BaseError
+
+        if error is None or not (isinstance(error, (BaseError, *self._kinds)) or _is_panic(error)):
+            return False
+        self.error = error
+        return True
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
 def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"
 
@@ -502,7 +559,7 @@ def _status_and_code(text: str) -> tuple[int, str]:
     return int(status.group(1)) if status else 0, code.group(1) if code else ""
 
 
-def _boiled_down(error: Exception) -> str:
+def _boiled_down(error: BaseException) -> str:
     """Return in a few words what obstore says on several lines."""
     text = str(error)
     status, code = _status_and_code(text)
