@@ -445,14 +445,14 @@ def build(
         StoreError: the store cannot be written.
     """
     store = open_store(store_uri)
+    if cpu == "portable":
+        find_objdump()  # now, not when everything has been compiled
     key = key or user_key()
     if on.place == "here":
         _check_trusted(app, key)
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
     if cpu is not None:
         settings["cpu"] = cpu
-    if cpu == "portable":
-        find_objdump()  # now, not when everything has been compiled
     cold = {**settings, "artifact": None}
     with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
         progress("compile: packing")

@@ -175,7 +175,7 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
         builder.build(
             cast("builder.App", None),
             str(tmp_path / "store"),
-            on=cast("builder.Cluster", SimpleNamespace()),
+            on=cast("builder.Cluster", SimpleNamespace(place="here")),
             key=cast("Any", key),
             cpu="portable",
         )

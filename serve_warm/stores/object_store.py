@@ -449,7 +449,7 @@ class ObjectStore:
             return StoreDenied(
                 f"{attempt}: no request can be made with these settings: {reason}",
                 hint=f"look at the variables {_VARIABLES[self.scheme]}_*: has one of them a space "
-                "or a line end in it, or an endpoint without https://?",
+                "or a line end in it, or an endpoint without a scheme?",
                 key=key,
             )
         if code in _NO_BUCKET or (status == 404 and verb == "list"):
