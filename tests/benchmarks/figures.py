@@ -56,6 +56,7 @@ def figures() -> str:
     other = load("image_classifier")["ratios"]
     request = load("request")["added_us"]
     watch = load("overhead")["added_us"]
+    transfer = load("transfer")
     lines += [
         "",
         (
@@ -63,7 +64,10 @@ def figures() -> str:
             f"{ratios['warm_to_torch_bytes']:.2f} of torch's bytes (ResNet-152: "
             f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). A warm call "
             f"costs {watch:.1f} µs more, a request through `on_model_thread` "
-            f"{request['on_model_thread']:.0f} µs."
+            f"{request['on_model_thread']:.0f} µs. A pull of 256 MiB, verified, takes "
+            f"{transfer['pull_s']:.2f} s where one connection gives 85 MB/s: "
+            f"{transfer['times_a_single_stream']:.1f} times as fast as one stream, in "
+            f"{transfer['peak_mib']:.0f} MiB of memory."
         ),
         (
             f"`make bench`, medians of {repeats} interleaved runs on {machine['cpus']} shared "
