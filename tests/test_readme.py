@@ -51,6 +51,17 @@ def test_committed_results_show_what_is_claimed(name):
     assert [run["compiles_after_ready"] for run in runs] == [0] * len(runs)
 
 
+def test_the_committed_transfer_is_within_its_limits():
+    """What `make bench` measured of a pull is what it was asked to show."""
+    result = figures.load("transfer")
+
+    assert result["times_a_single_stream"] >= result["limits"]["times_a_single_stream"] == 4
+    assert result["peak_mib"] <= result["limits"]["peak_mib"] == 160
+    assert result["verify_ms"] <= result["limits"]["verify_ms"] == 5
+    assert result["gets_of_a_blob_under_32_mib"] == 1
+    assert result["gets_of_the_blob"] == 33
+
+
 def test_python_blocks_are_python():
     """Every Python block of the README parses."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

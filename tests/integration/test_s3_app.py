@@ -1,0 +1,39 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""An application whose artifact is built into a bucket and pulled from it, on real Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from s3_servers import Server
+from serve_warm import builder
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def test_an_application_is_built_into_a_bucket_and_starts_from_it(
+    cluster, moto: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """The builder publishes to s3://, and a replica pulls from there: a full hit, no compiler."""
+    environment = moto.environment()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    store = f"s3://{moto.new_bucket()}/models/v1"
+    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    app = dataclasses.replace(
+        builder.load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
+    )
+
+    built = builder.build(app, store, on=on)
+    kept = builder.build(app, store, on=on, if_published="keep")
+
+    # The round trip of what is kept is a start from the bucket itself.
+    assert (built.published, kept.published) == ("new", "kept")
+    assert kept.statement == built.statement
+    assert kept.round_trip["artifact"]["store"] == store
+    assert kept.round_trip["verdict"] == "full_hit"
+    assert kept.round_trip["warmup"]["compiler_processes"] == 0
+    assert built.cold["warmup"]["compiler_processes"] > 0
