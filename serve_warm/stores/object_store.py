@@ -470,7 +470,8 @@ class ObjectStore:
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
             return self._changed(key)
-        return StoreError(f"{attempt}: {reason}", key=key)
+        unreached = "" if status else "check that the store can be reached from here, and is up"
+        return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
