@@ -214,7 +214,9 @@ class Done:
     """What became of the statements of a store."""
 
     statements: tuple[str, ...]
-    """Keys of what was written or was there already."""
+    """Keys of what was written; of a copy also what was there already."""
+    unchanged: int = 0
+    """Artifacts that had all these signatures before."""
     refused: tuple[ArtifactRefused, ...]
     """Why others were left out; each names its statement."""
 
@@ -255,7 +257,8 @@ def sign(
     )
     known = {each.envelope for each in found} | others
     created = []
-    for each in {each.believed.digest: each for each in found}.values():
+    artifacts = {each.believed.digest: each for each in found}
+    for each in artifacts.values():
         try:
             signed = add_signatures(each.envelope, *keys)
         except ConfigError:
@@ -265,7 +268,11 @@ def sign(
             created.append(_resigned(each.key, signed))
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
-    return Done(statements=tuple(created), refused=tuple(refused))
+    return Done(
+        statements=tuple(created),
+        unchanged=len(artifacts) - len(created),
+        refused=tuple(refused),
+    )
 
 
 def _unsigned(each: _Vouched) -> ArtifactRefused:

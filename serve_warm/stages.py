@@ -356,9 +356,11 @@ class Warmup:
         try:
             pulled = await self._tried_until(limit, pull)
         except ServeWarmError:
-            given_up.set()
             self._times.append(_time(Stage.PULLING, start))
             raise
+        finally:
+            # Also when the start itself is cancelled: nobody waits for a try that still runs.
+            given_up.set()
         verify_s = pulled.verify_s
         elapsed_s = time.perf_counter() - start
         self._times.append(StageTime(stage=Stage.PULLING, seconds=max(0.0, elapsed_s - verify_s)))

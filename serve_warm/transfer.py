@@ -152,7 +152,7 @@ def pull(
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
-    candidates = _candidates(source, statements_of(deployment), fingerprint, trust)
+    candidates = _candidates(source, statement_keys(source, deployment), fingerprint, trust)
     trace = tuple(candidate.considered for candidate in candidates)
     fitting = [candidate for candidate in candidates if candidate.considered.accepted]
     if not fitting:
@@ -218,13 +218,9 @@ def explain(
     Raises:
         StoreError: the store could not be read.
     """
-    names = {f"{key.rpartition('/')[0]}/" for key in statement_keys(store, deployment)}
-    source = _TimedReader(store)
-    found = [
-        candidate.considered
-        for name in sorted(names)
-        for candidate in _candidates(source, name, fingerprint, trust, limits="all")
-    ]
+    source, keys = _TimedReader(store), statement_keys(store, deployment)
+    candidates = _candidates(source, keys, fingerprint, trust, limits="all")
+    found = [candidate.considered for candidate in candidates]
     found.sort(key=lambda considered: rank(considered.created, considered.statement), reverse=True)
     return sorted(
         found,
@@ -322,23 +318,17 @@ class _Candidate:
 
 def _candidates(
     source: _TimedReader,
-    prefix: str,
+    keys: Sequence[str],
     fingerprint: Fingerprint,
     trust: Trust,
     *,
     limits: Literal["fitting", "all"] = "fitting",
 ) -> list[_Candidate]:
-    """Look at every statement of the deployment that has this prefix.
+    """Look at each of these statements.
 
     `limits` says of which the deny-list and the age are looked at. For a start only those matter
     that fit: what is for other machines must not be an alarm on this one.
     """
-    keys = [
-        key
-        for key in source.list(prefix)
-        # A deeper key is not of this deployment, whoever put it there.
-        if key.endswith(STATEMENT_SUFFIX) and "/" not in key.removeprefix(prefix)
-    ]
     candidates = [
         _consider(
             key, envelope, fingerprint=fingerprint, trust=trust, store=source.uri, limits=limits
@@ -355,7 +345,8 @@ def _candidates(
     for key, refusal in refused[:SHOWN_VARIANTS]:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
     if len(refused) > SHOWN_VARIANTS:
-        logger.warning("refused %d more statements in %s", len(refused) - SHOWN_VARIANTS, prefix)
+        rest = len(refused) - SHOWN_VARIANTS
+        logger.warning("refused %d more statements of %s", rest, source.uri)
     return candidates
 
 
@@ -589,7 +580,7 @@ def _room_for(part: Part) -> Iterator[None]:
         ) from error
 
 
-def statement_keys(store: Store, deployment: str | None) -> list[str]:
+def statement_keys(store: Store | _TimedReader, deployment: str | None) -> list[str]:
     """Return the statements of a store, all or those of one deployment, trusted or not.
 
     Raises:

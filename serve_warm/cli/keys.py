@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from serve_warm import catalog, publish
+from serve_warm import publish
 from serve_warm.cli import screen
 from serve_warm.stores import open_store
 from serve_warm.trust import load_signing_key, load_trust, trust_lines, write_key_pair
@@ -67,21 +67,19 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
     """
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_store(store), load_trust()
-    there = {item.digest for item in catalog.describe(opened, trust, deployment=deployment)}
     done = publish.sign(opened, keys, trust=trust, deployment=deployment)
     signed, refused = done.statements, done.refused
-    already = max(0, len(there) - len(signed) - len(refused))
     if as_json:
         screen.data(
             {
                 "store": opened.uri,
                 "signed": signed,
-                "already": already,
+                "already": done.unchanged,
                 "refused": screen.refusals(refused),
             }
         )
     else:
         for key in signed:
             click.echo(screen.shown(key))
-        click.echo(f"{len(signed)} signed, {already} signed already", err=True)
+        click.echo(f"{len(signed)} signed, {done.unchanged} signed already", err=True)
     screen.end_with_refusals(refused)

@@ -154,11 +154,10 @@ def run(what: Callable[[], None], *, kill_at: float | None = None) -> str:
                 kill_before(kill_at)
             what()
             failed = 0
-        except SystemExit as error:
-            sys.stderr.write(f"{error}\n")
-        except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
-            traceback.print_exc()
         finally:
+            # A fork must not go on as its parent, whatever was raised in it.
+            if failed:
+                traceback.print_exc()
             sys.stderr.flush()
             os._exit(failed)
     if isinstance(kill_at, float):
