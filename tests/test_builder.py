@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
 
+from artifacts import new_key, trusting
 from reports import FULL
-from serve_warm.builder import _accept, load_app
+from serve_warm.builder import _accept, build, load_app
 from serve_warm.errors import BuildFailed, ConfigError
 
 if TYPE_CHECKING:
@@ -257,3 +259,34 @@ def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
     assert deployment.user_config == {"warmup": {"artifact": None}}
     # One try would leave a replica that is killed while it starts for dead.
     assert deployment._deployment_config.max_constructor_retry_count > 1
+
+
+class NeverStarts:
+    """A cluster of this machine that must not be asked to start anything."""
+
+    place = "here"
+
+    def running(self, *_: Any, **__: Any) -> Any:
+        pytest.fail("a replica was started")
+
+
+def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_path: Path):
+    """The round trip would refuse it minutes later; the error has the lines that trust it."""
+    mine, other = new_key(), new_key()
+    app = dataclasses.replace(load_app(APP), trust=trusting(other))
+
+    with pytest.raises(ConfigError, match="not trusted here") as caught:
+        build(app, str(tmp_path), on=cast("Any", NeverStarts()), key=mine)
+
+    assert "[[keys]]" in caught.value.hint
+    assert "the code of the deployment" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_is_trusted_gets_as_far_as_a_replica(tmp_path: Path):
+    """The control of the test above: with trust in the key it goes on."""
+    mine = new_key()
+    app = dataclasses.replace(load_app(APP), trust=trusting(mine))
+
+    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
+        build(app, str(tmp_path), on=cast("Any", NeverStarts()), key=mine)

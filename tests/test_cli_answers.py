@@ -342,6 +342,15 @@ main()
 """
 
 
+NO_RAY = """
+import importlib.util
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+main()
+"""
+
+
 def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
     """On a laptop without them a described machine is compared as anywhere else."""
     statement, _ = publish(source)
@@ -352,6 +361,18 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
 
     assert (ended.code, ended.err) == (0, "")
     assert f"would take {statement}\n" in ended.out
+
+
+@pytest.mark.parametrize("command", ["build", "bench"])
+def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command):
+    """One sentence with the package to install, and no traceback."""
+    ended = run_process(NO_RAY, command, "app:app", "--store", source.root)
+
+    assert ended.code == 1
+    assert ended.err.splitlines()[0] == (
+        f"error: serve-warm {command} needs ray[serve], which is not installed"
+    )
+    assert "Traceback" not in ended.err
 
 
 def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):

@@ -1700,3 +1700,36 @@ def test_a_pull_that_is_given_up_ends(when: str):
 
     assert kept() == []
     assert len(store.read) == (0 if when == "before" else 2)
+
+
+def test_a_store_is_listed_once_and_each_statement_is_read_once(store: MemoryStore):
+    """To pull, to explain or to sign: every answer of a store may cost a round trip."""
+    for deployment in (DEPLOYMENT, "Other"):
+        publish(store, deployment=deployment)
+    lists: list[str] = []
+
+    class Counted(MemoryStore):
+        def list(self, prefix: str) -> list[str]:
+            lists.append(prefix)
+            return super().list(prefix)
+
+    def cost(work: Callable[[Store], object]) -> tuple[int, int]:
+        lists.clear()
+        counted = Counted(objects=dict(store.objects))
+        work(counted)
+        return len(lists), sum(key.startswith("statements/") for key in counted.read)
+
+    assert cost(lambda s: explain(s, fingerprint=fingerprint(), trust=trusting(KEY))) == (1, 2)
+    assert cost(lambda s: sign_all(s, [OTHER], trust=trusting(KEY))) == (1, 2)
+    assert cost(pull_here) == (1, 1)
+
+
+def test_signing_tells_what_was_signed_before(store: MemoryStore):
+    """Of two artifacts of which one has the signature, one is new and one unchanged."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+    publish(store, deployment="Other")
+
+    done = sign_all(store, [OTHER], trust=trusting(KEY))
+
+    assert (len(done.statements), done.unchanged) == (1, 1)
