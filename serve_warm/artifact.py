@@ -9,6 +9,7 @@ One statement covers all parts, so parts of two artifacts cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
+    precompiled    a tar of entries made ahead of time and their index (`serve_warm.entries`)
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
 Everything that reads is strict and bounded, and refuses rather than repairs. Whether bytes may be
@@ -51,6 +52,12 @@ FORMAT = 1
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://serve-warm.dev/artifact/v"
 """Followed by the format version."""
+
+OPTIONAL_PARTS = frozenset({"precompiled"})
+"""Parts that a start asks for and an artifact need not have."""
+
+DIRECTORY_PARTS = frozenset({"cache", "precompiled"})
+"""Parts whose raw bytes are a packed directory."""
 
 MAX_PARTS = 16
 MAX_STORED_BYTES = 1 << 30

@@ -19,7 +19,7 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
-from serve_warm.artifact import Manifest, check_caps, check_directory
+from serve_warm.artifact import DIRECTORY_PARTS, Manifest, check_caps, check_directory
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
 from serve_warm.stores import Store
 from serve_warm.transfer import (
@@ -148,7 +148,7 @@ def _check(store: Store, described: Described, progress: Progress) -> Described:
                 receive_part(store, part, progress) as stored,
                 unpack_part(part, stored) as raw,
             ):
-                if part.name == "cache":
+                if part.name in DIRECTORY_PARTS:
                     check_directory(raw)
     except ArtifactRefused as refusal:
         return replace(

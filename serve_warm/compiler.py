@@ -108,12 +108,13 @@ class Watch:
     @contextlib.contextmanager
     def calling_threads(self) -> Iterator[set[int]]:
         """Collect the native ids of the threads that call compiled functions in the block."""
+        global calling  # noqa: PLW0603 - read at each call, where an attribute costs more
         threads: set[int] = set()
-        self._threads = threads
+        self._threads = calling = threads
         try:
             yield threads
         finally:
-            self._threads = None
+            self._threads = calling = None
 
     # What follows is called by the hooks, from whichever thread compiles.
 
@@ -197,6 +198,10 @@ def _recompile_reason() -> str:
 
 
 _the_watch: Watch | None = None
+
+calling: set[int] | None = None
+"""While a proof runs, where the threads that make compiled calls are put down."""
+
 _install_lock = threading.Lock()
 
 
@@ -681,11 +686,13 @@ def _backend_of(value: Any) -> Any:
 
     # By type: a DeploymentHandle has every attribute that it is asked for.
     if isinstance(value, torch.nn.Module):
-        compiled: Any = getattr(value, "_compiled_call_impl", None) or value
-    elif inspect.isroutine(value):
+        compiled: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value) or value
+    elif inspect.isroutine(value) or hasattr(type(value), "serve_warm_level1"):
         compiled = value
     else:
         return None
+    if hasattr(type(compiled), "serve_warm_level1"):
+        compiled = compiled.serve_warm_level1
     context = getattr(compiled, "dynamo_ctx", None)
     callback = getattr(context, "callback", None)
     if callback is None:
@@ -694,6 +701,12 @@ def _backend_of(value: Any) -> Any:
         if closure and "callback" in names and hasattr(compiled, "_torchdynamo_orig_callable"):
             callback = closure[names.index("callback")].cell_contents
     return innermost_backend(callback) if callback not in (None, False) else None
+
+
+def _region_of(module: Any) -> Any:
+    """Return the call of a block that `serve_warm.compile_regions` compiled inside a module."""
+    calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
+    return next((call for call in calls if hasattr(type(call), "serve_warm_level1")), None)
 
 
 def clone_outputs(value: Any) -> Any:

@@ -35,8 +35,10 @@ class WarmupConfig(BaseModel):
     `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `hf://owner/repo@revision`.
     """
 
-    parts: tuple[Literal["cache", "torch_bytes"], ...] = ("cache",)
+    parts: tuple[Literal["cache", "precompiled", "torch_bytes"], ...] = ("cache", "precompiled")
     """What to load of an artifact. `cache` is the cache directory, built kernels included.
+    `precompiled` is what skips Dynamo for callables of `serve_warm.compile` (level 2), and is left
+    out where an artifact has none; its entries need the kernels in `cache`.
     `torch_bytes` is what `torch.compiler.save_cache_artifacts()` gives: on CPU every kernel is
     compiled again, so it is here for GPUs and for comparison (`serve-warm bench`)."""
 
@@ -68,6 +70,12 @@ class WarmupConfig(BaseModel):
     cpu: Literal["native", "portable"] = "native"
     """What kernels are compiled for: this very CPU, or every one with AVX2 (x86-64-v3), so that
     one artifact fits a fleet of mixed CPUs. Builder and replicas must agree on it."""
+
+    pgo: Literal["off", "on"] = "off"
+    """Whether torch remembers which sizes changed (its profile-guided optimisation), so that a
+    replica compiles the dynamic graph at once and not the static one before it. The profile is in
+    the artifact, under a job id made of the deployment's name. For `dynamic=None` only; builder and
+    replicas must agree on it."""
 
     max_passes: int = Field(default=8, ge=2)
     """Passes until one must be quiet; a model that never gets quiet is not proven."""
@@ -151,3 +159,12 @@ def point_torch_caches_at(directory: Path) -> None:
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")
+
+
+def name_pgo_job(deployment: str) -> None:
+    """Make torch keep its profile of dynamic sizes under the name of a deployment.
+
+    torch reads and writes profiles only where a job has an id, and finds by it what another
+    process wrote. An id that was set by somebody else stays.
+    """
+    os.environ.setdefault("TORCH_COMPILE_JOB_ID", f"serve_warm-{deployment}")

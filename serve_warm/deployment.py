@@ -41,12 +41,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_warm import compiler, node
-from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
+from serve_warm.config import WarmupConfig, name_pgo_job, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.metrics import RaySink
+from serve_warm.prefetch import Prefetch
 from serve_warm.report import CompileEvent, Report, Stage
-from serve_warm.stages import Warmup, build_facts, pack_parts
+from serve_warm.stages import Warmup
 from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,10 @@ class WarmupMixin:
     """Who may sign artifacts; `None` reads the machine's trust files."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the instance with the hook on it; torch's caches are private from here on."""
+        """Return the instance with the hook on it.
+
+        Torch's caches are private from here on, and an artifact that is configured is on its way.
+        """
         return _hooked(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
@@ -136,12 +140,12 @@ class WarmupMixin:
         """Return the inputs as data: targets by name, largest first, to be sent by a client."""
         return _of(self).requests()
 
-    def warmup_artifact(self) -> dict[str, Any]:
+    async def warmup_artifact(self) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
 
         Once per replica: torch's bytes of a second save cannot be loaded completely.
         """
-        return _of(self).artifact()
+        return await _of(self).artifact()
 
     async def on_model_thread(self, fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call `fn` on the replica's one model thread and return what it returns.
@@ -280,6 +284,7 @@ class _Replica:
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
         self._config = resolve(owner.warmup_config, user_config=declared)
         self._cache_directory: Path | None = None
+        self._prefetch: Prefetch | None = None
         if self.in_serve:
             _log_through_serve()
             if self._config.enabled:
@@ -287,8 +292,15 @@ class _Replica:
                 point_torch_caches_at(self._cache_directory)
                 # User code may compile in `__init__`, whatever it is told.
                 compiler.keep_headers_private()
+                if self._config.pgo == "on":
+                    name_pgo_job(self.deployment)
                 if self._config.cpu == "portable":
                     compiler.pin_portable_cpu()
+                if self._config.artifact is not None:
+                    self._prefetch = Prefetch(
+                        self._config, deployment=self.deployment, trust=self.trust()
+                    )
+                    self._prefetch.begin()
 
     # The hook --------------------------------------------------------------------------------
 
@@ -339,6 +351,8 @@ class _Replica:
 
     async def warm_up(self) -> Report:
         if not self._config.enabled:
+            if self._prefetch is not None:
+                self._prefetch.drop()  # it was enabled when the class was instantiated
             return self.report()
         with self._lock:
             if self._task is None:
@@ -355,7 +369,9 @@ class _Replica:
         )
 
     async def _run(self) -> Report:
-        warmup = Warmup(self, self._config, cache_directory=self._cache_directory)
+        warmup = Warmup(
+            self, self._config, cache_directory=self._cache_directory, prefetched=self._prefetch
+        )
         if self.in_serve:
             warmup.observe([RaySink(warmup.report), self._state_writer(warmup)])
         self._warmup = warmup
@@ -409,7 +425,7 @@ class _Replica:
         inputs = self._warmup.inputs if self._warmup is not None else ()
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
-    def artifact(self) -> dict[str, Any]:
+    async def artifact(self) -> dict[str, Any]:
         """Return fingerprint, raw parts and build facts."""
         warmup = self._warmup
         report = self.report()
@@ -420,10 +436,11 @@ class _Replica:
                 "this replica was packed before", hint="start a new replica to build again"
             )
         self._packed = True
+        parts, facts = await warmup.pack()
         return {
             "fingerprint": warmup.fingerprint.to_json(),
-            "parts": pack_parts(warmup.cache_directory),
-            "facts": dict(build_facts(report)),
+            "parts": parts,
+            "facts": dict(facts),
             "report": report.to_json(),
         }
 

@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import Report, Stage, Verdict
+from serve_warm.report import Report, Stage, StageTime, Verdict
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 """Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
+
+
+LEVELS = (1, 2)
+"""What can answer a call: torch.compile, or an entry made ahead of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +49,15 @@ def _one(value: Callable[[Report], float]) -> Callable[[Report], Mapping[str, fl
     return lambda report: {"": float(value(report))}
 
 
-def _stage_seconds(report: Report) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for took in report.stages:
-        label = took.stage.value.lower()
-        seconds[label] = seconds.get(label, 0.0) + took.seconds
-    return seconds
+def _by_stage(value: Callable[[StageTime], float]) -> Callable[[Report], Mapping[str, float]]:
+    def read(report: Report) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for took in report.stages:
+            label = took.stage.value.lower()
+            seconds[label] = seconds.get(label, 0.0) + value(took)
+        return seconds
+
+    return read
 
 
 METRICS = (
@@ -107,7 +114,14 @@ METRICS = (
         kind="gauge",
         label="stage",
         help="Exact wall seconds that the stages of this start took.",
-        read=_stage_seconds,
+        read=_by_stage(lambda took: took.seconds),
+    ),
+    Metric(
+        name="serve_warm_stage_hidden_seconds",
+        kind="gauge",
+        label="stage",
+        help="Seconds of the stages' work that were over when __init__ ended, beside it.",
+        read=_by_stage(lambda took: took.hidden_s),
     ),
     Metric(
         name="serve_warm_to_proof_seconds",
@@ -126,6 +140,21 @@ METRICS = (
         kind="gauge",
         help="Inputs that went through the pass in which compiling is forbidden.",
         read=_one(lambda r: r.covered.proven),
+    ),
+    Metric(
+        name="serve_warm_calls_known",
+        kind="gauge",
+        label="level",
+        help="Kinds of calls of what serve_warm.compile was given, by the level that answers them.",
+        read=lambda r: {
+            str(level): float(sum(use.level == level for use in r.entries)) for level in LEVELS
+        },
+    ),
+    Metric(
+        name="serve_warm_calls_without_entry",
+        kind="counter",
+        help="Calls of what serve_warm.compile was given that no entry fits: torch.compile ran.",
+        read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
     ),
     Metric(
         name="serve_warm_compiler_processes",

@@ -126,6 +126,16 @@ class Replay:
             stage=Stage.REPLAYING.value,
         )
 
+    async def once(self) -> None:
+        """Replay all inputs once, for what that does to the callables; nothing is proven by it.
+
+        Raises:
+            ReplayFailed: an input raised.
+            WarmupTimeout: a deadline passed.
+        """
+        for item in self.progress.inputs:
+            await self._replay(item)
+
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and note which went through.
 

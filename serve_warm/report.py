@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+LINES_OF_LEVEL_1 = 20
+
 SCHEMA = 1
 """Version of the JSON form; a reader of another major version must say so, not guess."""
 
@@ -111,10 +113,13 @@ class CompileEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:
-    """Wall seconds of one stage."""
+    """What one stage took."""
 
     stage: Stage
     seconds: float
+    """Wall seconds from its beginning to its end: what the start waited for."""
+    hidden_s: float = 0.0
+    """Seconds of its work that were over before it began, while `__init__` ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +136,22 @@ class InputResult:
     compiles: int
     note: str = ""
     """Why it is not proven, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryUse:
+    """How calls of one kind, of what `serve_warm.compile` was given, are answered."""
+
+    callable: str
+    """Class of the module, or name of the function."""
+    call: str
+    """Structure of the arguments, and metadata of the tensors in them."""
+    level: int
+    """2: an entry made ahead of time. 1: torch.compile."""
+    reason: str = ""
+    """Why it is not the higher level."""
+    calls: int = 0
+    """Of level 1 all; of level 2 those that were looked up, which a known call is not again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +214,8 @@ class Report:
     events: tuple[CompileEvent, ...] = ()
     """The last events after ready, newest last; a bounded number."""
     artifact: ArtifactUse | None = None
+    entries: tuple[EntryUse, ...] = ()
+    """Calls of what `serve_warm.compile` was given, until now; empty without an artifact."""
     fingerprint: dict[str, dict[str, str]] | None = None
     """What this start was compared with, by group and factor; None before it was read."""
     threads: tuple[int, ...] = ()
@@ -218,7 +241,11 @@ class Report:
             f"to_proof={self.to_proof_s:.2f} s passes={self.passes}"
         )
         lines = [first]
-        lines += [f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s" for s in self.stages]
+        lines += [
+            f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"
+            + (f"  and {s.hidden_s:.3f} s during __init__" if s.hidden_s else "")
+            for s in self.stages
+        ]
         c = self.warmup
         lines.append(
             f"  compiled: {c.compiles} frames in {c.compile_s:.2f} s, "
@@ -235,12 +262,22 @@ class Report:
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())
             if self.artifact.reason:
                 lines.append(f"    {self.artifact.reason}")
+        lines += _levels(self.entries)
         lines += [f"  not proven: {i.name}: {i.note}" for i in self.inputs if not i.proven]
         lines += [f"  degraded: {reason}" for reason in self.degraded]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         if self.error:
             lines.append(f"  error: {self.error}")
         return "\n".join(lines)
+
+
+def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
+    """Return a line for all of level 2, and one for each call that is not."""
+    ahead = sum(entry.level > 1 for entry in entries)
+    lines = [f"  ahead of time: {ahead} of {len(entries)} kinds of calls"] if entries else []
+    rest = [entry for entry in entries if entry.level == 1]
+    lines += [f"  level 1: {e.callable}{e.call}: {e.reason}" for e in rest[:LINES_OF_LEVEL_1]]
+    return lines + (["  level 1: and more"] if len(rest) > LINES_OF_LEVEL_1 else [])
 
 
 def _plain(value: Any) -> Any:

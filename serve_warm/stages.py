@@ -18,16 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, transfer
-from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
+from serve_warm import artifact, compiler, folders, prefetch, transfer
+from serve_warm.config import WarmupConfig, environment, name_pgo_job, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
     CompilerMissing,
-    ConfigError,
     NotProven,
     ServeWarmError,
     StoreDenied,
@@ -37,7 +37,6 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input, ordered
-from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.redaction import redact
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
@@ -51,7 +50,6 @@ from serve_warm.report import (
     Verdict,
 )
 from serve_warm.stores import open_store
-from serve_warm.trust import load_trust
 
 if TYPE_CHECKING:
     from serve_warm.trust import Trust
@@ -116,6 +114,16 @@ class Replica(Protocol):
 Observer = Callable[[Report], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """An artifact that may be loaded."""
+
+    pulled: transfer.Pulled
+    directory: Path | None
+    """Where its part `cache` is unpacked already, if it is."""
+    unpacked_early_s: float
+
+
 class Warmup:
     """One start of one replica: `run()` once, `report()` at any time and from any thread."""
 
@@ -125,9 +133,11 @@ class Warmup:
         config: WarmupConfig,
         *,
         cache_directory: Path | None = None,
+        prefetched: prefetch.Prefetch | None = None,
     ) -> None:
         self._replica = replica
         self._config = config
+        self._prefetch = prefetched
         self._observers: tuple[Observer, ...] = ()
         self.cache_directory = cache_directory
         """Where torch's caches are pointed at; private to this process."""
@@ -169,6 +179,8 @@ class Warmup:
         self._started_unix = time.time()
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
+        if self._prefetch is not None:
+            self._prefetch.init_ended()
         try:
             try:
                 await self._prepare(deadline)
@@ -183,6 +195,8 @@ class Warmup:
             self._to_proof_s = time.perf_counter() - start
             self._become_ready()
         finally:
+            if self._prefetch is not None:
+                self._prefetch.drop()  # nothing, where it was taken
             self._cpu_s = compiler.cpu_seconds()
             raised = sys.exc_info()[1]
             if raised is not None and self._stage is not Stage.READY:
@@ -231,6 +245,7 @@ class Warmup:
             after_ready=after,
             events=tuple(e for e in events if e.at_unix >= self._ready_unix),
             artifact=self._artifact,
+            entries=_handed_over().uses() if _handed_over() else (),
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
@@ -239,6 +254,31 @@ class Warmup:
             pid=os.getpid(),
             started_unix=self._started_unix,
         )
+
+    async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
+        """Return the raw parts of an artifact, and what its manifest says about the build.
+
+        Once per process, after `run()`. Replays the inputs once more where something was handed
+        to `serve_warm.compile`, and makes an entry for each kind of call.
+        """
+        if self.cache_directory is None or self._replay is None:  # pragma: no cover  (after run)
+            raise AssertionError
+        facts = dict(build_facts(self.report()))
+        entries: dict[str, bytes] = {}
+        handed_over = _handed_over()
+        if handed_over is not None:
+            with handed_over.building() as library:
+                await Replay(
+                    self.inputs,
+                    self._replica.call,
+                    seen=compiler.watch(),
+                    deadline=Deadline(self._config.deadline_s),
+                    input_deadline_s=self._config.input_deadline_s,
+                    max_passes=1,
+                ).once()
+            entries = library.to_files() if library.has_entries else {}
+            facts["entries"] = library.described()
+        return pack_parts(self.cache_directory, entries), facts
 
     @property
     def done_in_pass(self) -> int:
@@ -249,12 +289,18 @@ class Warmup:
 
     async def _prepare(self, deadline: Deadline) -> None:
         self._enter(Stage.PENDING)
-        with self._timed(Stage.PENDING):
+        with self._timed(
+            Stage.PENDING, hidden_s=self._prefetch.hidden_s if self._prefetch else 0.0
+        ):
             if self.cache_directory is None:
                 self._new_cache_directory()
             compiler.keep_headers_private()
             self._choose_cpu()
+            if self._config.pgo == "on":
+                name_pgo_job(self._replica.deployment)
+            # Nothing where it was done during __init__; where that is under way this waits for it.
             await asyncio.to_thread(compiler.import_compiler)
+            self._warn_of_late_settings()
             arguments = compiler.compile_arguments(self._replica.owner)
             self._need_compiler(arguments)
             self._warn_of_remote_caches()
@@ -269,7 +315,9 @@ class Warmup:
             compiler.isa_checks()
             # On this thread, not in a worker: grad mode and autocast are the thread's.
             cpu = self._config.cpu
-            app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
+            app = read_app(
+                environment(), compile_arguments=arguments, cpu=cpu, pgo=self._config.pgo
+            )
             machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
             self.fingerprint = Fingerprint(machine=machine, app=app)
 
@@ -302,6 +350,15 @@ class Warmup:
                 "signature; switch it off where an artifact is used"
             )
 
+    def _warn_of_late_settings(self) -> None:
+        late = self._prefetch.set_too_late if self._prefetch is not None else ()
+        if late:
+            self._warnings.append(
+                f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
+                "variables; with an artifact it is imported while __init__ runs. Set them in "
+                "runtime_env, or above the class"
+            )
+
     async def _declared(self, deadline: Deadline) -> Any:
         try:
             return await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
@@ -318,10 +375,10 @@ class Warmup:
             return
         self._artifact = ArtifactUse(store=redact(uri))
         try:
-            pulled = await self._pull(uri, deadline)
+            ready = await self._pull(uri, deadline)
             self._enter(Stage.LOADING)
-            with self._timed(Stage.LOADING), pulled:
-                await asyncio.to_thread(self._put_in_place, pulled)
+            with self._timed(Stage.LOADING, hidden_s=ready.unpacked_early_s), ready.pulled:
+                await asyncio.to_thread(self._put_in_place, ready.pulled, ready.directory)
         except (ArtifactNotFound, StoreError) as error:
             self._not_loaded(Verdict.MISS, error, self._config.on_missing)
         except ArtifactRefused as error:
@@ -330,42 +387,55 @@ class Warmup:
             # Until the replay has shown otherwise.
             self._verdict = Verdict.FULL_HIT
 
-    async def _pull(self, uri: str, deadline: Deadline) -> transfer.Pulled:
+    async def _pull(self, uri: str, deadline: Deadline) -> _Ready:
         fingerprint = self.fingerprint
         if fingerprint is None:  # pragma: no cover  (set by _prepare)
             raise AssertionError
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         self._enter(Stage.PULLING)
-        trust = self._trust()
+        wanted = prefetch.Wanted.of(
+            self._config, deployment=self._replica.deployment, trust=self._replica.trust()
+        )
 
         given_up = threading.Event()
 
         def pull() -> transfer.Pulled:
-            with self._node_cache() as cache:
+            with wanted.node_cache() as cache:
                 return transfer.pull(
                     open_store(uri),
-                    deployment=self._replica.deployment,
+                    deployment=wanted.deployment,
                     fingerprint=fingerprint,
-                    trust=trust,
+                    trust=wanted.trust,
                     cache=cache,
-                    parts=self._config.parts,
+                    parts=wanted.parts,
                     given_up=given_up,
                 )
 
         start = time.perf_counter()
         try:
-            pulled = await self._tried_until(limit, pull)
+            taken = await self._taken(wanted, fingerprint, limit)
+            pulled = taken.pulled if taken else await self._tried_until(limit, pull)
         except ServeWarmError:
             self._times.append(_time(Stage.PULLING, start))
             raise
         finally:
             # Also when the start itself is cancelled: nobody waits for a try that still runs.
             given_up.set()
-        verify_s = pulled.verify_s
         elapsed_s = time.perf_counter() - start
-        self._times.append(StageTime(stage=Stage.PULLING, seconds=max(0.0, elapsed_s - verify_s)))
+        early = taken.done_early(elapsed_s) if taken else 0.0
+        download_s, verify_s = pulled.download_s, pulled.verify_s
+        waited_s = verify_s * (1 - early)
+        self._times.append(
+            StageTime(
+                stage=Stage.PULLING,
+                seconds=max(0.0, elapsed_s - waited_s),
+                hidden_s=download_s * early,
+            )
+        )
         self._enter(Stage.VERIFYING)
-        self._times.append(StageTime(stage=Stage.VERIFYING, seconds=verify_s))
+        self._times.append(
+            StageTime(stage=Stage.VERIFYING, seconds=waited_s, hidden_s=verify_s * early)
+        )
         self._artifact = ArtifactUse(
             store=redact(uri),
             statement=pulled.statement_key,
@@ -377,25 +447,23 @@ class Warmup:
             signers=pulled.believed.signers,
             trace=_lines(pulled.trace),
         )
-        return pulled
-
-    def _trust(self) -> Trust:
-        try:
-            files = load_trust()
-        except ConfigError as error:
-            # One bad trust file may not take a fleet down, nor let anything in.
-            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
-        code = self._replica.trust()
-        # What the operators of the machine deny holds for what the code trusts, too.
-        return files if code is None else code | files.limits
-
-    def _node_cache(self) -> NodeCache:
-        folder = self._config.node_cache_dir
-        return NodeCache.open(
-            default_root() if folder is None else Path(folder),
-            max_bytes=self._config.node_cache_max_bytes,
-            max_age_s=self._config.node_cache_max_age_s,
+        return _Ready(
+            pulled=pulled,
+            directory=taken.directory if taken else None,
+            unpacked_early_s=taken.unpack_s * early if taken else 0.0,
         )
+
+    async def _taken(
+        self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
+    ) -> prefetch.Taken | None:
+        """Return what was pulled during `__init__`, where that is what is wanted."""
+        if self._prefetch is None:
+            return None
+        taken = await self._prefetch.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
+        if taken is None:
+            # Before it is looked for anew: it may hold the node's lock on what comes.
+            self._prefetch.drop()
+        return taken
 
     async def _tried_until(
         self, limit: Deadline, pull: Callable[[], transfer.Pulled]
@@ -422,18 +490,13 @@ class Warmup:
                 logger.info("try=%d failed, again in %.1f s: %s", tries, pause_s, error.message)
                 await asyncio.sleep(pause_s)
 
-    def _put_in_place(self, pulled: transfer.Pulled) -> None:
+    def _put_in_place(self, pulled: transfer.Pulled, unpacked: Path | None) -> None:
         # Into a new directory: what user code made torch write into the present one stays out.
-        directory = self._new_cache_directory()
+        directory = self._new_cache_directory(unpacked)
         folders.check_private(directory, "the directory that torch loads from")
         if "cache" in pulled.raw:
-            try:
-                artifact.unpack_directory(pulled.raw["cache"], directory)
-            except OSError as error:
-                raise StoreError(
-                    f"the artifact could not be written to {directory}: {error}",
-                    hint="the folder for temporary files must have room for it",
-                ) from error
+            if unpacked is None:
+                prefetch.unpack(pulled.raw["cache"], directory)
             # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
             # torch's bytes alone stock torch is what is measured, and kernels are compiled
             # anyway: the probe stays.
@@ -442,6 +505,15 @@ class Warmup:
             # Of another shape where another release built it: then the probe runs.
             if isinstance(answers, dict):
                 compiler.isa_checks().give({str(k): bool(v) for k, v in answers.items()})
+        handed_over = _handed_over()
+        if "precompiled" in pulled.raw and handed_over is not None:
+            with folders.temporary_folder() as scratch:
+                folder = scratch / "entries"
+                folder.mkdir(mode=0o700)
+                prefetch.unpack(pulled.raw["precompiled"], folder)
+                why = handed_over.load(folder)
+            if why:
+                self._warnings.append(f"no entry is used, and Dynamo traces every call: {why}")
         if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(
             pulled.raw["torch_bytes"].read()
         ):
@@ -463,6 +535,9 @@ class Warmup:
         )
         # Whatever was written until now is not built upon.
         self._new_cache_directory()
+        handed_over = _handed_over()
+        if handed_over is not None:
+            handed_over.unload()
         if policy == "fail":
             setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
             raise WarmupFailed(
@@ -587,18 +662,18 @@ class Warmup:
 
     # Bookkeeping -----------------------------------------------------------------------------
 
-    def _new_cache_directory(self) -> Path:
-        self.cache_directory = compiler.private_directory()
+    def _new_cache_directory(self, made: Path | None = None) -> Path:
+        self.cache_directory = compiler.private_directory() if made is None else made
         point_torch_caches_at(self.cache_directory)
         return self.cache_directory
 
     @contextlib.contextmanager
-    def _timed(self, stage: Stage) -> Iterator[None]:
+    def _timed(self, stage: Stage, *, hidden_s: float = 0.0) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._times.append(_time(stage, start))
+            self._times.append(_time(stage, start, hidden_s=hidden_s))
 
     def _enter(self, stage: Stage) -> None:
         self._stage = stage
@@ -674,13 +749,31 @@ def _lines(trace: Sequence[transfer.Considered]) -> tuple[str, ...]:
     return (*map(str, shown), *([f"and {rest} more"] if rest else []))
 
 
-def _time(stage: Stage, start: float) -> StageTime:
-    return StageTime(stage=stage, seconds=time.perf_counter() - start)
+def _time(stage: Stage, start: float, *, hidden_s: float = 0.0) -> StageTime:
+    return StageTime(stage=stage, seconds=time.perf_counter() - start, hidden_s=hidden_s)
 
 
-def pack_parts(cache_directory: Path) -> dict[str, bytes]:
-    """Return the raw parts of an artifact from this process' caches. Once per process."""
+def _handed_over() -> Any:
+    """Return `serve_warm.precompile` where user code uses it, and `None` where it does not."""
+    used = sys.modules.get("serve_warm.precompile")
+    return used if used is not None and used.handed_over() else None
+
+
+def pack_parts(
+    cache_directory: Path, entries: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Return the raw parts of an artifact from this process' caches. Once per process.
+
+    `entries` are the files of the part `precompiled`, if there are any.
+    """
     parts = {"cache": artifact.pack_directory(cache_directory)}
+    if entries:
+        with folders.temporary_folder() as scratch:
+            folder = scratch / "entries"
+            folder.mkdir(mode=0o700)
+            for name, content in entries.items():
+                (folder / name).write_bytes(content)
+            parts["precompiled"] = artifact.pack_directory(folder)
     torch_bytes = compiler.save_torch_bytes()
     if torch_bytes:
         parts["torch_bytes"] = torch_bytes

@@ -8,6 +8,10 @@
 `pull` looks at every statement of the deployment, keeps a reason for each, and of those that are
 trusted and fit takes the one that was created last, by its signed time. Nothing a store says is
 believed before the signature is checked, and nothing is unpacked before its digest is.
+
+A pull has three steps: `find` reads and verifies statements, a choice among them is made by what
+this machine and app are, and `take` fetches and unpacks. They stand alone for a pull that begins
+before the app is known: it takes what `expected` gives, and `confirmed` makes the choice in full.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Literal, NoReturn
@@ -28,6 +31,7 @@ from typing import BinaryIO, Literal, NoReturn
 from serve_warm.artifact import (
     MAX_RAW_BYTES,
     MAX_STORED_BYTES,
+    OPTIONAL_PARTS,
     Manifest,
     Part,
     check_caps,
@@ -63,6 +67,9 @@ SHOWN_VARIANTS = 5
 """Variants whose differences an error spells out when none fits; its trace has all."""
 READERS = 8
 """Statements that are read at once: each costs a round trip, and there is one a variant."""
+
+Read = bytes | StoreError | ArtifactRefused
+"""A statement as it is in a store, or why there is none."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being moved, how many bytes of it are done, and how many there are."""
@@ -150,25 +157,130 @@ def pull(
             of it, is not what its statement says. It has `trace` and `statement` as facts.
         StoreError: the store could not be read.
     """
+    found = find(store, deployment=deployment, trust=trust, given_up=given_up)
+    candidates = _weighed(found, fingerprint, trust)
+    _warn_of_refused(found, candidates)
+    choice = _chosen(found, candidates)
+    if choice is None:
+        _raise_none_fits(found, candidates)
+    return take(
+        store,
+        choice,
+        cache=cache,
+        parts=parts,
+        given_up=given_up,
+        max_bytes=max_bytes,
+        max_raw_bytes=max_raw_bytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The statements of a store, read and verified; nothing is chosen among them yet."""
+
+    uri: str
+    deployment: str | None
+    """None for those of all deployments."""
+    statements: tuple[_Statement, ...]
+    read_s: float
+    """Wall seconds in the store."""
+    verify_s: float
+    """Wall seconds for the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of the statements that were found."""
+
+    found: Found
+    key: str
+    manifest: Manifest
+    believed: Believed
+    trace: tuple[Considered, ...]
+
+
+def find(
+    store: Store,
+    *,
+    deployment: str | None,
+    trust: Trust,
+    given_up: threading.Event | None = None,
+) -> Found:
+    """Return the statements of a deployment, or of all, each with what `trust` says about it.
+
+    Raises:
+        StoreError: the store could not be listed. A statement that cannot be read stands in what
+            is returned.
+    """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
-    candidates = _candidates(source, statement_keys(source, deployment), fingerprint, trust)
-    trace = tuple(candidate.considered for candidate in candidates)
-    fitting = [candidate for candidate in candidates if candidate.considered.accepted]
-    if not fitting:
-        _raise_none_fits(store, deployment, candidates, trace)
-    manifest, believed, key = max(
-        (
-            (candidate.manifest, candidate.believed, candidate.considered.statement)
-            for candidate in fitting
-            if candidate.manifest is not None and candidate.believed is not None
-        ),
-        key=lambda choice: rank(choice[0].created, choice[2]),
+    keys = statement_keys(source, deployment)
+    statements = tuple(
+        _verified(key, envelope, trust=trust, store=source.uri)
+        for key, envelope in source.envelopes(keys)
     )
+    return Found(
+        uri=store.uri,
+        deployment=deployment,
+        statements=statements,
+        read_s=source.elapsed_s,
+        verify_s=time.perf_counter() - began - source.elapsed_s,
+    )
+
+
+def expected(
+    found: Found, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
+) -> Choice | None:
+    """Return what a pull would take if the `unknown` factors are as each artifact has them.
+
+    None where nothing fits, which nothing is said about: the pull itself will.
+    """
+    return _chosen(found, _weighed(found, fingerprint, trust, unknown=unknown))
+
+
+def confirmed(
+    pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
+) -> Pulled | None:
+    """Return what was taken, if it is what a pull chooses among the statements that were found.
+
+    None for anything else, which nothing is said about: the pull that has to follow will.
+    """
+    candidates = _weighed(found, fingerprint, trust)
+    choice = _chosen(found, candidates)
+    if choice is None or choice.key != pulled.statement_key:
+        return None
+    _warn_of_refused(found, candidates)
+    return replace(pulled, believed=choice.believed, trace=choice.trace)
+
+
+def take(
+    store: Store,
+    choice: Choice,
+    *,
+    cache: NodeCache,
+    parts: Sequence[str],
+    given_up: threading.Event | None = None,
+    max_bytes: int = MAX_STORED_BYTES,
+    max_raw_bytes: int = MAX_RAW_BYTES,
+) -> Pulled:
+    """Return the chosen artifact with the named parts fetched, checked and unpacked; as `pull`.
+
+    Raises:
+        ArtifactRefused: it, or a part of it, is not what its statement says.
+        StoreError: the store could not be read.
+    """
+    began = time.perf_counter()
+    source = _TimedReader(store, given_up)
+    manifest, key = choice.manifest, choice.key
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened:
         try:
-            wanted = [manifest.part(name) for name in dict.fromkeys(parts)]
+            there = {part.name for part in manifest.parts}
+            wanted = [
+                manifest.part(name)
+                for name in dict.fromkeys(parts)
+                if name in there or name not in OPTIONAL_PARTS
+            ]
             for part in wanted:
                 check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
             for part in wanted:
@@ -183,19 +295,19 @@ def pull(
             # Not tried again with an older variant: a store that holds damaged or forged bytes
             # has a problem which a silent fall-back would hide, and which could be used to force
             # an old artifact.
-            raise with_trace(refusal, key, trace) from refusal
+            raise with_trace(refusal, key, choice.trace) from refusal
         opened.pop_all()  # from here on they are the caller's
     elapsed_s = time.perf_counter() - began
     pulled = Pulled(
         manifest=manifest,
         statement_key=key,
-        believed=believed,
-        trace=trace,
+        believed=choice.believed,
+        trace=choice.trace,
         raw=raw,
         stored_bytes=sum(part.stored_bytes for part in wanted),
         downloaded_bytes=source.downloaded_bytes,
-        download_s=source.elapsed_s,
-        verify_s=elapsed_s - source.elapsed_s,
+        download_s=choice.found.read_s + source.elapsed_s,
+        verify_s=choice.found.verify_s + elapsed_s - source.elapsed_s,
     )
     logger.info(
         "pulled artifact store=%s statement=%s bytes=%d downloaded=%d in %.2f s",
@@ -203,7 +315,7 @@ def pull(
         key,
         pulled.stored_bytes,
         pulled.downloaded_bytes,
-        elapsed_s,
+        pulled.download_s + pulled.verify_s,
     )
     return pulled
 
@@ -218,12 +330,13 @@ def explain(
     Raises:
         StoreError: the store could not be read.
     """
-    source, keys = _TimedReader(store), statement_keys(store, deployment)
-    candidates = _candidates(source, keys, fingerprint, trust, limits="all")
-    found = [candidate.considered for candidate in candidates]
-    found.sort(key=lambda considered: rank(considered.created, considered.statement), reverse=True)
+    found = find(store, deployment=deployment, trust=trust)
+    candidates = _weighed(found, fingerprint, trust, limits="all")
+    _warn_of_refused(found, candidates)
+    looked_at = [candidate.considered for candidate in candidates]
+    looked_at.sort(key=lambda seen: rank(seen.created, seen.statement), reverse=True)
     return sorted(
-        found,
+        looked_at,
         key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches)),
     )
 
@@ -267,27 +380,24 @@ class _TimedReader:
             return False
         return True
 
-    def envelopes(
-        self, keys: Sequence[str]
-    ) -> Iterator[tuple[str, bytes | StoreError | ArtifactRefused]]:
+    def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
         """Yield each statement, or why there is none.
 
         As many as are read at once are held at once: whoever may write to the store decides how
         many there are, and how large.
         """
 
-        def read(key: str) -> bytes | StoreError | ArtifactRefused:
+        def read(key: str) -> Read:
             try:
                 return read_envelope(self._store, key)
             except (StoreError, ArtifactRefused) as error:
                 return error
 
-        with ThreadPoolExecutor(READERS, "serve_warm-pull") as readers:
-            for start in range(0, len(keys), READERS):
-                some = keys[start : start + READERS]
-                with self._timed():
-                    envelopes = list(readers.map(read, some))
-                yield from zip(some, envelopes, strict=True)
+        for start in range(0, len(keys), READERS):
+            some = keys[start : start + READERS]
+            with self._timed():
+                envelopes = _at_once(read, some)
+            yield from zip(some, envelopes, strict=True)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -303,9 +413,35 @@ class _TimedReader:
             raise StoreError(f"{self.uri}: nobody waits for this pull any more")
 
 
+def _at_once(read: Callable[[str], Read], keys: Sequence[str]) -> list[Read]:
+    """Read these keys, each in a thread of its own.
+
+    In daemon threads, not in a pool: Python waits for those of a pool when it ends, and a store
+    that does not answer would keep a process whose `__init__` has failed.
+    """
+    answers: dict[str, Read] = {}
+
+    def run(key: str) -> None:
+        answers[key] = read(key)
+
+    threads = [
+        threading.Thread(target=run, args=(key,), name="serve_warm-pull", daemon=True)
+        for key in keys[1:]
+    ]
+    for thread in threads:
+        thread.start()
+    for key in keys[:1]:
+        run(key)
+    for thread in threads:
+        thread.join()
+    return [answers[key] for key in keys]
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    considered: Considered
+class _Statement:
+    """One that was read: believed, refused, or not to be had."""
+
+    key: str
     manifest: Manifest | None = None
     """None where the statement is not believed."""
     believed: Believed | None = None
@@ -316,38 +452,134 @@ class _Candidate:
     """Of what was refused."""
 
 
-def _candidates(
-    source: _TimedReader,
-    keys: Sequence[str],
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A statement as a machine and app see it."""
+
+    considered: Considered
+    statement: _Statement
+    refusal: ArtifactRefused | None = None
+
+
+def _verified(key: str, envelope: Read, *, trust: Trust, store: str) -> _Statement:
+    """Check what can be checked of one statement anywhere: size, signature, format, deployment."""
+    try:
+        if isinstance(envelope, Exception):
+            raise envelope
+        believed = verify(envelope, trust, store=store)
+        manifest = Manifest.from_statement(believed.payload)
+        check_place(manifest, key)
+    except StoreError as error:
+        return _Statement(key=key, unread=error)
+    except ArtifactRefused as refusal:
+        about = payload_digest(envelope) if isinstance(envelope, bytes) else ""
+        return _Statement(key=key, refusal=_bare(refusal), payload_digest=about)
+    return _Statement(key=key, manifest=manifest, believed=believed, payload_digest=believed.digest)
+
+
+def _bare(refusal: ArtifactRefused) -> ArtifactRefused:
+    # A new one, without the frames that it came through: they hold the statement.
+    return ArtifactRefused(refusal.message, reason=refusal.reason, hint=refusal.hint)
+
+
+def _weighed(
+    found: Found,
     fingerprint: Fingerprint,
     trust: Trust,
     *,
+    unknown: Collection[str] = (),
     limits: Literal["fitting", "all"] = "fitting",
 ) -> list[_Candidate]:
-    """Look at each of these statements.
+    """Hold each statement against this machine and app: fingerprint, deny-list, age.
 
-    `limits` says of which the deny-list and the age are looked at. For a start only those matter
-    that fit: what is for other machines must not be an alarm on this one.
+    `unknown` are factors whose difference does not count. `limits` says of which the deny-list and
+    the age are looked at. For a start only those matter that fit: what is for other machines must
+    not be an alarm on this one.
     """
     candidates = [
-        _consider(
-            key, envelope, fingerprint=fingerprint, trust=trust, store=source.uri, limits=limits
-        )
-        for key, envelope in source.envelopes(keys)
+        _considered(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
+        for statement in found.statements
     ]
     # After a rotation the old envelope of an artifact stands beside the new one: not an alarm.
-    vouched = {candidate.believed.digest for candidate in candidates if candidate.believed}
-    candidates = [
-        replace(candidate, refusal=None) if candidate.payload_digest in vouched else candidate
+    vouched = {c.statement.payload_digest for c in candidates if not c.refusal} - {""}
+    return [
+        replace(candidate, refusal=None)
+        if candidate.statement.payload_digest in vouched
+        else candidate
         for candidate in candidates
     ]
-    refused = [(c.considered.statement, c.refusal) for c in candidates if c.refusal is not None]
+
+
+def _considered(
+    statement: _Statement,
+    *,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    unknown: Collection[str],
+    limits: Literal["fitting", "all"],
+) -> _Candidate:
+    key, manifest, believed = statement.key, statement.manifest, statement.believed
+    refusal = statement.refusal
+    if statement.unread is not None:
+        considered = Considered(
+            statement=key,
+            accepted=False,
+            reason="gone" if isinstance(statement.unread, ObjectNotFound) else "unreadable",
+            message=statement.unread.message,
+        )
+        return _Candidate(considered=considered, statement=statement)
+    if manifest is not None and believed is not None:
+        mismatches = tuple(
+            mismatch
+            for mismatch in manifest.fingerprint.compare(fingerprint)
+            if mismatch.factor not in unknown
+        )
+        try:
+            if limits == "all" or not mismatches:
+                _check_limits(manifest, believed, trust)
+        except ArtifactRefused as error:
+            refusal = _bare(error)
+        else:
+            considered = Considered(
+                statement=key,
+                accepted=not mismatches,
+                reason="fingerprint" if mismatches else "fits",
+                mismatches=mismatches,
+                created=manifest.created,
+            )
+            return _Candidate(considered=considered, statement=statement)
+    if refusal is None:  # pragma: no cover  (a statement is believed, refused or unread)
+        raise AssertionError
+    considered = Considered(
+        statement=key, accepted=False, reason=refusal.reason, message=refusal.message
+    )
+    return _Candidate(considered=considered, statement=statement, refusal=refusal)
+
+
+def _chosen(found: Found, candidates: Sequence[_Candidate]) -> Choice | None:
+    fitting = [
+        Choice(
+            found=found,
+            key=candidate.statement.key,
+            manifest=candidate.statement.manifest,
+            believed=candidate.statement.believed,
+            trace=tuple(candidate.considered for candidate in candidates),
+        )
+        for candidate in candidates
+        if candidate.considered.accepted
+        and candidate.statement.manifest is not None
+        and candidate.statement.believed is not None
+    ]
+    return max(fitting, key=lambda choice: rank(choice.manifest.created, choice.key), default=None)
+
+
+def _warn_of_refused(found: Found, candidates: Sequence[_Candidate]) -> None:
+    refused = [(c.statement.key, c.refusal) for c in candidates if c.refusal is not None]
     for key, refusal in refused[:SHOWN_VARIANTS]:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
     if len(refused) > SHOWN_VARIANTS:
         rest = len(refused) - SHOWN_VARIANTS
-        logger.warning("refused %d more statements of %s", rest, source.uri)
-    return candidates
+        logger.warning("refused %d more statements of %s", rest, found.uri)
 
 
 def payload_digest(envelope: bytes) -> str:
@@ -356,51 +588,6 @@ def payload_digest(envelope: bytes) -> str:
         return hashlib.sha256(Envelope.parse(envelope).payload).hexdigest()
     except ArtifactRefused:
         return ""
-
-
-def _consider(
-    key: str,
-    envelope: bytes | StoreError | ArtifactRefused,
-    *,
-    fingerprint: Fingerprint,
-    trust: Trust,
-    store: str,
-    limits: Literal["fitting", "all"],
-) -> _Candidate:
-    """Check one statement: size, signature, format, deployment, fingerprint, deny-list, age."""
-    try:
-        if isinstance(envelope, Exception):
-            raise envelope
-        believed = verify(envelope, trust, store=store)
-        manifest = Manifest.from_statement(believed.payload)
-        check_place(manifest, key)
-        mismatches = manifest.fingerprint.compare(fingerprint)
-        if limits == "all" or not mismatches:
-            _check_limits(manifest, believed, trust)
-    except ObjectNotFound as error:
-        gone = Considered(statement=key, accepted=False, reason="gone", message=error.message)
-        return _Candidate(considered=gone)
-    except StoreError as error:
-        unread = Considered(
-            statement=key, accepted=False, reason="unreadable", message=error.message
-        )
-        return _Candidate(considered=unread, unread=error)
-    except ArtifactRefused as refusal:
-        considered = Considered(
-            statement=key, accepted=False, reason=refusal.reason, message=refusal.message
-        )
-        about = payload_digest(envelope) if isinstance(envelope, bytes) else ""
-        # A new one, without the frames that it came through: they hold the statement.
-        bare = ArtifactRefused(refusal.message, reason=refusal.reason, hint=refusal.hint)
-        return _Candidate(considered=considered, refusal=bare, payload_digest=about)
-    considered = Considered(
-        statement=key,
-        accepted=not mismatches,
-        reason="fingerprint" if mismatches else "fits",
-        mismatches=mismatches,
-        created=manifest.created,
-    )
-    return _Candidate(considered=considered, manifest=manifest, believed=believed)
 
 
 def believable(believed: Believed, trust: Trust) -> Manifest:
@@ -470,16 +657,13 @@ def _download(source: Store | _TimedReader, part: Part, sink: Sink) -> None:
         ) from error
 
 
-def _raise_none_fits(
-    store: Store,
-    deployment: str,
-    candidates: Sequence[_Candidate],
-    trace: tuple[Considered, ...],
-) -> NoReturn:
+def _raise_none_fits(found: Found, candidates: Sequence[_Candidate]) -> NoReturn:
+    trace = tuple(candidate.considered for candidate in candidates)
     for candidate in candidates:
         # It might be the one that fits: the start is to try again.
-        if candidate.unread is not None:
-            raise candidate.unread
+        unread = candidate.statement.unread
+        if unread is not None and candidate.considered.reason == "unreadable":
+            raise unread
     for candidate in candidates:
         # Said first: whoever reads "nothing fits" builds again, and would be refused again.
         if candidate.refusal is not None:
@@ -487,8 +671,8 @@ def _raise_none_fits(
             raise with_trace(candidate.refusal, key, trace)
     if not candidates:
         raise ArtifactNotFound(
-            f"{store.uri} has no artifact for {deployment!r}",
-            hint="build one with: serve-warm build APP --store " + store.uri,
+            f"{found.uri} has no artifact for {found.deployment!r}",
+            hint="build one with: serve-warm build APP --store " + found.uri,
         )
     # The nearest ones first: they tell most about what to change.
     nearest = sorted(trace, key=lambda considered: len(considered.mismatches))
@@ -497,12 +681,12 @@ def _raise_none_fits(
         lines.append(f"  and {len(nearest) - SHOWN_VARIANTS} more")
     hint = (
         "build one on a machine and with settings like these: "
-        f"serve-warm build APP --store {store.uri}"
+        f"serve-warm build APP --store {found.uri}"
     )
     if any(_wants_portable(considered) for considered in trace):
         hint = "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
     raise ArtifactNotFound(
-        f"none of the {len(trace)} artifacts for {deployment!r} in {store.uri} fits here:\n"
+        f"none of the {len(trace)} artifacts for {found.deployment!r} in {found.uri} fits here:\n"
         + "\n".join(lines),
         trace=trace,
         hint=hint,

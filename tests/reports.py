@@ -9,6 +9,7 @@ from serve_warm.report import (
     CompileEvent,
     Counts,
     Coverage,
+    EntryUse,
     InputResult,
     Report,
     Stage,
@@ -25,7 +26,7 @@ FULL = Report(
     degraded=("uncovered: 1 of 2 inputs",),
     covered=Coverage(expected=2, proven=1),
     stages=(
-        StageTime(stage=Stage.PULLING, seconds=0.25),
+        StageTime(stage=Stage.PULLING, seconds=0.25, hidden_s=1.5),
         StageTime(stage=Stage.REPLAYING, seconds=2.0),
         StageTime(stage=Stage.PULLING, seconds=0.5),
     ),
@@ -56,6 +57,10 @@ FULL = Report(
             thread=42,
             at_unix=1795172519.5,
         ),
+    ),
+    entries=(
+        EntryUse(callable="app.Net", call="(t0) with Tensor float32[8, 16]", level=2, calls=1),
+        EntryUse(callable="app.Net", call="(t0) with Tensor float32[9, 16]", level=1, calls=3),
     ),
     artifact=ArtifactUse(
         store="file:///srv/artifacts",

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +167,14 @@ def test_a_refusal_crosses_processes():
 
     assert there.message == CompileForbidden(event).message
     assert "x=float32[3]" in there.message
+
+
+def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
+    """Locally, where nothing starts up, an instance with an artifact has no thread of ours."""
+    decorated = warmup(artifact=str(tmp_path / "store"))(Model)
+    before = threading.active_count()
+
+    instance = decorated()
+
+    assert instance.__dict__[ATTRIBUTE]._prefetch is None
+    assert threading.active_count() == before

@@ -12,7 +12,7 @@ import pytest
 
 from reports import FULL
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.metrics import METRICS, Metric, markdown
+from serve_warm.metrics import LEVELS, METRICS, Metric, markdown
 from serve_warm.report import Report, Stage, Verdict
 
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
@@ -23,6 +23,7 @@ CLOSED = {
     "stage": {stage.value.lower() for stage in Stage},
     "verdict": {verdict.value for verdict in Verdict},
     "reason": set(REFUSAL_REASONS),
+    "level": set(map(str, LEVELS)),
 }
 
 

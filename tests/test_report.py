@@ -51,7 +51,7 @@ def test_json_keeps_what_was_recorded():
 
     assert (data["stage"], data["verdict"]) == ("READY", "partial")
     assert data["covered"] == {"expected": 2, "proven": 1}
-    assert data["stages"][0] == {"stage": "PULLING", "seconds": 0.25}
+    assert data["stages"][0] == {"stage": "PULLING", "seconds": 0.25, "hidden_s": 1.5}
     assert data["inputs"][1]["note"] == "would compile: size mismatch"
     assert data["events"][0]["kind"] == "recompile"
     assert data["artifact"]["trace"] == ["statements/x: accepted"]

@@ -50,7 +50,17 @@ from serve_warm.publish import copy as copy_all
 from serve_warm.publish import published, push
 from serve_warm.publish import sign as sign_all
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import READERS, SHOWN_VARIANTS, Pulled, explain, pull
+from serve_warm.transfer import (
+    READERS,
+    SHOWN_VARIANTS,
+    Pulled,
+    confirmed,
+    expected,
+    explain,
+    find,
+    pull,
+    take,
+)
 from serve_warm.trust import (
     MAX_ENVELOPE_BYTES,
     MAX_SIGNATURES,
@@ -1733,3 +1743,91 @@ def test_signing_tells_what_was_signed_before(store: MemoryStore):
     done = sign_all(store, [OTHER], trust=trusting(KEY))
 
     assert (len(done.statements), done.unchanged) == (1, 1)
+
+
+# --- in steps ------------------------------------------------------------------------------
+
+
+def taken_early(
+    store: Store, *, here: Fingerprint | None = None, unknown: tuple[str, ...] = ()
+) -> tuple[Pulled | None, Any]:
+    """Do what is done before an app is known; returns it, closed, and what was found."""
+    found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
+    choice = expected(
+        found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown
+    )
+    if choice is None:
+        return None, found
+    with (
+        NodeCache.open(default_root()) as cache,
+        take(store, choice, cache=cache, parts=("cache",)) as pulled,
+    ):
+        return pulled, found
+
+
+def test_steps_give_what_a_pull_gives(store: MemoryStore):
+    """Statement, reasons and trace of all variants are the same, and nothing is read twice."""
+    publish(store, built_for=fingerprint(gpu="H200"))
+    publish(store)
+    store.objects["statements/Embedder/junk.dsse.json"] = b"junk"
+    store.read.clear()
+
+    early, found = taken_early(store)
+    now = confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
+
+    assert len(store.read) == 4
+    whole = pull_here(store)
+    assert (now.statement_key, now.believed, now.trace) == (
+        *(whole.statement_key, whole.believed, whole.trace),
+    )
+
+
+def test_a_factor_that_is_unknown_yet_is_passed_over_and_no_other(store: MemoryStore):
+    """What a machine can tell before its app is there decides; the choice is not final."""
+    arguments, _ = publish(store, built_for=fingerprint(compile_arguments="dynamic=True"))
+    publish(store, built_for=fingerprint(gpu="H200", compile_arguments="dynamic=True"))
+
+    early, found = taken_early(store, unknown=("compile_arguments",))
+
+    assert early.statement_key == arguments
+    assert confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY)) is None
+    as_built = fingerprint(compile_arguments="dynamic=True")
+    assert confirmed(early, found, fingerprint=as_built, trust=trusting(KEY)) is not None
+    assert taken_early(store)[0] is None
+
+
+@pytest.mark.parametrize("why", ["denied", "age"])
+def test_what_was_taken_is_not_confirmed_when_it_is_believed_no_more(store: MemoryStore, why: str):
+    """The deny-list and the age are looked at again."""
+    _, manifest = publish(store)
+    early, found = taken_early(store)
+    later = {
+        "denied": trusting(KEY, denied=frozenset({manifest.parts[0].sha256})),
+        "age": trusting(KEY, max_age_s=1e-6),
+    }
+
+    assert confirmed(early, found, fingerprint=fingerprint(), trust=later[why]) is None
+
+
+def test_looking_early_warns_of_nothing(store: MemoryStore, caplog: pytest.LogCaptureFixture):
+    """The pull that follows does, once."""
+    publish(store)
+    store.objects["statements/Embedder/junk.dsse.json"] = b"junk"
+
+    early, found = taken_early(store)
+
+    assert caplog.records == [r for r in caplog.records if r.levelname == "INFO"]
+    confirmed(early, found, fingerprint=fingerprint(gpu="H200"), trust=trusting(KEY))
+    assert "refused statement" not in caplog.text
+    confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
+    assert caplog.text.count("refused statement") == 1
+
+
+def test_statements_come_in_the_order_of_their_keys(store: MemoryStore):
+    """They are read at once, and what each gave belongs to its key."""
+    keys = [publish(store, built_for=fingerprint(gpu=f"GPU {n}"))[0] for n in range(READERS + 2)]
+
+    found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
+
+    assert [statement.key for statement in found.statements] == sorted(keys)
+    assert all(s.key.endswith(f"/{s.manifest.fingerprint.key}.dsse.json") for s in found.statements)

@@ -14,6 +14,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+import serve_warm
 from serve_warm import Buckets, Input, WarmupMixin, shape_grid
 
 SIDE = 128
@@ -63,7 +64,7 @@ class ImageClassifier(WarmupMixin):
     buckets = Buckets(batch=[1, 8])
 
     def __init__(self) -> None:
-        self.model = torch.compile(load_model(), dynamic=False)
+        self.model = serve_warm.compile(load_model(), dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
         # Eight at once make a batch of eight. Should one straggle, both batches it falls into

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from ray import serve
 
+import serve_warm
 from serve_warm import Buckets, Input, WarmupMixin, shape_grid
 
 from .model import load_model, load_tokenizer
@@ -60,7 +61,7 @@ class TextEmbedder(WarmupMixin):
 
     def __init__(self) -> None:
         self.tokenizer = load_tokenizer()
-        self.model = torch.compile(load_model(), dynamic=False)
+        self.model = serve_warm.compile(load_model(), dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
         # Words of one token each; two more are added at the ends.

@@ -16,6 +16,7 @@ from serve_warm.stores import Object, Sink, Store, open_store
 from serve_warm.trust import load_trust
 
 if TYPE_CHECKING:
+    from serve_warm.artifact import Manifest
     from serve_warm.publish import OnTaken
     from serve_warm.transfer import Progress
 
@@ -45,19 +46,23 @@ def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
             click.echo(f"  {screen.shown(item.message)}")
         if item.digest:
             click.echo(f"  digest sha256:{item.digest}")
-        if item.manifest is None:
-            continue
-        manifest = item.manifest
-        click.echo(f"  created {manifest.created}, variant {manifest.fingerprint.key}")
-        for part in manifest.parts:
-            click.echo(
-                f"  part {part.name}: {screen.size(part.stored_bytes)} stored, "
-                f"{screen.size(part.raw_bytes)} raw, sha256 {part.sha256[:16]}…"
-            )
-        for group, factors in manifest.fingerprint.to_json().items():
-            for factor, value in factors.items():
-                click.echo(f"  {group} {screen.shown(factor)}: {screen.shown(value)}")
+        if item.manifest is not None:
+            _show_manifest(item.manifest)
     _show_hints(described)
+
+
+def _show_manifest(manifest: Manifest) -> None:
+    click.echo(f"  created {manifest.created}, variant {manifest.fingerprint.key}")
+    for part in manifest.parts:
+        click.echo(
+            f"  part {part.name}: {screen.size(part.stored_bytes)} stored, "
+            f"{screen.size(part.raw_bytes)} raw, sha256 {part.sha256[:16]}…"
+        )
+    for line in screen.levels(manifest.facts.get("entries")):
+        click.echo(f"  {line}")
+    for group, factors in manifest.fingerprint.to_json().items():
+        for factor, value in factors.items():
+            click.echo(f"  {group} {screen.shown(factor)}: {screen.shown(value)}")
 
 
 @click.command()

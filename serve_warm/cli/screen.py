@@ -192,6 +192,23 @@ def shown(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def levels(entries: Any) -> list[str]:
+    """Return how many kinds of calls skip Dynamo, and a line for each that does not, with why.
+
+    `entries` is what a report or a manifest has; anything else, of another release, is no lines.
+
+    >>> levels([{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}])
+    ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']
+    """
+    kinds = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+    rest = [entry for entry in kinds if entry.get("level") == 1]
+    lines = [f"level 2     {len(kinds) - len(rest)} of {len(kinds)} kinds of calls"]
+    lines += [
+        shown(f"level 1     {e.get('callable')}{e.get('call')}: {e.get('reason')}") for e in rest
+    ]
+    return lines if kinds else []
+
+
 def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
     """Return what was left out, for JSON."""
     return [{"reason": each.reason, "message": each.message} for each in refused]

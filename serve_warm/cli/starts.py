@@ -102,6 +102,8 @@ def build(
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
+    for line in screen.levels(warm["entries"]):
+        click.echo(f"  {line}")
     portable = built.portable_libraries is not None
     if portable:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")

@@ -1,0 +1,384 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""torch's ahead-of-time compile of one function for one input: made here, loaded here.
+
+Private names of torch are used here and in `serve_warm.compiler`, and nowhere else.
+`torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it
+and a guard check; it pickles where the guards are left out. What they protected is returned
+beside it as facts, and the caller checks them (`serve_warm.facts`, `serve_warm.precompile`).
+Seen in torch 2.13 (2.11 asks for `enable_aot_compile`, which is set here):
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_warm import facts
+from serve_warm.facts import NoEntry
+
+logger = logging.getLogger(__name__)
+
+FAILURES = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
+    *(ImportError, EOFError, OSError, pickle.PickleError),
+)
+"""What making or loading an entry raises when it cannot: torch's own errors are RuntimeErrors,
+and pickle raises what the object it is at raises. Each costs a level and nothing else."""
+
+OWN_SOURCES = ("torch", "builtins")
+"""Packages whose code is in the fingerprint already, by version and build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """One entry, as it goes into an artifact and as it can be called here and now."""
+
+    fn: Callable[..., Any]
+    """Takes the callee and then the tensors. Checks nothing."""
+    data: bytes
+    """A pickle of torch's: to be loaded only once it has been verified."""
+    references: Mapping[str, tuple[str, str]]
+    """Module and qualified name by the global that compiled code finds it under."""
+    facts: facts.Facts
+    conditions: Sequence[str]
+    """What the sizes of dynamic dimensions must be, in Python over `L`, the tensors by name."""
+    sources: Mapping[str, str]
+    """SHA-256 of the file, by name of each Python module whose code is in the graph."""
+
+
+def make(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> Made:
+    """Compile `function(callee, *tensors)` ahead of time, with `arguments` of torch.compile.
+
+    Raises:
+        NoEntry: there is a graph break, or something in it cannot be written to a file.
+    """
+    guards: list[facts.Guard] = []
+    conditions: list[str] = []
+
+    def take_all(entries: Sequence[Any]) -> list[bool]:
+        # Called once for all guards, while the objects they are about are there; none is kept.
+        guards.extend(map(_guard, entries))
+        for entry in entries:
+            if entry.guard_type == "SHAPE_ENV":
+                conditions.extend(entry.orig_guard.code_list or ())
+        return [False] * len(entries)
+
+    try:
+        with _enabled():
+            settings = _with_filter({**arguments, "fullgraph": True}, take_all)
+            compiled: Any = torch.compile(function, **settings)
+            entry = compiled.aot_compile(((callee, *tensors), {}))
+        environment = entry._artifacts.runtime_env
+        aliases: dict[str, str] = dict(environment.import_sources)
+        data = type(entry).serialize(entry, {}).serialized_data
+        return Made(
+            fn=_checked(entry),
+            data=data,
+            references=_references(entry, environment),
+            facts=facts.collect(guards, callee, modules=aliases),
+            conditions=tuple(conditions),
+            sources=_sources(entry),
+        )
+    except FAILURES as error:
+        raise NoEntry(_reason(error)) from error
+
+
+def load(data: bytes, references: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:
+    """Return the function of an entry. Executes `data`: only call it with what was verified.
+
+    Raises:
+        NoEntry: torch cannot load it here.
+    """
+    try:
+        found = {name: facts.resolve(*where) for name, where in references.items()}
+        with _enabled():
+            entry: Any = torch.compiler.load_compiled_function(
+                io.BytesIO(data), f_globals=found, external_data={}
+            )
+        return _checked(entry)
+    except FAILURES as error:
+        raise NoEntry(_reason(error)) from error
+
+
+def can_precompile() -> str:
+    """Return why this torch has no ahead-of-time compile that we know; empty where it has."""
+    try:
+        from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
+    except ImportError:
+        return f"torch {torch.__version__} has no torch._dynamo.aot_compile"
+    return ""
+
+
+def changed_sources(sources: Mapping[str, str]) -> list[str]:
+    """Return the Python modules whose files are not those that an entry was compiled from."""
+    return [name for name, digest in sources.items() if _file_digest(name) != digest]
+
+
+@contextlib.contextmanager
+def _enabled() -> Iterator[None]:
+    config: Any = torch._dynamo.config
+    if hasattr(config, "enable_aot_compile"):
+        with config.patch(enable_aot_compile=True):
+            yield
+    else:
+        yield
+
+
+def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
+    """Add a guard filter, which goes into `options`; a mode is turned into its options for that."""
+    from torch._inductor import list_mode_options
+
+    given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
+    mode, options = arguments.get("mode"), dict(arguments.get("options") or {})
+    if mode not in (None, "default"):
+        options = dict(list_mode_options(mode, arguments.get("dynamic")))
+    return {**given, "options": {**options, "guard_filter_fn": take_all}}
+
+
+def _guard(entry: Any) -> facts.Guard:
+    create = entry.orig_guard.create_fn
+    keywords: Mapping[str, Any] = getattr(create, "keywords", {})
+    return facts.Guard(
+        path=entry.name,
+        kind=entry.guard_type,
+        value=entry.value if entry.has_value else None,
+        argument=keywords.get("attr", keywords.get("key", _path_of(keywords.get("source_b")))),
+    )
+
+
+def _path_of(source: Any) -> str | None:
+    if source is None:
+        return None
+    name = source.name  # a method up to 2.11
+    return str(name() if callable(name) else name)
+
+
+def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
+    """Name the globals that torch leaves to whoever loads the function."""
+    known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
+    found = {}
+    for name in sorted(set(environment.external_refs) - known):
+        where = facts.where(entry.fn.__globals__[name])
+        if where is None:
+            value = entry.fn.__globals__[name]
+            raise NoEntry(f"its code refers to a {type(value).__name__} by identity")
+        found[name] = where
+    return found
+
+
+def _sources(entry: Any) -> dict[str, str]:
+    """Digest the files of all code in the graph that is not torch's or Python's own."""
+    names = {source.module for source in entry.source_info().inlined_sources}
+    files = {name: facts.source_file(name) for name in names}
+    library = str(Path(contextlib.__file__).parent)
+    return {
+        name: _file_digest(name)
+        for name, file in sorted(files.items())
+        if name.partition(".")[0] not in OWN_SOURCES
+        and file
+        and (not file.startswith(library) or "site-packages" in file)
+    }
+
+
+def _file_digest(module: str) -> str:
+    import importlib.util
+
+    file = facts.source_file(module)
+    if not file:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            return ""
+        file = str(spec.origin or "") if spec is not None else ""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what torch says, which is long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else "no reason given"
+    return f"{type(error).__name__}: {first}"[:300]
+
+
+# What the graph itself looks at ---------------------------------------------------------------
+
+
+class _Graph:
+    """The compiled graph of an entry. It runs on tensors like those of its first run only.
+
+    The dispatcher has looked at the arguments, and at the weights when it was bound. Weights can be
+    exchanged since without a trace (`.data =`, `torch.func.functional_call`), and compiled code
+    reads what it gets as what it expects. Dynamo's guards look at all of them at each call, too.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], *, writes: bool) -> None:
+        self._compiled = compiled
+        self._writes = writes
+        """Whether it writes into its inputs: then none of them may overlap another."""
+        self._known: list[tuple[str, ...]] = []
+        self._checks: tuple[Callable[..., bool], ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        if not any(same(*args) for same in self._checks):
+            self._learn(args)
+        if self._writes:
+            _no_overlap(args)
+        return self._compiled(*args)
+
+    def _learn(self, args: Sequence[Any]) -> None:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        dynamic = len(tensors) < len(args)  # sizes are among the inputs
+        for tensor in tensors:
+            refuse_unusual(tensor)
+        if len({id(tensor) for tensor in tensors}) < len(tensors):
+            raise NoEntry("two of the tensors in its graph are one and the same now")
+        every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
+        said = tuple(map(_described, tensors, every))
+        if self._known and said not in self._known:
+            now, was = next(pair for pair in zip(said, self._known[0]) if pair[0] != pair[1])  # noqa: B905
+            raise NoEntry(f"a tensor that its graph finds by itself is {now}, and was {was}")
+        self._known = [said]
+        # Inference tensors and others are told apart by the check, and are one to the code.
+        self._checks = (
+            _of_tensors(tensor_check(tensors, free=dynamic), dynamic=dynamic),
+            *self._checks[:3],
+        )
+
+
+def _described(tensor: Any, free: facts.Free) -> str:
+    return facts.describe_tensor(tensor, free=free)
+
+
+def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:
+    if not dynamic:
+        return check
+    return lambda *args: check(*(arg for arg in args if isinstance(arg, torch.Tensor)))
+
+
+def _no_overlap(args: Sequence[Any]) -> None:
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.numel()]
+    if len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors):
+        return
+    from torch._C._dynamo.guards import compute_overlapping_tensors  # private; 2.6 to 2.15
+
+    if compute_overlapping_tensors(tensors, symbolic=False):
+        raise NoEntry("it writes into a tensor that overlaps another one in memory")
+
+
+def _checked(entry: Any) -> Callable[..., Any]:
+    """Return the function of an entry with its graph behind the checks above."""
+    name = entry._artifacts.backend_id
+    compiled = entry.fn.__globals__[name]
+    inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
+    writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
+    entry.fn.__globals__[name] = _Graph(compiled, writes=writes)
+    fn: Callable[..., Any] = entry.fn
+    return fn
+
+
+# Where torch puts what it compiled ------------------------------------------------------------
+
+
+@functools.cache
+def compiled_module_class() -> type[torch.nn.Module]:
+    """Return torch.compile's own module class; importing it imports Dynamo."""
+    from torch._dynamo import OptimizedModule
+
+    return OptimizedModule
+
+
+def call_of(block: torch.nn.Module) -> Callable[..., Any]:
+    """Return the call of a module as it is when nothing was compiled in place."""
+    call: Callable[..., Any] = block._call_impl
+    return call
+
+
+def compile_in_place(block: torch.nn.Module, compiled: Callable[..., Any]) -> None:
+    """Make calls of a module go to `compiled`, as `nn.Module.compile` does (2.2 to 2.15)."""
+    block._compiled_call_impl = compiled
+
+
+# What a dispatcher asks at each call ----------------------------------------------------------
+
+
+def tensor_check(tensors: Sequence[Any], *, free: bool = False) -> Callable[..., bool]:
+    """Return a function that says whether other tensors are like these, to compiled code.
+
+    Type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode, autocast,
+    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. With `free`,
+    sizes and strides may be any.
+    """
+    from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
+
+    sizes: Any = [list(tensor.shape) for tensor in tensors]  # its stub has another type
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
+    if free:
+        sizes = strides = [[None] * tensor.dim() for tensor in tensors]
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
+    return check
+
+
+def state_check() -> Callable[[], bool]:
+    """Return a function that says whether thread and process are in today's state, to torch.
+
+    Grad mode, autocast, default dtype, threads, determinism, matmul precision; and that nothing
+    intercepts torch's functions, a default device for example.
+    """
+    from torch._C._dynamo.guards import GlobalStateGuard  # private; 2.1 to 2.15
+    from torch.autograd import forward_ad
+
+    same = GlobalStateGuard().check
+    intercepted = torch._C._len_torch_function_stack
+
+    def check() -> bool:
+        return same() and not intercepted() and forward_ad._current_level < 0
+
+    return check
+
+
+def intercepted() -> bool:
+    """Return whether something stands between a call and torch.
+
+    A default device, a mode, a transform of torch.func, forward-mode gradients, jit's tracer.
+    """
+    from torch.autograd import forward_ad
+
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def refuse_unusual(tensor: Any) -> None:
+    """Raise `NoEntry` for a tensor that is more, or less, than dense memory.
+
+    Sparse, nested, quantised, a lazy view or a lazy zero, or wrapped by a transform: each has a
+    dispatch key that ordinary tensors have not.
+    """
+    kind = tensor.device.type.upper()
+    text = str(torch._C._dispatch_keys(tensor))  # DispatchKeySet(CPU, ADInplaceOrView, ...)
+    keys = set(text.partition("(")[2].rstrip(")").split(", "))
+    more = keys - {kind, "ADInplaceOrView", f"Autograd{kind}", f"Autocast{kind}"}
+    if more or kind not in keys:
+        raise NoEntry(f"a tensor is not plain memory: {', '.join(sorted(more or keys))}")

@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a call is to compiled code: the part of its arguments and of the thread that it depends on.
+
+Twice: as text, which is complete, can be written to a file and takes 30 µs; and as a key for a
+dictionary, which is quick and leaves the rest of a tensor to be checked in C++.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from serve_warm import ahead
+from serve_warm.facts import Free, NoEntry, describe_tensor
+from serve_warm.fingerprint import read_app
+
+STATE = (
+    *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),
+    *("matmul_precision", "deterministic"),
+)
+"""Factors of the fingerprint that belong to a thread or can be changed while a process runs."""
+
+_SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """A kind of call: everything about the arguments that compiled code depends on."""
+
+    structure: str
+    """The arguments as source: tensors are t0, t1 and so on, anything else stands there as it is.
+    """
+    tensors: tuple[str, ...]
+    """Metadata of each tensor."""
+
+    def __str__(self) -> str:
+        return f"({self.structure}) with {', '.join(self.tensors)}"
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the function of (callee, *tensors) that makes this call."""
+        parameters = "".join(f", t{index}" for index in range(len(self.tensors)))
+        source = f"def {name}(callee{parameters}):\n    return callee({self.structure})\n"
+        # Of the signature's own text, which is made of reprs of plain values and of names.
+        space: dict[str, Any] = {"__name__": __name__, "torch": torch}
+        exec(builtins.compile(source, f"<serve_warm {name}>", "exec"), space)  # noqa: S102
+        made: Callable[..., Any] = space[name]
+        return made
+
+
+def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature, list[Any]]:
+    """Return the signature of a call and its tensors.
+
+    Raises:
+        NoEntry: an argument is of a kind that no entry takes.
+    """
+    tensors: list[Any] = []
+    words = [_source(value, tensors) for value in args]
+    words += [f"{name}={_source(value, tensors)}" for name, value in kwargs.items()]
+    if not tensors:
+        raise NoEntry("it is called without a tensor")
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        raise NoEntry("one tensor is passed twice")
+    return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
+
+
+def _source(value: Any, tensors: list[Any]) -> str:
+    kind = type(value)
+    if kind is torch.Tensor:
+        tensors.append(value)
+        return f"t{len(tensors) - 1}"
+    if kind in _SCALARS:
+        return repr(value)
+    if kind is float and value == value and abs(value) != float("inf"):  # noqa: PLR0124
+        return repr(value)
+    if kind is list:
+        return f"[{', '.join(_source(item, tensors) for item in value)}]"
+    if kind is tuple:
+        return f"({''.join(_source(item, tensors) + ', ' for item in value)})"
+    if kind is dict and all(type(key) is str for key in value):
+        items = (f"{key!r}: {_source(item, tensors)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+
+
+def _metadata(tensor: Any) -> str:
+    ahead.refuse_unusual(tensor)
+    if tensor.requires_grad:
+        raise NoEntry("a tensor requires grad")
+    return describe_tensor(tensor)
+
+
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Any]) -> Any:
+    """Return what is equal for calls of one structure with tensors of one shape.
+
+    The quick half of `describe`: the other half of a tensor is checked in C++.
+    """
+    key: list[Any] = []
+    add = key.append
+    try:
+        for value in args:
+            if type(value) is torch.Tensor:
+                tensors.append(value)
+                add(value.shape)
+            else:
+                add(_part(value, tensors))
+        for name, value in kwargs.items():
+            add(name)
+            if type(value) is torch.Tensor:
+                tensors.append(value)
+                add(value.shape)
+            else:
+                add(_part(value, tensors))
+    except RuntimeError:  # a nested tensor has no shape
+        return object()
+    return tuple(key)
+
+
+def _part(value: Any, tensors: list[Any]) -> Any:
+    kind = type(value)
+    if kind in _SCALARS:
+        return (kind, value)
+    if kind is torch.Tensor:
+        tensors.append(value)
+        return value.shape
+    if kind is list or kind is tuple:
+        return (kind, *[_part(item, tensors) for item in value])
+    if kind is dict:
+        return (kind, *[(name, _part(item, tensors)) for name, item in value.items()])
+    # Its text tells 0.0 from -0.0; objects of other kinds have no entry, and any text will do.
+    return (kind, repr(value) if kind is float else id(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamic:
+    """What of a call's tensors compiled code takes as it comes, and within which limits."""
+
+    conditions: tuple[str, ...]
+    """Python over `L`, the tensors by name: what Dynamo found out about the sizes in the graph."""
+
+    def __post_init__(self) -> None:
+        for condition in self.conditions:
+            if "L['" not in condition or re.search(r"L\['(?!t\d+'\])", condition):
+                raise NoEntry(f"a size in its graph depends on more than the input: {condition}")
+
+    def free(self, index: int) -> Free:
+        """Return the dimensions of a tensor of which the conditions speak."""
+        text = " ".join(self.conditions)
+        return (
+            [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],
+            [int(i) for i in re.findall(rf"L\['t{index}'\]\.stride\(\)\[(\d+)\]", text)],
+        )
+
+    def signature(self, call: Signature, tensors: Sequence[Any]) -> Signature:
+        """Return the signature of a call with what is free left open."""
+        open_ = [describe_tensor(t, free=self.free(i)) for i, t in enumerate(tensors)]
+        return Signature(structure=call.structure, tensors=tuple(open_))
+
+    def holds(self, tensors: Sequence[Any]) -> bool:
+        """Return whether all conditions hold for these tensors."""
+        names = {"L": {f"t{index}": tensor for index, tensor in enumerate(tensors)}, "math": math}
+        # Written by torch at the build, and signed with the rest of the entry.
+        return all(eval(condition, names) for condition in self.conditions)  # noqa: S307
+
+
+def module_of(callee: Any) -> torch.nn.Module | None:
+    """Return the module that is called, itself or by one of its methods; `None` for others."""
+    owner = getattr(callee, "__self__", callee)
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def state() -> dict[str, str]:
+    """Return what compiled code depends on and no argument shows."""
+    if ahead.intercepted():
+        raise NoEntry("a mode or a default device stands between the call and torch")
+    factors = read_app({})
+    return {name: factors[name] for name in STATE}

@@ -1,0 +1,280 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The part `precompiled` of an artifact: entries by unit, their files, and which of them fit.
+
+A unit is what callables must be equal in to share entries: name, arguments of torch.compile, and
+the tree of modules. Nothing in it is executed before a function is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_warm import ahead
+from serve_warm.calls import Dynamic, Signature, module_of
+from serve_warm.facts import Facts, NoEntry, describe_tensor, name_of_class
+
+FORMAT = 1
+"""Version of the part `precompiled`. Another one is not read: its calls are served by level 1."""
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One call's compiled code, and when it may be run."""
+
+    signature: Signature
+    state: Mapping[str, str]
+    facts: Facts
+    sources: Mapping[str, str]
+    references: Mapping[str, tuple[str, str]]
+    dynamic: Dynamic
+    file: str
+    error: float
+    """Largest difference from eager, relative to the largest value, when it was made."""
+
+    def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
+        """Return whether it was made for calls like this one."""
+        if self.state != state:
+            return False
+        if not self.dynamic.conditions:
+            return self.signature == call
+        opened = self.dynamic.signature(call, tensors)
+        return self.signature == opened and self.dynamic.holds(tensors)
+
+
+@dataclass(kw_only=True)
+class Unit:
+    """The entries for all callables of one structure."""
+
+    name: str
+    arguments: str
+    tree: Sequence[str]
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """What a callable must be equal in to share the entries."""
+        text = json.dumps([self.name, self.arguments, list(self.tree)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_name(data: bytes) -> str:
+    """Return the name of an entry's file, which is what is in it: another one is damaged."""
+    return f"entry_{hashlib.sha256(data).hexdigest()[:32]}"
+
+
+class Library:
+    """Entries by unit, and the functions that were loaded from them; one per process."""
+
+    def __init__(self, units: Mapping[str, Unit], files: Mapping[str, bytes]) -> None:
+        self.units = dict(units)
+        self.files = dict(files)
+        self.refused: dict[tuple[str, str], str] = {}
+        """Reason by unit name and call, for what has no entry although it was declared."""
+        self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
+        self._changed: dict[str, str] = {}
+        self._lock = threading.RLock()
+
+    def function(self, entry: Entry) -> Callable[..., Any]:
+        """Return the compiled code of an entry, loaded on first use.
+
+        Raises:
+            NoEntry: it cannot be loaded here, or its sources are not those of today.
+        """
+        with self._lock:
+            if entry.file not in self._functions:
+                self._functions[entry.file] = self._load(entry)
+            loaded = self._functions[entry.file]
+        if isinstance(loaded, NoEntry):
+            raise NoEntry(str(loaded))
+        return loaded
+
+    def _load(self, entry: Entry) -> Callable[..., Any] | NoEntry:
+        data = self.files.get(entry.file)
+        if data is None or file_name(data) != entry.file:
+            return NoEntry(f"its file {entry.file} is {'missing' if data is None else 'damaged'}")
+        changed = [name for name, digest in entry.sources.items() if self._is_other(name, digest)]
+        if changed:
+            return NoEntry(f"changed since the build: {', '.join(changed)}")
+        try:
+            with _mode(entry.state):
+                return ahead.load(data, entry.references)
+        except NoEntry as error:
+            return error
+
+    def _is_other(self, name: str, digest: str) -> bool:
+        if name not in self._changed:
+            self._changed[name] = digest if not ahead.changed_sources({name: digest}) else ""
+        return self._changed[name] != digest
+
+    def add(self, unit: Unit, entry: Entry, made: ahead.Made) -> None:
+        """Add an entry that was just made; it is in the library of a build only."""
+        with self._lock:
+            unit.entries.append(entry)
+            self.files[entry.file] = made.data
+            self._functions[entry.file] = made.fn
+
+    def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
+        """Return the unit of this structure, an empty one where there is none."""
+        new = Unit(name=name, arguments=arguments, tree=lines)
+        with self._lock:
+            return self.units.setdefault(new.key, new)
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether there is anything to write."""
+        return any(unit.entries for unit in self.units.values())
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return a record for each kind of call, for the manifest: what has no entry, and why."""
+        made = [
+            {"callable": u.name, "call": str(e.signature), "level": 2, "error": e.error}
+            for u in self.units.values()
+            for e in u.entries
+        ]
+        return made + [
+            {"callable": name, "call": call, "level": 1, "reason": why}
+            for (name, call), why in self.refused.items()
+        ]
+
+    def nearest(self, unit: Unit) -> str:
+        """Return in words how a unit without entries differs from those that have some."""
+        same = [u for u in self.units.values() if u.name == unit.name and u.entries]
+        if not same:
+            reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
+            return reasons[0] if reasons else "the artifact has no entry for it"
+        other = same[0]
+        if other.arguments != unit.arguments:
+            return f"compiled with {other.arguments}, and here with {unit.arguments}"
+        for ours, theirs in zip(unit.tree, other.tree):  # noqa: B905 - the shorter one decides
+            if ours != theirs:
+                return f"the module is not the one of the build: [{ours}], there [{theirs}]"
+        return f"the module has {len(unit.tree)} parts, at the build it had {len(other.tree)}"
+
+    def to_files(self) -> dict[str, bytes]:
+        """Return the files of the part `precompiled`, by name."""
+        units, tables = [], {}
+        for unit in self.units.values():
+            entries = []
+            for entry in unit.entries:
+                table = json.dumps(entry.facts.to_json())
+                digest = hashlib.sha256(table.encode()).hexdigest()[:16]
+                tables[digest] = entry.facts.to_json()
+                entries.append(
+                    {
+                        "structure": entry.signature.structure,
+                        "tensors": entry.signature.tensors,
+                        "state": dict(entry.state),
+                        "facts": digest,
+                        "sources": dict(entry.sources),
+                        "references": dict(entry.references),
+                        "conditions": list(entry.dynamic.conditions),
+                        "file": entry.file,
+                        "error": entry.error,
+                    }
+                )
+            if entries:
+                units.append(
+                    {
+                        "name": unit.name,
+                        "arguments": unit.arguments,
+                        "tree": list(unit.tree),
+                        "entries": entries,
+                    }
+                )
+        refused = [[*call, why] for call, why in self.refused.items()]
+        index = {"format": FORMAT, "units": units, "facts": tables, "refused": refused}
+        return {INDEX: json.dumps(index).encode(), **self.files}
+
+    @classmethod
+    def read(cls, folder: Path) -> Library:
+        """Read what `to_files` returned. Nothing of it is executed before an entry is used.
+
+        Raises:
+            NoEntry: it is of another format, or damaged.
+        """
+        try:
+            index = json.loads((folder / INDEX).read_bytes())
+            if index["format"] != FORMAT:
+                raise NoEntry(
+                    f"its entries are of format {index['format']}, and this version reads {FORMAT}"
+                )
+            tables = {key: Facts.from_json(plain) for key, plain in index["facts"].items()}
+            units = {}
+            for plain in index["units"]:
+                unit = Unit(name=plain["name"], arguments=plain["arguments"], tree=plain["tree"])
+                unit.entries = [_entry(entry, tables) for entry in plain["entries"]]
+                units[unit.key] = unit
+            names = {entry.file for unit in units.values() for entry in unit.entries}
+            there = {name for name in names if (folder / name).is_file()}
+            library = cls(units, {name: (folder / name).read_bytes() for name in there})
+            library.refused = {(unit, call): why for unit, call, why in index["refused"]}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise NoEntry(f"its entries cannot be read: {error}") from error
+        return library
+
+
+def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
+    name = str(plain["file"])
+    if not name.isidentifier():
+        raise ValueError(f"not the name of an entry: {name!r}")
+    return Entry(
+        signature=Signature(structure=plain["structure"], tensors=tuple(plain["tensors"])),
+        state=dict(plain["state"]),
+        facts=tables[plain["facts"]],
+        sources=dict(plain["sources"]),
+        references={key: (where[0], where[1]) for key, where in plain["references"].items()},
+        dynamic=Dynamic(conditions=tuple(plain["conditions"])),
+        file=name,
+        error=float(plain["error"]),
+    )
+
+
+@contextlib.contextmanager
+def _mode(state: Mapping[str, str]) -> Iterator[None]:
+    with torch.inference_mode(state["inference_mode"] == "on"), torch.no_grad():
+        yield
+
+
+# Modules --------------------------------------------------------------------------------------
+
+
+def tree(callee: Any) -> list[str]:
+    """Return a line a module and a line a tensor of what is called, in their order.
+
+    Class, training flag, hooks and methods replaced on the instance; of parameters and buffers
+    the metadata, and which of them are one and the same.
+    """
+    root = module_of(callee)
+    if root is None:
+        return []
+    lines: list[str] = []
+    seen: dict[int, str] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        own = sorted(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
+        # Names of the base class, private as they are to those who do not subclass it.
+        state = vars(module)
+        hooks = len(state["_forward_hooks"]) + len(state["_forward_pre_hooks"])
+        lines.append(
+            f"{path or '.'}: {name_of_class(type(module))}"
+            f"{' in training' if module.training else ''}"
+            f"{f' with {hooks} hooks' if hooks else ''}{f' with its own {own}' if own else ''}"
+        )
+        for name, tensor in (*state["_parameters"].items(), *state["_buffers"].items()):
+            if tensor is None:
+                continue
+            first = seen.setdefault(id(tensor), f"{path}.{name}")
+            same = "" if first == f"{path}.{name}" else f", the same as {first}"
+            lines.append(f"{path}.{name}: {describe_tensor(tensor)}{same}")
+    return lines

@@ -1,0 +1,555 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which compiled code a call runs: an entry made ahead of time, or torch.compile as ever.
+
+`serve_warm.compile` is torch.compile with a dispatcher in front. With an artifact loaded, a call
+that an entry was made for runs that entry, and neither Dynamo nor its guards are asked (level 2).
+Any other call goes to torch.compile (level 1), counted and named: never wrong, never an error.
+
+What Dynamo's guards protected is checked here, in three rhythms:
+
+    each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
+                  default dtype, threads and whatever else torch keeps per thread or process
+    each start    files of the code in the graph; the tree of modules with flags, parameters'
+                  metadata and ties; every value, type and function that the graph was built on
+    in between    the same again after `train()`, `to()`, `load_state_dict()` or a new parameter
+
+An entry is a plain function of (callee, *tensors): weights are not in it, so that modules of one
+class and structure share it, and weights may be loaded or replaced afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from serve_warm import ahead, calls, compiler
+from serve_warm.calls import STATE, Dynamic, Signature, key_of
+from serve_warm.entries import Entry, Library, Unit, file_name, tree
+from serve_warm.errors import ConfigError
+from serve_warm.facts import NoEntry
+from serve_warm.parity import difference_from_eager
+from serve_warm.report import EntryUse
+
+logger = logging.getLogger(__name__)
+
+CALLS_KEPT = 256
+"""Different calls that a dispatcher keeps a record of; counts go on beyond."""
+
+
+# The public functions -------------------------------------------------------------------------
+
+
+def compile(target: Any = None, /, **arguments: Any) -> Any:  # noqa: A001 - as in torch
+    """Return `target` compiled by torch.compile, and by an artifact where one is loaded.
+
+    Takes what torch.compile takes, and behaves as it does: a module gives a module, a function a
+    function, and without a target it is a decorator.
+
+        self.model = serve_warm.compile(load_model(), dynamic=False)
+
+    Entries are made by `serve-warm build`, one for each kind of call that the declared inputs
+    make; shapes are static unless `dynamic=True`. They need `torch.inference_mode()` or
+    `no_grad()`, Inductor, and a graph without breaks; the report names every call for which one
+    of these was not so.
+    """
+    if target is None:
+        return functools.partial(compile, **arguments)
+    if isinstance(target, torch.nn.Module):
+        module: Any = torch.compile(target, **arguments)
+        module.__class__ = _compiled_module_class()
+        stock = functools.partial(ahead.compiled_module_class().__call__, module)
+        dispatcher = Dispatcher(target, stock=stock, arguments=arguments)
+        object.__setattr__(module, "_serve_warm", dispatcher)
+        return module
+    if not callable(target):
+        raise ConfigError(
+            f"serve_warm.compile got a {type(target).__name__}, which cannot be called",
+            hint="pass a torch.nn.Module, a function or a method",
+        )
+    return _CompiledFunction(target, arguments)
+
+
+def compile_regions(model: Any, blocks: Sequence[str] | None = None, /, **arguments: Any) -> Any:
+    """Compile the repeated blocks of a model in place, once for all of them, and return the model.
+
+    A block is a module that stands at least twice, of one class, in a ModuleList or Sequential;
+    `blocks` names classes instead. What is around the blocks stays eager. One compiled block
+    serves all layers of its structure, so the compiler's work does not grow with their number.
+
+        self.model = serve_warm.compile_regions(load_decoder(), dynamic=False)
+
+    Raises:
+        ConfigError: nothing repeats, or a named class is not there; the text lists what is.
+    """
+    found = _repeated(model) if blocks is None else _named(model, blocks)
+    for block in found:
+        # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
+        call = ahead.call_of(block)
+        stock = torch.compile(call, **arguments)
+        ahead.compile_in_place(block, Dispatcher(call, stock=stock, arguments=arguments))
+    return model
+
+
+def _repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
+    found: list[torch.nn.Module] = []
+    # From the outside in: a block's own lists of sub-blocks are compiled with the block.
+    queue = [model]
+    while queue:
+        module = queue.pop(0)
+        children = list(module.children())
+        kinds: dict[type, list[torch.nn.Module]] = {}
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)):
+            for child in children:
+                kinds.setdefault(type(child), []).append(child)
+        blocks = [b for same in kinds.values() if len(same) > 1 for b in same if _has_work(b)]
+        found += blocks
+        queue += [child for child in children if not any(child is block for block in blocks)]
+    if not found:
+        raise ConfigError(
+            f"compile_regions found no repeated block in {type(model).__name__}",
+            hint="name the classes to compile, compile_regions(model, ['DecoderLayer']), or "
+            "compile the whole model with serve_warm.compile",
+        )
+    return found
+
+
+def _has_work(module: torch.nn.Module) -> bool:
+    # A list of single Linear layers is not worth a compiled call each.
+    return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
+
+
+def _named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    missing = set(names) - {type(module).__name__ for module in found}
+    if missing:
+        there = sorted({type(module).__name__ for module in model.modules()})
+        raise ConfigError(
+            f"compile_regions: {type(model).__name__} has no module of class {sorted(missing)}",
+            hint=f"its classes are {', '.join(there)}",
+        )
+    return found
+
+
+@functools.cache
+def _compiled_module_class() -> type:
+    # Made when it is first needed: its base is Dynamo's, which takes a second to import.
+    base: Any = ahead.compiled_module_class()
+
+    class CompiledModule(base):  # type: ignore[misc]
+        """torch.compile's module with our dispatcher in front of its call."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            state = self.__dict__
+            if state["_forward_hooks"] or state["_forward_pre_hooks"]:  # fired by nn.Module's call
+                return state["_serve_warm"].stock(*args, **kwargs)
+            return state["_serve_warm"](*args, **kwargs)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            arguments = self.__dict__["_serve_warm"].arguments
+            return functools.partial(compile, **arguments), (self._orig_mod,)
+
+    return CompiledModule
+
+
+class _CompiledFunction:
+    """A compiled function, or a method of each instance when it decorates one in a class."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._arguments = arguments
+        stock = torch.compile(function, **arguments)
+        self._serve_warm = Dispatcher(function, stock=stock, arguments=arguments)
+        self._methods: weakref.WeakKeyDictionary[Any, Dispatcher] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._serve_warm(*args, **kwargs)
+
+    @property
+    def serve_warm_level1(self) -> Callable[..., Any]:
+        """As of a dispatcher."""
+        return self._serve_warm.serve_warm_level1
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        try:
+            return self._methods[instance]
+        except KeyError:
+            bound = types.MethodType(self._function, instance)
+            stock = functools.partial(self._serve_warm.stock, instance)
+            method = Dispatcher(bound, stock=stock, arguments=self._arguments)
+            self._methods[instance] = method
+            return method
+
+
+class _Changes:
+    """Counts what may have made a module another than it was when it was last looked at."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._watching = False
+        self._lock = threading.Lock()
+
+    def bump(self, *_: Any) -> None:
+        """Count one; it takes what torch's hooks pass, and returns None, which changes nothing."""
+        # Traced, it would be a guard that no call after the first one passes.
+        if not torch.compiler.is_compiling():
+            self.generation += 1
+
+    def watch(self) -> None:
+        """Begin to notice; for the whole process, since anyone may hold a submodule."""
+        with self._lock:
+            if self._watching:
+                return
+            self._watching = True
+        kind: Any = torch.nn.Module
+        # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15).
+        for name in ("train", "_apply", "load_state_dict"):
+            setattr(kind, name, self._bumping(getattr(kind, name)))
+        nn_module.register_module_parameter_registration_hook(self.bump)
+        nn_module.register_module_buffer_registration_hook(self.bump)
+        nn_module.register_module_module_registration_hook(self.bump)
+
+    def _bumping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def bumping(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.bump()
+
+        return bumping
+
+
+_changes = _Changes()
+
+
+# The dispatcher -------------------------------------------------------------------------------
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_library: Library | None = None
+_building: Library | None = None
+
+
+_Use = tuple[str, int, str]
+"""Call, level and reason."""
+
+
+class Dispatcher:
+    """One callable that was handed over: it runs an entry, or what torch.compile made of it."""
+
+    def __init__(
+        self, callee: Any, *, stock: Callable[..., Any], arguments: Mapping[str, Any]
+    ) -> None:
+        _changes.watch()
+        self.callee = callee
+        self.stock = stock
+        self.arguments = dict(arguments)
+        self.name = _name_of(callee)
+        self._generation = -1
+        self._binding = threading.RLock()
+        self._unit: Unit | None = None
+        self._considered = 0
+        self._entries: list[tuple[Entry, Callable[..., Any]]] = []
+        self._hits: dict[Any, list[tuple[Any, ...]]] | None = None
+        self._seen: dict[_Use, int] = {}
+        self._unfit: dict[str, str] = {}
+        _dispatchers.add(self)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the entry for this call, or what torch.compile made."""
+        if torch.compiler.is_compiling():
+            return self.stock(*args, **kwargs)
+        if self._generation == _changes.generation:
+            hits = self._hits
+            if hits is None:
+                return self.stock(*args, **kwargs)
+            tensors: list[Any] = []
+            for same_tensors, same_state, fn, use in hits.get(key_of(args, kwargs, tensors), ()):
+                if same_tensors(*tensors) and same_state():
+                    if fn is None:
+                        self._seen[use] += 1
+                        return self.stock(*args, **kwargs)
+                    if compiler.calling is not None:
+                        compiler.calling.add(threading.get_native_id())
+                    try:
+                        return fn(self.callee, *tensors)
+                    except NoEntry as error:  # before anything was computed
+                        self._noted(use[0], 1, str(error))
+                        return self.stock(*args, **kwargs)
+        return self._looked_up(args, kwargs)
+
+    @property
+    def serve_warm_level1(self) -> Callable[..., Any]:
+        """What torch.compile made; `compiler.compile_arguments` looks for this name."""
+        stock = self.stock
+        return stock.func if isinstance(stock, functools.partial) else stock
+
+    def uses(self) -> list[EntryUse]:
+        """Return a record for each kind of call until now."""
+        return [
+            EntryUse(callable=self.name, call=call, level=level, reason=reason, calls=calls)
+            for (call, level, reason), calls in list(self._seen.items())
+            if calls
+        ]
+
+    def bind(self) -> None:
+        """Compare the callable as it is now with the entries, and load those that fit."""
+        with self._binding:
+            generation, library = _changes.generation, _building or _library
+            if generation == self._generation:
+                return  # by another thread, meanwhile
+            self._considered, self._entries, self._unfit = 0, [], {}
+            if library is not None:
+                self._unit = library.unit(self.name, _text(self.arguments), tree(self.callee))
+                self._consider(library)
+            # Last: who sees it does not wait, and must find all the rest.
+            self._hits = None if library is None else {}
+            self._generation = generation
+
+    def _consider(self, library: Library) -> None:
+        """Take those entries of the unit that fit this callable and were not looked at yet."""
+        entries = self._unit.entries if self._unit is not None else []
+        for entry in entries[self._considered :]:
+            self._considered += 1
+            why = entry.facts.broken(self.callee)
+            if not why:
+                try:
+                    self._entries.append((entry, library.function(entry)))
+                except NoEntry as error:
+                    why = str(error)
+            if why:
+                self._unfit[str(entry.signature)] = why
+
+    def _looked_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Find the entry for a call the slow way, and remember it; or hand the call on."""
+        if self._generation != _changes.generation:
+            self.bind()
+        library = _building or _library
+        if library is None or self._hits is None:
+            return self.stock(*args, **kwargs)
+        call = "(...)"
+        tensors: list[Any] = []
+        try:
+            signature, tensors = calls.describe(args, kwargs)
+            call = str(signature)
+            with self._binding:
+                fn = self._found(library, signature, calls.state(), tensors)
+        except NoEntry as error:
+            if _building is not None:
+                _building.refused.setdefault((self.name, call), str(error))
+            use = self._noted(call, 1, str(error))
+            if tensors and _building is None:
+                self._remember(args, kwargs, None, use)
+            return self.stock(*args, **kwargs)
+        use = self._noted(call, 2, "")
+        self._remember(args, kwargs, fn, use)
+        if compiler.calling is not None:
+            compiler.calling.add(threading.get_native_id())
+        try:
+            return fn(self.callee, *tensors)
+        except NoEntry as error:  # before anything was computed
+            self._seen[use] -= 1
+            self._noted(call, 1, str(error))
+            return self.stock(*args, **kwargs)
+
+    def _found(
+        self,
+        library: Library,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+    ) -> Callable[..., Any]:
+        if state["grad_mode"] == "on":
+            raise NoEntry("called with grad mode on: use torch.inference_mode()")
+        if _building is not None:
+            self._consider(library)  # another layer may have made one meanwhile
+        for entry, fn in self._entries:
+            if entry.takes(signature, state, tensors):
+                return fn
+        if _building is None:
+            raise NoEntry(self._why_none(library, signature, state))
+        return self._make(library, signature, state, tensors)
+
+    def _remember(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fn: Callable[..., Any] | None,
+        use: _Use,
+    ) -> None:
+        """Find this kind of call the quick way from now on; without `fn` it is level 1."""
+        tensors: list[Any] = []
+        key = key_of(args, kwargs, tensors)
+        if self._hits is not None:
+            if len(self._hits) >= CALLS_KEPT:
+                self._hits.clear()  # of dynamic shapes there is no end
+            same = self._hits.setdefault(key, [])
+            same.insert(0, (ahead.tensor_check(tensors), ahead.state_check(), fn, use))
+            # Calls that differ only in what is checked in C++: a few kinds, not one a request.
+            del same[4:]
+
+    def _noted(self, call: str, level: int, reason: str) -> _Use:
+        use = (call, level, reason)
+        if use not in self._seen:
+            if len(self._seen) >= CALLS_KEPT:
+                use = ("other calls", level, "")
+            elif reason:
+                logger.warning("level 1 for %s%s: %s", self.name, call, reason)
+        self._seen[use] = self._seen.get(use, 0) + 1
+        return use
+
+    def _why_none(self, library: Library, signature: Signature, state: Mapping[str, str]) -> str:
+        if str(signature) in self._unfit:
+            return self._unfit[str(signature)]
+        if (self.name, str(signature)) in library.refused:
+            return library.refused[self.name, str(signature)]
+        if not self._entries:
+            if self._unfit:
+                return next(iter(self._unfit.values()))
+            return library.nearest(self._unit) if self._unit is not None else ""
+        for entry, _ in self._entries:
+            if entry.signature == signature:
+                return "; ".join(
+                    f"{name} is {state[name]}, and was {entry.state[name]}"
+                    for name in STATE
+                    if state[name] != entry.state[name]
+                )
+        return f"no entry for this call; there are {len(self._entries)} for others"
+
+    # The build ---------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        library: Library,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+    ) -> Callable[..., Any]:
+        """Make the entry for a call, hold it against eager, and add it to the library."""
+        if self._unit is None:  # pragma: no cover  (bound before)
+            raise AssertionError
+        why = ahead.can_precompile()
+        if self.arguments.get("backend", "inductor") != "inductor":
+            why = f"the backend is {self.arguments['backend']}, and entries are Inductor's"
+        if (self.name, str(signature)) in library.refused:
+            why = library.refused[self.name, str(signature)]
+        if why:
+            raise NoEntry(why)
+        # Shapes are static unless said otherwise: None would be neither.
+        arguments = {"dynamic": False, **self.arguments}
+        function = signature.function("entry")
+        made = ahead.make(function, self.callee, tensors, arguments)
+        error = difference_from_eager(self.callee, function, made.fn, tensors)
+        dynamic = Dynamic(conditions=tuple(made.conditions))
+        entry = Entry(
+            signature=dynamic.signature(signature, tensors),
+            dynamic=dynamic,
+            state=state,
+            facts=made.facts,
+            sources=made.sources,
+            references=made.references,
+            file=file_name(made.data),
+            error=error,
+        )
+        library.add(self._unit, entry, made)
+        self._consider(library)
+        return made.fn
+
+
+def _name_of(callee: Any) -> str:
+    if isinstance(callee, torch.nn.Module):
+        return f"{type(callee).__module__}.{type(callee).__qualname__}"
+    owner = getattr(callee, "__self__", None)
+    if owner is not None:
+        kind, name = type(owner), callee.__name__
+        # The call of a block that is compiled in place goes by the name of the block.
+        method = "" if name == "_call_impl" else f".{name}"
+        return f"{kind.__module__}.{kind.__qualname__}{method}"
+    return f"{callee.__module__}.{callee.__qualname__}"
+
+
+def _text(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments that change compiled code, as text that is equal when they are."""
+    kept = {k: v for k, v in arguments.items() if k not in ("recompile_limit", "fullgraph", "name")}
+    return ", ".join(f"{key}={kept[key]!r}" for key in sorted(kept)) or "no arguments"
+
+
+# For a start and for a build ------------------------------------------------------------------
+
+
+def handed_over() -> bool:
+    """Return whether anything in this process was compiled with `serve_warm.compile`."""
+    return len(_dispatchers) > 0
+
+
+def load(folder: Path) -> str:
+    """Load the entries of an artifact for every callable of this process.
+
+    Executes what is in `folder`, which must have been verified. Returns why nothing was loaded,
+    in words; an entry that does not fit is no such reason, its calls are named in the report.
+    """
+    global _library  # noqa: PLW0603 - callables and their code are the process' own
+    try:
+        library = Library.read(folder)
+    except NoEntry as error:
+        return str(error)
+    why = ahead.can_precompile()
+    if why:
+        return why
+    _library = library
+    _changes.bump()
+    for dispatcher in list(_dispatchers):
+        dispatcher.bind()
+    return ""
+
+
+def unload() -> None:
+    """Forget all entries: every call goes to torch.compile."""
+    global _library  # noqa: PLW0603
+    _library = None
+    _changes.bump()
+
+
+@contextlib.contextmanager
+def building() -> Iterator[Library]:
+    """Make an entry for every call in the block that can have one, and yield where they are.
+
+    The calls are answered by the entries that are made for them. Compiles, with Inductor's caches
+    as they are: what level 1 has compiled before is not compiled again.
+    """
+    global _building  # noqa: PLW0603
+    library = Library({}, {})
+    _building = library
+    _changes.bump()
+    try:
+        yield library
+    finally:
+        _building = None
+        _changes.bump()
+
+
+def uses() -> tuple[EntryUse, ...]:
+    """Return what became of the calls of all callables, those of one structure as one."""
+    counts: dict[tuple[str, str, int, str], int] = {}
+    for dispatcher in list(_dispatchers):
+        for use in dispatcher.uses():
+            key = (use.callable, use.call, use.level, use.reason)
+            counts[key] = counts.get(key, 0) + use.calls
+    return tuple(
+        EntryUse(callable=name, call=call, level=level, reason=reason, calls=calls)
+        for (name, call, level, reason), calls in sorted(counts.items())
+    )

@@ -1,0 +1,348 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What of a start is done before `__init__` ends: an artifact is pulled, the compiler is imported.
+
+Both run in daemon threads from the moment the user's class is instantiated, and are a gift: what
+is not done, failed, or turns out not to be wanted is done by the start itself, as if nothing had
+been tried. No trust is given in advance either: signatures and digests are checked by the same
+code with the same trusted keys, and nothing is loaded before the start accepts it.
+
+What is really hidden: the network, hashing, decompression and writing hold no GIL, so they run
+beside whatever `__init__` does. Importing is Python code. It is hidden while `__init__` waits, or
+reads and copies weights in C++; beside Python code the two take turns, and nothing is gained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import shlex
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from serve_warm import artifact, compiler, folders, transfer
+from serve_warm.config import WarmupConfig, environment
+from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
+from serve_warm.fingerprint import Fingerprint, read_app, read_machine, torch_environment
+from serve_warm.importing import Turns
+from serve_warm.nodecache import NodeCache, default_root
+from serve_warm.stores import Store, open_store
+from serve_warm.trust import Trust, load_trust
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+
+NOT_YET_KNOWN = frozenset({"compile_arguments"})
+"""Factors that `__init__` makes. The others are read as they are before it; where it changes one
+(threads, the default dtype) another variant fits, and what was fetched is thrown away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a start pulls, from where and at whose word: two equal ones pull the same."""
+
+    uri: str
+    deployment: str
+    parts: tuple[str, ...]
+    trust: Trust
+    node_cache_dir: Path
+    node_cache_max_bytes: int
+    node_cache_max_age_s: float
+
+    @classmethod
+    def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> Wanted:
+        """Return what `config.artifact` asks for; `trust` is what the code says, if anything.
+
+        Raises:
+            ArtifactRefused: `no_trust`: the machine's trust files cannot be used.
+        """
+        try:
+            files = load_trust()
+        except ConfigError as error:
+            # One bad trust file may not take a fleet down, nor let anything in.
+            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
+        folder = config.node_cache_dir
+        return cls(
+            uri=str(config.artifact),
+            deployment=deployment,
+            parts=config.parts,
+            # What the operators of the machine deny holds for what the code trusts, too.
+            trust=files if trust is None else trust | files.limits,
+            node_cache_dir=default_root() if folder is None else Path(folder),
+            node_cache_max_bytes=config.node_cache_max_bytes,
+            node_cache_max_age_s=config.node_cache_max_age_s,
+        )
+
+    def node_cache(self) -> NodeCache:
+        """Open the cache of this node; use it in a `with`.
+
+        Raises:
+            ArtifactRefused: `unsafe_directory`.
+        """
+        return NodeCache.open(
+            self.node_cache_dir,
+            max_bytes=self.node_cache_max_bytes,
+            max_age_s=self.node_cache_max_age_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """An artifact that was pulled before the app was known. Use it up, or `discard` it."""
+
+    wanted: Wanted
+    store: Store
+    found: transfer.Found
+    pulled: transfer.Pulled
+    directory: Path | None
+    """Where its part `cache` is unpacked, private and used by nobody; None where it is not."""
+    unpack_s: float
+
+    def done_early(self, waited_s: float) -> float:
+        """Return the share of its work that was over before a start waited `waited_s` for it."""
+        work_s = self.pulled.download_s + self.pulled.verify_s + self.unpack_s
+        return max(0.0, 1.0 - waited_s / work_s)
+
+    def discard(self) -> None:
+        """Close its files and remove its directory."""
+        self.pulled.close()
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Prefetch:
+    """The work that one start has done for it while `__init__` runs: `begin()` once.
+
+    Then, in the start: `init_ended()`, `taken(...)` at most once, and in any case `drop()`.
+    """
+
+    def __init__(self, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> None:
+        self._config = config
+        self._deployment = deployment
+        self._trust = trust
+        self._init_ended = threading.Event()
+        self._ended_at = 0.0
+        self._given_up = threading.Event()
+        self._taken: Future[Taken | None] = Future()
+        # Nobody who waits for it can cancel it from here on.
+        self._taken.set_running_or_notify_cancel()
+        self._handed_over = False
+        self._spans: list[_Span] = []
+        self._imported_under: str | None = None
+
+    def begin(self) -> None:
+        """Start, and return at once. Nothing that happens here is raised anywhere."""
+        turns = Turns()
+        # A daemon: where __init__ fails, the process ends without waiting for a store.
+        threading.Thread(
+            target=self._run, args=(turns,), name="serve_warm-prefetch", daemon=True
+        ).start()
+
+    def init_ended(self) -> None:
+        """Say that the user's `__init__` is over: nothing here waits for what it does any more."""
+        self._ended_at = time.perf_counter()
+        self._init_ended.set()
+
+    def drop(self) -> None:
+        """End what is under way, and throw away what nobody took."""
+        self._init_ended.set()
+        self._given_up.set()
+        if not self._handed_over:
+            self._handed_over = True
+            self._taken.add_done_callback(_discard_in_background)
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of importing and of reading the machine that had passed when `__init__` ended."""
+        end = self._ended_at
+        return sum(max(0.0, min(span.ended or end, end) - span.began) for span in self._spans)
+
+    @property
+    def set_too_late(self) -> Sequence[str]:
+        """Variables of torch's compiler that `__init__` set after it had been imported here.
+
+        torch reads them when it is imported. Without us that may have been later.
+        """
+        if self._imported_under is None:
+            return ()
+        now = torch_environment(environment())
+        changed = set(shlex.split(now)) ^ set(shlex.split(self._imported_under))
+        return sorted({word.partition("=")[0] for word in changed if "=" in word})
+
+    async def taken(
+        self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
+    ) -> Taken | None:
+        """Return what was pulled, once it is, if a pull of `wanted` would take just that now.
+
+        The choice among the statements that were found is made again in full: all factors, the
+        deny-list, the age. None for whatever else has become of it.
+        """
+        try:
+            taken = await asyncio.wait_for(asyncio.wrap_future(self._taken), timeout_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            return None
+        if taken is None or taken.wanted != wanted:
+            return None
+        pulled = transfer.confirmed(
+            taken.pulled, taken.found, fingerprint=fingerprint, trust=wanted.trust
+        )
+        # A folder is named relative to the working directory, which __init__ may have changed.
+        if pulled is None or open_store(wanted.uri).uri != taken.store.uri:
+            return None
+        self._handed_over = True
+        return replace(taken, pulled=pulled)
+
+    # In the background ------------------------------------------------------------------------
+
+    def _run(self, turns: Turns) -> None:
+        try:
+            self._begin_pull(turns)
+            with turns.alone(lambda: "torch" in sys.modules, given_up=self._init_ended) as mine:
+                if mine:
+                    self._import()
+        finally:
+            turns.end()
+
+    def _begin_pull(self, turns: Turns) -> None:
+        store = None
+        try:
+            # The package of a store is imported like torch's compiler: not beside user code.
+            with turns.alone(lambda: True, given_up=self._init_ended, quiet_s=0.0) as mine:
+                if mine:
+                    store = open_store(str(self._config.artifact))
+        except ServeWarmError as error:
+            _log(error)
+        finally:
+            if store is None:
+                self._taken.set_result(None)
+        if store is not None:
+            threading.Thread(
+                target=self._pull, args=(store,), name="serve_warm-prefetch", daemon=True
+            ).start()
+
+    def _import(self) -> None:
+        if "torch._inductor.config" not in sys.modules:
+            self._imported_under = torch_environment(environment())
+        with self._span():
+            compiler.import_compiler()
+
+    def _pull(self, store: Store) -> None:
+        taken = None
+        try:
+            taken = self._take(store)
+        except ServeWarmError as error:
+            _log(error)
+        finally:
+            # What is not ours is shown as of any thread, and the start meets it again.
+            self._taken.set_result(taken)
+
+    def _take(self, store: Store) -> Taken | None:
+        wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
+        found = transfer.find(
+            store, deployment=wanted.deployment, trust=wanted.trust, given_up=self._given_up
+        )
+        choice = transfer.expected(
+            found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
+        )
+        if choice is None:
+            logger.info("nothing in %s is fetched before __init__ ends: none fits", store.uri)
+            return None
+        with wanted.node_cache() as cache:
+            pulled = transfer.take(
+                store, choice, cache=cache, parts=wanted.parts, given_up=self._given_up
+            )
+        began = time.perf_counter()
+        directory = None
+        if "cache" in pulled.raw:
+            # Not the one that torch is pointed at: what user code compiles now stays out of it.
+            new = compiler.private_directory()
+            try:
+                unpack(pulled.raw["cache"], new)
+                directory = new
+            except ServeWarmError as error:
+                # The start tries it again, and what is wrong is said there.
+                _log(error)
+        return Taken(
+            wanted=wanted,
+            store=store,
+            found=found,
+            pulled=pulled,
+            directory=directory,
+            unpack_s=time.perf_counter() - began,
+        )
+
+    def _here(self) -> Fingerprint:
+        """Read this machine and what the app has set until now, on a thread like those of Serve."""
+        while "torch" not in sys.modules and not self._init_ended.wait(POLL_S):
+            pass
+        # Waits for whoever is in the middle of importing it.
+        torch = importlib.import_module("torch")
+        # CUDA is initialised by user code, who may set its variables before or fork: counting
+        # devices asks the driver's library and not CUDA.
+        while (
+            torch.cuda.device_count()
+            and not torch.cuda.is_initialized()
+            and not self._init_ended.wait(POLL_S)
+        ):
+            pass
+        with self._span():
+            cpu = self._config.cpu
+            return Fingerprint(
+                machine=read_machine(environment(), cpu=cpu),
+                app=read_app(environment(), cpu=cpu, pgo=self._config.pgo),
+            )
+
+    @contextlib.contextmanager
+    def _span(self) -> Iterator[None]:
+        span = _Span(began=time.perf_counter())
+        self._spans.append(span)
+        yield
+        span.ended = time.perf_counter()
+
+
+@dataclass(kw_only=True)
+class _Span:
+    began: float
+    ended: float | None = None
+    """None while it is under way."""
+
+
+def unpack(raw: BinaryIO, directory: Path) -> None:
+    """Write what was packed as the part `cache` into an empty private directory.
+
+    Raises:
+        ArtifactRefused: `bad_archive`, or `unsafe_directory`: others could exchange what is in it.
+        StoreError: it cannot be written.
+    """
+    folders.check_private(directory, "the directory that torch loads from")
+    try:
+        artifact.unpack_directory(raw, directory)
+    except OSError as error:
+        raise StoreError(
+            f"the artifact could not be written to {directory}: {error}",
+            hint="the folder for temporary files must have room for it",
+        ) from error
+
+
+def _log(error: ServeWarmError) -> None:
+    logger.info("not done before __init__ ends, and tried again after it: %s", error.message)
+
+
+def _discard_in_background(taken: Future[Taken | None]) -> None:
+    # Removing thousands of files takes a while, and whoever drops this is the event loop.
+    if (left := taken.result()) is not None:
+        left.pulled.close()
+        threading.Thread(target=left.discard, name="serve_warm-prefetch", daemon=True).start()
