@@ -212,6 +212,7 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path):
     assert options["user_config"] == {"warmup": {"artifact": "./artifacts"}}
 
 
-def test_both_examples_have_a_serve_yaml():
-    """The tests above look at both examples, and not at an empty list."""
-    assert {"image_classifier", "text_embedder"} <= {path.parent.name for path in CONFIGS}
+def test_every_example_has_a_serve_yaml():
+    """The tests above look at all examples, and not at an empty list."""
+    examples = {"image_classifier", "text_embedder", "text_generator"}
+    assert examples <= {path.parent.name for path in CONFIGS}
