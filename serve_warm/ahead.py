@@ -37,8 +37,9 @@ FAILURES = (
 """What making or loading an entry raises when it cannot: torch's own errors are RuntimeErrors,
 and pickle raises what the object it is at raises. Each costs a level and nothing else."""
 
-OWN_SOURCES = ("torch", "builtins")
-"""Packages whose code is in the fingerprint already, by version and build."""
+OWN_SOURCES = ("torch", "builtins", "serve_warm")
+"""Packages whose code is in the fingerprint already, by version and build; and our own watch over
+modules, which is traced where a forward sets a buffer, and leaves nothing in the graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,13 +274,32 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., b
 
 
 def _no_overlap(args: Sequence[Any]) -> None:
+    """Raise `NoEntry` where two tensors share memory; a few µs where each has its own."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.numel()]
-    if len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors):
+    spans = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        spans.append((start, start + storage.nbytes()))
+    if not _meet(spans):
         return
-    from torch._C._dynamo.guards import compute_overlapping_tensors  # private; 2.6 to 2.15
-
-    if compute_overlapping_tensors(tensors, symbolic=False):
+    # Parts of one storage, as caches are: from the first element to the last.
+    spans = []
+    for tensor in tensors:
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        spans.append((start, start + (last + 1) * tensor.element_size()))
+    if _meet(spans):
         raise NoEntry("it writes into a tensor that overlaps another one in memory")
+
+
+def _meet(spans: list[tuple[int, int]]) -> bool:
+    end = 0
+    for start, stop in sorted(spans):
+        if start < end:
+            return True
+        end = stop
+    return False
 
 
 def _checked(entry: Any) -> Callable[..., Any]:

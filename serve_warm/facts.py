@@ -20,6 +20,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import operator
 import sys
 import types
 import weakref
@@ -146,17 +147,20 @@ def _module(name: str) -> Any:
         return _Missing(str(error))
 
 
+TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "attribute": getattr,
+    "item": operator.getitem,
+    "nth": lambda base, argument: list(dict.values(base))[argument],
+    "keys": lambda base, _: list(base),
+    "type": lambda base, _: type(base),
+    "dict": lambda base, _: dict(base),
+}
+"""Steps of a path, beside those that begin one."""
+
+
 def _taken(base: Any, step: str, argument: Any) -> Any:
     try:
-        if step == "attribute":
-            return getattr(base, argument)
-        if step == "item":
-            return base[argument]
-        if step == "type":
-            return type(base)
-        if step == "keys":
-            return list(base)
-        return dict(base)
+        return TAKE[step](base, argument)
     except UNREADABLE as error:
         return _Missing(f"{type(error).__name__}: {error}"[:200])
 
@@ -217,6 +221,8 @@ class _Table:
         called, arguments = ast.unparse(node.func), node.args
         if called in ("type", "dict") and len(arguments) == 1:
             return self.row(self.of(arguments[0]), called, None)
+        if called == "dict.__getitem__" and not isinstance(arguments[1], ast.Constant):
+            return self._nth(*arguments)
         if called in ("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"):
             return self.row(self.of(arguments[0]), "item", _constant(arguments[1]))
         if called == "list" and ast.unparse(arguments[0]).startswith("dict.keys("):
@@ -224,6 +230,13 @@ class _Table:
             if isinstance(inner, ast.Call):
                 return self.row(self.of(inner.args[0]), "keys", None)
         raise NoEntry(ast.unparse(node))
+
+    def _nth(self, mapping: ast.expr, key: ast.expr) -> int:
+        """Return the row of what a dictionary has under its own key number n."""
+        keys = f"list(dict.keys({ast.unparse(mapping)}))"
+        if isinstance(key, ast.Subscript) and ast.unparse(key.value) == keys:
+            return self.row(self.of(mapping), "nth", _constant(key.slice))
+        raise NoEntry(ast.unparse(key))
 
 
 def _constant(node: ast.expr) -> Any:
@@ -274,8 +287,8 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any] | None:
     except (NoEntry, SyntaxError) as error:
         del table.steps[before:]
         table.rows = {key: row for key, row in table.rows.items() if row < before}
-        if guard.kind == "DUPLICATE_INPUT":
-            # The graph has one input for the two.
+        if guard.kind == "DUPLICATE_INPUT" and hasattr(type(guard.value), "untyped_storage"):
+            # The graph has one input for the two; of classes and modules the identity is no fact.
             text = f"{guard.path} and {guard.argument} are one and the same object"
             raise NoEntry(text) from error
         if guard.kind in VALUES:
@@ -436,6 +449,10 @@ def literal(value: Any) -> str | None:
     text: str | None = None
     if kind in PLAIN:
         text = f"{kind.__name__} {value!r}"
+    elif isinstance(value, type):
+        text = f"class {name_of_class(value)}"
+    elif isinstance(value, types.FunctionType) and _is_own(value):
+        text = f"function {_name(value)}"
     elif isinstance(value, enum.Enum):
         text = f"{_name(kind)} {value.name}"
     elif kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS:

@@ -171,7 +171,8 @@ class _CompiledFunction:
         self._arguments = arguments
         stock = torch.compile(function, **arguments)
         self._serve_warm = Dispatcher(function, stock=stock, arguments=arguments)
-        self._methods: weakref.WeakKeyDictionary[Any, Dispatcher] = weakref.WeakKeyDictionary()
+        # By identity: equal objects have weights of their own. Each is kept alive by its method.
+        self._methods: dict[int, Dispatcher] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._serve_warm(*args, **kwargs)
@@ -185,12 +186,12 @@ class _CompiledFunction:
         if instance is None:
             return self
         try:
-            return self._methods[instance]
+            return self._methods[id(instance)]
         except KeyError:
             bound = types.MethodType(self._function, instance)
             stock = functools.partial(self._serve_warm.stock, instance)
             method = Dispatcher(bound, stock=stock, arguments=self._arguments)
-            self._methods[instance] = method
+            self._methods[id(instance)] = method
             return method
 
 
@@ -271,8 +272,8 @@ class Dispatcher:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the entry for this call, or what torch.compile made."""
-        if torch.compiler.is_compiling():
-            return self.stock(*args, **kwargs)
+        if torch.compiler.is_compiling():  # into an outer graph
+            return self.callee(*args, **kwargs)
         if self._generation == _changes.generation:
             hits = self._hits
             if hits is None:
@@ -352,7 +353,7 @@ class Dispatcher:
             if _building is not None:
                 _building.refused.setdefault((self.name, call), str(error))
             use = self._noted(call, 1, str(error))
-            if tensors and _building is None:
+            if tensors and _building is None and not ahead.intercepted():
                 self._remember(args, kwargs, None, use)
             return self.stock(*args, **kwargs)
         use = self._noted(call, 2, "")
@@ -479,6 +480,8 @@ def _name_of(callee: Any) -> str:
         # The call of a block that is compiled in place goes by the name of the block.
         method = "" if name == "_call_impl" else f".{name}"
         return f"{kind.__module__}.{kind.__qualname__}{method}"
+    if not hasattr(callee, "__qualname__"):  # a partial, or an object that can be called
+        return f"{type(callee).__module__}.{type(callee).__qualname__}"
     return f"{callee.__module__}.{callee.__qualname__}"
 
 

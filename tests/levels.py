@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Building and loading entries in one process, for tests; and which level a call was served by."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serve_warm import compiler, precompile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from serve_warm.entries import Library
+
+
+def build(folder: Path, *calls: Callable[[], Any]) -> Library:
+    """Make an entry for each call, and write them into `folder`."""
+    folder.mkdir(exist_ok=True)
+    with torch.inference_mode(), precompile.building() as library:
+        for call in calls:
+            call()
+    for name, data in library.to_files().items():
+        (folder / name).write_bytes(data)
+    return library
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[None]:
+    """Load what was built, as a fresh process does; what was compiled before is forgotten."""
+    torch._dynamo.reset()
+    why = precompile.load(folder)
+    assert not why, why
+    try:
+        yield
+    finally:
+        precompile.unload()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One call: what it returned, by which level, and why by that one."""
+
+    value: Any
+    level: int
+    reason: str
+    call: str
+    compiles: int
+
+
+def served(call: Callable[[], Any]) -> Served:
+    """Make one call, of one callable that was handed over."""
+    watch = compiler.watch()
+    counts, before = watch.counts(), _uses()
+    value = call()
+    after, compiles = _uses(), (watch.counts() - counts).compiles
+    changed = {use: n - before.get(use, 0) for use, n in after.items() if n != before.get(use, 0)}
+    if not changed:  # level 2, for not the first time: a hit is not counted
+        return Served(value=value, level=2, reason="", call="", compiles=compiles)
+    # The level that it ended with: the one that refused it may have counted first.
+    (text, level, reason) = min(changed, key=lambda use: use[1])
+    return Served(value=value, level=level, reason=reason, call=text, compiles=compiles)
+
+
+def _uses() -> dict[tuple[str, int, str], int]:
+    return {(u.call, u.level, u.reason): u.calls for u in precompile.uses()}
+
+
+@contextlib.contextmanager
+def eager_below() -> Iterator[None]:
+    """Make level 1 run eagerly: for tests of what falls to it, not of what it then compiles."""
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,298 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Facts: what guards said, in a form that a file can hold. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from serve_warm import facts
+from serve_warm.facts import Facts, Guard, NoEntry, collect, literal, name_of_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def says(callee: Any, *guards: Guard) -> Facts:
+    """Return the facts behind guards after a journey through a file."""
+    collected = collect(guards, callee, modules={"__import_math": "math"})
+    return Facts.from_json(json.loads(json.dumps(collected.to_json())))
+
+
+def value_at(path: str, value: Any) -> Guard:
+    return Guard(path=path, kind="CONSTANT_MATCH", value=value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (None, 0),
+        ("text", None),
+        (b"1", "1"),
+        ((1, 2), [1, 2]),
+        ((1, 2), (2, 1)),
+        (torch.float32, torch.float16),
+        (torch.float32, "torch.float32"),
+        (Colour.RED, Colour.BLUE),
+        ({"a": 1}, {"a": True}),
+        (torch.Size([1]), (1,)),
+        (range(3), range(4)),
+        (frozenset({1}), {1}),
+    ],
+)
+def test_a_value_is_told_from_its_likes(one: Any, other: Any):
+    """Python calls some of these equal; code that was compiled for one is wrong for another."""
+    assert literal(one) != literal(other)
+
+
+@pytest.mark.parametrize("value", [math.nan, {1, 2, 3}, "a'\"\n", (1, (None, ...)), 2**70])
+def test_a_value_is_equal_to_itself(value: Any):
+    """What reads equal at a start is served, not a number's identity."""
+    assert literal(value) == literal(value) is not None
+
+
+@pytest.mark.parametrize("value", [object(), SimpleNamespace(a=1), (1, object()), {"a": object()}])
+def test_what_is_not_plain_has_no_text(value: Any):
+    """An object's repr holds its address or hides its state: it may not stand for it."""
+    assert literal(value) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "break_it"),
+    [
+        ("callee.scale", lambda c: setattr(c, "scale", 3)),
+        ("callee.scale", lambda c: delattr(c, "scale")),
+        ("callee.config['rate']", lambda c: c.config.update(rate=3)),
+        ("callee.config['rate']", lambda c: c.config.clear()),
+        ("callee.steps[0]", lambda c: c.steps.insert(0, 7)),
+        ("callee.steps[0]", lambda c: setattr(c, "steps", None)),
+        ("L['callee'].scale", lambda c: setattr(c, "scale", 2.0)),
+    ],
+    ids=["set", "deleted", "item set", "item gone", "inserted", "none", "of another type"],
+)
+def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
+    """What was built into the graph is another now: the reason names where it stands."""
+    callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
+    known = says(callee, value_at(path, 2))
+
+    before = known.broken(callee)
+    break_it(callee)
+    after = known.broken(callee)
+
+    assert before == ""
+    assert after.startswith(path.replace("L['callee']", "callee"))
+
+
+def test_a_value_of_a_module_is_a_fact():
+    """A global that the graph was built on is found through the module, not the callable."""
+    known = says(None, value_at("G['__import_math'].pi", math.pi))
+
+    assert known.broken(None) == ""
+    assert known.path(known.facts[0][0]) == "math.pi"
+
+
+@pytest.mark.parametrize(
+    ("guard", "why"),
+    [
+        (value_at("callee.method().x", 1), "method"),
+        (value_at("G['somewhere'].x", 1), "somewhere"),
+        (value_at("t0.x", 1), "t0"),
+        (value_at("", 1), "depends on its value"),
+        (value_at("callee.thing", object()), "not a plain value"),
+        (Guard(path="t1", kind="DUPLICATE_INPUT", value=torch.ones(1), argument="t0"), "t0"),
+    ],
+)
+def test_a_value_that_no_file_can_say_stops_the_entry(guard: Guard, why: str):
+    """A guard on a value may not be lost: without it the code would be run on another one."""
+    with pytest.raises(NoEntry, match=why):
+        says(SimpleNamespace(thing=object()), guard)
+
+
+def test_a_value_that_reads_differently_each_time_stops_the_entry():
+    """A property that counts cannot be a fact, and may not be left out either."""
+
+    class Counting:
+        count = 5  # looked at before
+
+        @property
+        def value(self) -> int:
+            self.count += 1
+            return self.count
+
+    with pytest.raises(NoEntry, match="differently"):
+        says(Counting(), value_at("callee.value", 1))
+
+
+def test_a_value_is_found_by_the_number_of_its_key():
+    """Dynamo walks dictionaries that way; another order is another value."""
+    path = "dict.__getitem__(callee.kinds, list(dict.keys(callee.kinds))[1]).size"
+    first, second = SimpleNamespace(size=3), SimpleNamespace(size=5)
+    callee = SimpleNamespace(kinds={"a": first, "b": second})
+
+    known = says(callee, value_at(path, 5))
+
+    assert known.broken(callee) == ""
+    assert "was int 5" in known.broken(SimpleNamespace(kinds={"b": second, "a": first}))
+
+
+def test_other_guards_that_cannot_be_walked_are_left_out():
+    """Identities of intermediate objects are no statement about the program."""
+    known = says(SimpleNamespace(), Guard(path="callee.a().b", kind="ID_MATCH", value=object()))
+
+    assert known == Facts()
+
+
+def test_two_names_of_one_tensor_stay_one():
+    """Dynamo gives the graph one input for both: an untied pair must not be served."""
+    tensor = torch.ones(2)
+    callee = SimpleNamespace(a=tensor, b=tensor)
+    guard = Guard(path="callee.a", kind="DUPLICATE_INPUT", value=tensor, argument="L['callee'].b")
+    known = says(callee, guard)
+
+    before = known.broken(callee)
+    callee.b = torch.ones(2)
+
+    assert before == ""
+    assert known.broken(callee) == "callee.a is no longer the same as callee.b"
+
+
+def add(x: int, y: int = 1) -> int:
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x + 1, lambda x: x + 2),
+        (functools.partial(lambda x: x + 1), functools.partial(lambda x: x + 2)),
+        (add, math.sqrt),
+        (functools.lru_cache(lambda x: x + 1), add),
+    ],
+)
+def test_a_function_is_more_than_its_name(one: Any, other: Any):
+    """Two lambdas of one function have one name: what they do is in the fact as well."""
+    callee = SimpleNamespace(act=one)
+    known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=one))
+
+    before = known.broken(callee)
+    callee.act = other
+
+    assert before == ""
+    assert known.broken(callee).startswith("callee.act is ")
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+def a_class(body: Callable[[Any], Any]) -> type:
+    return type("Made", (), {"__module__": __name__, "method": body})
+
+
+@pytest.mark.parametrize("kind", [lambda f: f, decorated, property, staticmethod, classmethod])
+def test_a_class_is_more_than_its_name(kind: Any):
+    """A method that was put in place of another is seen, behind a decorator as well."""
+    one = a_class(kind(lambda x: x + 1))
+    same = a_class(kind(lambda x: x + 1))
+    other = a_class(kind(lambda x: x + 2))
+
+    assert name_of_class(one) == name_of_class(same)
+    assert name_of_class(one) != name_of_class(other)
+
+
+def test_a_patched_class_is_seen_after_it_was_known():
+    """The digest of a class is kept, but not beyond a change of it."""
+    kind = a_class(lambda x: x + 1)
+    before = name_of_class(kind)
+
+    kind.method = lambda x: x + 2
+
+    assert name_of_class(kind) != before
+
+
+def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
+    """Its version is in the fingerprint; a method that an application replaced is seen."""
+    before = name_of_class(torch.nn.Linear)
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
+
+    assert before == "torch.nn.modules.linear.Linear"
+    assert name_of_class(torch.nn.Linear) != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "now"),
+    [
+        ("TYPE_MATCH", None, None),
+        ("LIST_LENGTH", None, [1]),
+        ("LIST_LENGTH", None, None),
+        ("DICT_KEYS_MATCH", None, {"b": 1}),
+        ("DICT_KEYS_MATCH", None, 5),
+        ("DICT_CONTAINS", "a", {}),
+        ("DICT_CONTAINS", "a", 5),
+        ("HASATTR", "items", 5),
+        ("NOT_PRESENT_IN_GENERIC_DICT", "extra", SimpleNamespace(extra=1)),
+        ("TENSOR_MATCH", None, torch.ones(3)),
+        ("TENSOR_MATCH", None, "no tensor"),
+    ],
+)
+def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: Any, now: Any):
+    """Whatever stands there at a start, the answer is a sentence."""
+    was = torch.ones(2) if kind == "TENSOR_MATCH" else {"a": 1, "c": 2}
+    callee = SimpleNamespace(thing=was)
+    known = says(callee, Guard(path="callee.thing", kind=kind, value=was, argument=argument))
+
+    before = known.broken(callee)
+    callee.thing = now
+
+    assert before == ""
+    assert known.broken(callee).startswith("callee.thing is ")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"steps": [], "facts": [[0, "value", "int 1"]]},
+        {"steps": [[3, "attribute", "x"]], "facts": []},
+        {"steps": [["a"]], "facts": []},
+        {"steps": 5, "facts": []},
+    ],
+)
+def test_damaged_facts_are_not_read(plain: Any):
+    """A row that points nowhere is found when it is read, not in traffic."""
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        Facts.from_json(plain)
+
+
+def test_a_module_that_is_gone_breaks_its_facts():
+    """An application that no longer has the module gets a reason, not an ImportError."""
+    known = Facts(steps=((-1, "root", "no_such_module_here"),), facts=((0, "value", "int 1"),))
+
+    assert "no_such_module_here is gone" in known.broken(None)
+
+
+def test_a_name_is_only_given_where_it_leads_back():
+    """What is found again in another process is module and name; a local function is not."""
+    assert facts.where(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
+    assert facts.where(math) == ("math", "")
+    assert facts.where(lambda: 1) is None
