@@ -1,0 +1,596 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Starts of one model by everything that a user could use instead, side by side.
+
+    python tests/benchmarks/bench_startup.py [--workloads minilm,recipe64] [--systems cold,eager]
+        [--levels 1,2] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
+
+Each start is a fresh process with empty cache directories and one thread. Each system's artifact is
+made once, before, and not measured. Then the systems start in turns, one after the other and all
+again, so that whatever else the machine does meets them all; ratios are medians of ratios within a
+turn. There is no Ray: its own start-up is the same for all. The clocks:
+
+    to_proof_s     model built → end of the proof: import of the compiler, artifact, passes
+    overhead_s     to_proof_s less the steady compute of the passes
+    past_import_s  overhead_s less the import of the compiler too
+    ready_s        process start → end of the proof
+    cpu_s          CPU of the process and of the compilers it waited for, process start → proof
+    floor_s        imports, weights and passes, with nothing in between
+
+serve_warm works while the weights load. So the imports and weights of its `floor_s` are those of
+another process of the same turn, which does them one by one and nothing else: the row `floor`.
+
+On a fresh node the folder for temporary files is empty too: torch precompiles its C++ headers into
+it, about 5 s that the first start on a node pays. `--node used` leaves it to all starts.
+
+Every output is compared with the eager model's. A table goes to stdout, progress to stderr. The
+exit status is 1 when some numbers are wrong, or when what must work (eager, cold, serve_warm) does
+not; that an alternative fails is a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks import picture, workloads  # noqa: E402 - found through the line above
+from serve_warm.bench import machine  # noqa: E402
+
+PROGRAM = HERE / "start_process.py"
+TOLERANCE = 1e-3
+"""Largest difference from the eager model that is not wrong."""
+
+LIMIT_S = 1200.0
+"""A process that has not ended by then is a failure."""
+
+NEEDS = {
+    "eager": "nothing",
+    "cold": "a C++ compiler",
+    "torch_bytes": "a C++ compiler: the bytes hold sources, not libraries",
+    "copied_dir": "a C++ compiler to be present; an equal CPU, which nothing checks",
+    "redis": "a server that every replica reaches, and a C++ compiler",
+    "caching_precompile": "an experimental switch, torch's bytes and the directory",
+    "aotinductor": "a model that torch.export takes; a package for each input, weights in each; "
+    "an equal CPU, which nothing checks",
+    "serve_warm": "an artifact and a key that is trusted",
+    "floor": "imports and weights one by one, and the passes of serve_warm's highest level",
+}
+"""What a start by each system rests on. The keys are the systems, in their order."""
+
+SYSTEMS = tuple(NEEDS)
+LEVELS = (1, 2, 3)
+MUST_WORK = {"eager", "cold", "serve_warm"}
+
+PRODUCERS = {"torch_bytes": "cold", "copied_dir": "cold"}
+"""Whose producing run makes a system's artifact, where it is another one's."""
+
+WITHOUT_ARTIFACT = {"eager", "cold", "floor"}
+
+ENVIRONMENTS = {
+    "redis": {
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+        "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "1",
+        "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
+    },
+    "caching_precompile": {"TORCH_CACHING_PRECOMPILE": "1"},
+}
+"""What switches a system on, beside the address of the Redis server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A system at a level."""
+
+    system: str
+    level: int | None = None
+
+    def __str__(self) -> str:
+        return self.system if self.level is None else f"{self.system} level {self.level}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Medians of the starts of one system on one workload; `None` where there is no figure."""
+
+    workload: str
+    system: str
+    level: int | None
+    to_proof_s: float | None = None
+    overhead_s: float | None = None
+    past_import_s: float | None = None
+    """`overhead_s` less the import of the compiler."""
+    cpu_s: float | None = None
+    ready_s: float | None = None
+    floor_s: float | None = None
+    compiler_processes: int | None = None
+    artifact_bytes: int | None = None
+    steady_p50_s: float | None = None
+    """Of the smallest input, after the proof."""
+    steady_largest_p50_s: float | None = None
+    peak_rss_bytes: int | None = None
+    """Largest resident set until the proof."""
+    passes: int | None = None
+    compute_s: float | None = None
+    """Steady compute of the passes."""
+    stages: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cpu_stages: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    max_error: float | None = None
+    ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Medians over the turns: to_proof, overhead and CPU seconds against those of cold and of
+    torch_bytes, ready against the floor."""
+    failure: str = ""
+    """Why there are no figures: what the first start that failed said."""
+    not_measured: str = ""
+    """Why nothing was started."""
+    note: str = ""
+    runs: Sequence[Mapping[str, Any]] = ()
+    """What each start said, in turn."""
+
+    @property
+    def label(self) -> str:
+        return str(Entrant(system=self.system, level=self.level))
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the run of the benchmark fails by this row."""
+        differs = self.max_error is not None and self.max_error > TOLERANCE
+        return differs or bool(self.failure and self.system in MUST_WORK)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+MEDIANS = (
+    *(
+        "to_proof_s",
+        "overhead_s",
+        "past_import_s",
+        "cpu_s",
+        "ready_s",
+        "floor_s",
+        "compiler_processes",
+    ),
+    *("artifact_bytes", "steady_p50_s", "steady_largest_p50_s", "peak_rss_bytes", "passes"),
+    "compute_s",
+)
+WHOLE = {"compiler_processes", "artifact_bytes", "peak_rss_bytes", "passes"}
+
+
+# Starting processes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where artifacts are kept, and what processes find in their environment."""
+
+    work: Path
+    node: str = "fresh"
+    """Whether starts find temporary files of earlier ones: `fresh` or `used`."""
+    redis_port: int | None
+    """Of a Redis server of our own; `None` where there is none."""
+
+    def produce(self, workload: str, entrant: Entrant) -> str:
+        """Make the artifact of a system, and return why it cannot be measured, or nothing.
+
+        Raises:
+            Failed: it could be made and was not.
+        """
+        if entrant.system == "redis":
+            if self.redis_port is None:
+                return "redis-server is not installed: apt-get install redis-server"
+            empty_redis(self.redis_port)
+        folder = self.folder(workload, entrant)
+        if entrant.system in WITHOUT_ARTIFACT or folder.exists():
+            return ""
+        folder.mkdir(parents=True)
+        producer = Entrant(
+            system=PRODUCERS.get(entrant.system, entrant.system), level=entrant.level
+        )
+        return str(self.start(workload, producer, role="produce").get("unavailable", ""))
+
+    def folder(self, workload: str, entrant: Entrant) -> Path:
+        name = PRODUCERS.get(entrant.system, entrant.system)
+        return self.work / workload / f"{name}-{entrant.level or 0}"
+
+    def start(self, workload: str, entrant: Entrant, *, role: str = "start") -> dict[str, Any]:
+        """Start one process and return what it says.
+
+        Raises:
+            Failed: it ended otherwise; with the sentence that it left.
+        """
+        options = {
+            "workload": workload,
+            "system": entrant.system,
+            "level": entrant.level,
+            "folder": str(self.folder(workload, entrant)),
+            "role": role,
+        }
+        with tempfile.TemporaryDirectory(prefix="start-", dir=self.work) as node:
+            environment = self._environment(entrant.system, Path(node))
+            options["spawned_s"] = time.monotonic()
+            try:
+                ended = subprocess.run(
+                    [sys.executable, str(PROGRAM), json.dumps(options)],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=LIMIT_S,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise Failed(f"not done within {LIMIT_S:.0f} s") from error
+        if ended.returncode:
+            raise Failed(last_words(ended.stderr) or f"exit status {ended.returncode}")
+        said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        return said
+
+    def _environment(self, system: str, node: Path) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TORCH", "TRITON", "SERVE_WARM", "OMP_", "MKL_"))
+        }
+        for name in ("inductor", "triton"):
+            (node / name).mkdir(mode=0o700)
+        redis = {
+            "TORCHINDUCTOR_REDIS_HOST": "127.0.0.1",
+            "TORCHINDUCTOR_REDIS_PORT": str(self.redis_port),
+        }
+        temporary = node / "tmp" if self.node == "fresh" else self.work / "tmp"
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        return {
+            **kept,
+            "TMPDIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(node / "inductor"),
+            "TRITON_CACHE_DIR": str(node / "triton"),
+            "OMP_NUM_THREADS": "1",
+            **(redis if system == "redis" else {}),
+            **ENVIRONMENTS.get(system, {}),
+        }
+
+
+class Failed(Exception):
+    """A process did not end as it should."""
+
+
+def last_words(stderr: str) -> str:
+    """Return the sentence that a process left when it failed, or else its last line."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = [line.removeprefix("failure=") for line in lines if line.startswith("failure=")]
+    return (said or lines or [""])[-1][:300]
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[int | None]:
+    """Run a Redis server in memory; yields its port, or `None` where it is not installed."""
+    program = shutil.which("redis-server")
+    if program is None:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command += ["--save", "", "--appendonly", "no"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_for(port, server)
+            yield port
+        finally:
+            server.terminate()
+
+
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise Failed(f"redis-server does not answer on port {port}")
+
+
+def empty_redis(port: int) -> None:
+    import redis
+
+    with redis.Redis(host="127.0.0.1", port=port) as server:
+        server.flushall()
+
+
+# The comparison -------------------------------------------------------------------------------
+
+
+def measure(
+    bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int
+) -> Sequence[Row]:
+    """Return a row for each system: artifacts first, then all in turns."""
+    runs: dict[Entrant, list[dict[str, Any]]] = {entrant: [] for entrant in entrants}
+    not_measured: dict[Entrant, str] = {}
+    failures: dict[Entrant, str] = {}
+    for entrant in entrants:
+        say(f"{workload}: {entrant}: making the artifact")
+        try:
+            not_measured[entrant] = bench.produce(workload, entrant)
+        except Failed as error:
+            failures[entrant] = f"no artifact: {error}"
+            say(f"{workload}: {entrant}: {failures[entrant]}")
+    for turn in range(1, repeats + 1):
+        for entrant in entrants:
+            if not_measured.get(entrant) or entrant in failures:
+                continue
+            try:
+                found = bench.start(workload, entrant)
+            except Failed as error:
+                failures[entrant] = str(error)
+                say(f"{workload}: {entrant} {turn}/{repeats}: {error}")
+                continue
+            runs[entrant].append({"turn": turn, **found})
+            say(
+                f"{workload}: {entrant} {turn}/{repeats}: to proof {found['to_proof_s']:.2f} s, "
+                f"overhead {found['overhead_s']:.2f} s, ready {found['ready_s']:.2f} s, "
+                f"compiler runs {found['compiler_processes']}"
+            )
+    with_floor(runs)
+    return compared(
+        [
+            row_of(
+                workload,
+                entrant,
+                runs[entrant],
+                failure=failures.get(entrant, ""),
+                not_measured=not_measured.get(entrant, ""),
+            )
+            for entrant in entrants
+        ]
+    )
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def row_of(
+    workload: str,
+    entrant: Entrant,
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    failure: str = "",
+    not_measured: str = "",
+) -> Row:
+    """Return the medians of `runs`, or a row without figures where one is wrong or failed."""
+    worst = max((run["max_error"] for run in runs), default=None)
+    if worst is not None and worst > TOLERANCE:
+        failure = f"wrong numbers: {worst:.1e} from the eager model"
+    figures: dict[str, Any] = {}
+    if runs and not failure:
+        figures = {name: statistics.median([run[name] for run in runs]) for name in MEDIANS}
+        figures.update({name: round(figures[name]) for name in WHOLE})
+        for name in ("stages", "cpu_stages"):
+            figures[name] = {
+                stage: statistics.median([run[name][stage] for run in runs])
+                for stage in runs[0][name]
+            }
+    return Row(
+        workload=workload,
+        system=entrant.system,
+        level=entrant.level,
+        max_error=worst,
+        failure=failure,
+        not_measured=not_measured,
+        note=str(runs[-1]["note"]) if runs else "",
+        runs=runs,
+        **figures,
+    )
+
+
+def with_floor(runs: Mapping[Entrant, list[dict[str, Any]]]) -> None:
+    """Put serve_warm's passes on the floor's imports and weights, start by start of a turn.
+
+    Where there is no start of both in a turn nothing is changed.
+    """
+    floor = {run["turn"]: run for run in runs.get(Entrant(system="floor"), ())}
+    before_s = {
+        turn: run["stages"]["imports"] + run["stages"]["weights"] + run["stages"]["compiler"]
+        for turn, run in floor.items()
+    }
+    ours = [(entrant.level, entrant) for entrant in runs if entrant.system == "serve_warm"]
+    for _, entrant in sorted(ours):  # the highest level last, which is what stays
+        for run in runs[entrant]:
+            turn = run["turn"]
+            if turn not in floor:
+                continue
+            run["floor_s"] = before_s[turn] + run["compute_s"]
+            a_pass_s = run["compute_s"] / run["passes"]
+            quiet_s = a_pass_s * (run["passes"] - 2)
+            passes = {"load": 0.0, "first_pass": a_pass_s, "quiet": quiet_s, "proof": a_pass_s}
+            compiler_s = floor[turn]["stages"]["compiler"]
+            floor[turn].update(
+                to_proof_s=compiler_s + run["compute_s"],
+                overhead_s=compiler_s,
+                past_import_s=0.0,
+                ready_s=run["floor_s"],
+                floor_s=run["floor_s"],
+                stages={**floor[turn]["stages"], **passes},
+                **{name: run[name] for name in ("passes", "compute_s", "steady_p50_s")},
+                steady_largest_p50_s=run["steady_largest_p50_s"],
+                note=f"passes of level {entrant.level}",
+            )
+
+
+def compared(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows with their ratios: each start against the others of its turn."""
+    sound = [row for row in rows if not row.failure]
+    by_system = {row.system: {run["turn"]: run for run in row.runs} for row in sound}
+    result = []
+    for row in rows:
+        ratios = {}
+        for other in ("cold", "torch_bytes"):
+            for clock in ("to_proof_s", "overhead_s", "past_import_s", "cpu_s"):
+                pairs = [
+                    run[clock] / by_system[other][run["turn"]][clock]
+                    for run in row.runs
+                    if run["turn"] in by_system.get(other, {})
+                ]
+                if pairs and row.to_proof_s is not None:
+                    ratios[f"{clock.removesuffix('_s')}_to_{other}"] = statistics.median(pairs)
+        if row.ready_s is not None:
+            ratios["ready_to_floor"] = statistics.median(
+                [r["ready_s"] / r["floor_s"] for r in row.runs]
+            )
+        result.append(dataclasses.replace(row, ratios=ratios))
+    return result
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    shown = Table(title=title, title_justify="left", caption_justify="left")
+    shown.add_column("system", no_wrap=True)
+    columns = (
+        *("to proof s", "overhead s", "of cold", "of bytes", "past import s", "of cold"),
+        *("of bytes", "ready s", "of floor", "CPU s", "compiler runs", "artifact MB", "peak MB"),
+        *("steady ms", "largest ms", "error"),
+    )
+    for column in columns:
+        shown.add_column(column, justify="right")
+    without = []
+    for row in rows:
+        if row.to_proof_s is None:
+            words = row.failure or f"not measured: {row.not_measured}"
+            without.append(f"{row.label}: {words}")
+            continue
+        shown.add_row(
+            row.label,
+            number(row.to_proof_s),
+            number(row.overhead_s),
+            number(row.ratios.get("overhead_to_cold"), digits=3),
+            number(row.ratios.get("overhead_to_torch_bytes"), digits=3),
+            number(row.past_import_s),
+            number(row.ratios.get("past_import_to_cold"), digits=3),
+            number(row.ratios.get("past_import_to_torch_bytes"), digits=3),
+            number(row.ready_s),
+            number(row.ratios.get("ready_to_floor")),
+            number(row.cpu_s),
+            str(row.compiler_processes),
+            number(row.artifact_bytes, scale=1e-6),
+            number(row.peak_rss_bytes, digits=0, scale=1e-6),
+            number(row.steady_p50_s, scale=1e3),
+            number(row.steady_largest_p50_s, scale=1e3),
+            "" if row.max_error is None else f"{row.max_error:.0e}",
+        )
+    shown.caption = "\n".join(without) or None
+    return shown
+
+
+def number(value: float | None, *, digits: int = 2, scale: float = 1.0) -> str:
+    return "" if value is None else f"{value * scale:.{digits}f}"
+
+
+def document(rows: Sequence[Row], *, repeats: int, node: str) -> dict[str, Any]:
+    """Return all that was found, as it is written."""
+    return {
+        "benchmark": "starts side by side",
+        "machine": machine(),
+        "threads": 1,
+        "repeats": repeats,
+        "node": node,
+        "tolerance": TOLERANCE,
+        "needs": NEEDS,
+        "titles": {row.workload: workloads.ALL[row.workload].title for row in rows},
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def entrants_of(systems: Sequence[str], levels: Sequence[int]) -> Sequence[Entrant]:
+    return [
+        Entrant(system=system, level=level)
+        for system in SYSTEMS
+        if system in systems
+        for level in (levels if system == "serve_warm" else (None,))
+    ]
+
+
+def names_in(known: Sequence[str]) -> Any:
+    def names(text: str) -> Sequence[str]:
+        wanted = [word.strip() for word in text.split(",")]
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"unknown: {', '.join(unknown)}; known: {', '.join(known)}"
+            )
+        return wanted
+
+    return names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--workloads",
+        type=names_in(list(workloads.ALL)),
+        default=workloads.COMPARED,
+        help=f"of {', '.join(workloads.ALL)} (default {','.join(workloads.COMPARED)})",
+    )
+    parser.add_argument(
+        "--systems",
+        type=names_in(SYSTEMS),
+        default=SYSTEMS,
+        help=f"of {', '.join(SYSTEMS)} (default all)",
+    )
+    parser.add_argument(
+        "--levels",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=LEVELS,
+        help="of serve_warm (default 1,2,3)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="turns (default 3)")
+    parser.add_argument("--node", choices=("fresh", "used"), default="fresh")
+    parser.add_argument("--json", type=Path, action="append", default=[], help="may be repeated")
+    parser.add_argument("--picture", type=Path, help="SVG")
+    options = parser.parse_args(arguments)
+    entrants = entrants_of(options.systems, options.levels)
+    rows: list[Row] = []
+    console = Console(width=200)
+    with tempfile.TemporaryDirectory(prefix="sw-bench-") as work, redis_server(Path(work)) as port:
+        bench = Bench(work=Path(work), node=options.node, redis_port=port)
+        for workload in options.workloads:
+            measured = measure(bench, workload, entrants, options.repeats)
+            rows += measured
+            console.print(table(measured, workloads.ALL[workload].title))
+            # After each: what is there when somebody loses patience is worth having.
+            found = document(rows, repeats=options.repeats, node=options.node)
+            for path in options.json:
+                write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            if options.picture:
+                write(options.picture, picture.svg(found))
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,706 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One start of one system on one workload, in this process; prints what it took as JSON.
+
+    python start_process.py '{"workload": "tiny", "system": "cold", "folder": "/a/folder", ...}'
+
+With `"role": "produce"` it is the run that leaves the system's artifact in the folder. The caller
+(bench_startup.py) makes the environment: threads, empty private cache directories, and what the
+system is switched on by. A failure is an exit status and a line on stderr that begins with
+`failure=`.
+
+The clock of `to_proof_s` starts when the model is built, and covers the same for all systems: the
+import of the compiler, the artifact, wrapping, and at least three passes over all inputs. Only
+AOTInductor builds no model, because its packages hold the weights: there it starts where the
+weights would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import math
+import os
+import resource
+import shlex
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+if TYPE_CHECKING:
+    from benchmarks.workloads import Example, Workload
+
+MAX_PASSES = 8
+STEADY_CALLS = 30
+STAGES = ("imports", "weights", "compiler", "load", "first_pass", "quiet", "proof")
+"""In their order; `to_proof_s` is the sum of those after `weights`."""
+
+PARTS = {1: ["cache"], 2: ["cache", "precompiled"]}
+"""What of an artifact serve_warm loads at a level."""
+
+OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
+"""As in serve_warm.compiler, which processes of other systems do not import."""
+
+Call = Callable[["Example"], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to start, and since when the process is being waited for."""
+
+    workload: str
+    system: str
+    folder: str
+    """Where the producing run leaves the artifact, and a start finds it."""
+    spawned_s: float
+    """`time.monotonic()` of the parent just before; one clock for all processes of a machine."""
+    level: int | None = None
+    role: str = "start"
+
+
+class Clock:
+    """Wall and CPU seconds of the stages, from the moment that the process was spawned."""
+
+    def __init__(self, spawned_s: float) -> None:
+        self.spawned_s = spawned_s
+        self.seconds: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
+        self._last = (spawned_s, 0.0)
+
+    def end(self, stage: str, at: tuple[float, float] | None = None) -> None:
+        """End a stage now, or at a moment noted before; it began where the one before ended."""
+        now = at or self.now()
+        self.seconds[stage] = now[0] - self._last[0]
+        self.cpu[stage] = now[1] - self._last[1]
+        self._last = now
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+        return time.monotonic(), cpu_s
+
+    @property
+    def ready_s(self) -> float:
+        return self._last[0] - self.spawned_s
+
+    @property
+    def cpu_s(self) -> float:
+        return self._last[1]
+
+    @property
+    def to_proof_s(self) -> float:
+        before = self.seconds["imports"] + self.seconds["weights"]
+        return self.ready_s - before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """How a start ended."""
+
+    call: Call
+    """Calls the model as it is served."""
+    passes: int
+    steady_s: float
+    """Sum of the calls of the last pass: compute alone."""
+
+
+class Eager:
+    """No compiler at all, and the base of what only differs in how the model is got ready."""
+
+    builds_model = True
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.folder = Path(options.folder)
+
+    def unavailable(self) -> str:
+        """Return why this system cannot be measured here, empty when it can."""
+        return ""
+
+    def begin(self) -> None:
+        """Start what can go on while the model is built."""
+
+    def start(self, module: Any, inputs: Sequence[Example], clock: Clock) -> Proven:
+        self.import_compiler()
+        clock.end("compiler")
+        self.load()
+        call = self.wrapped(module, inputs)
+        clock.end("load")
+        return until_proven(call, inputs, clock)
+
+    def import_compiler(self) -> None:
+        pass
+
+    def load(self) -> None:
+        pass
+
+    def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
+        return lambda example: module(*example.args, **example.kwargs)
+
+    def save(self) -> None:
+        """Leave the artifact in the folder; called in the producing run only."""
+
+    def artifact_bytes(self) -> int:
+        return 0
+
+    def note(self) -> str:
+        return ""
+
+
+class Floor(Eager):
+    """What no start of a compiled model is without: all imports one by one, the weights, passes.
+
+    The passes are those of the eager model; the caller puts the compiled one's in their place.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        importlib.import_module("serve_warm.stages")
+
+    def import_compiler(self) -> None:
+        import_compiler()
+
+
+class Cold(Eager):
+    """torch.compile with empty caches; as producer, of torch's bytes and of the directory."""
+
+    def import_compiler(self) -> None:
+        import_compiler()
+
+    def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
+        import torch
+
+        return super().wrapped(torch.compile(module, dynamic=False), inputs)
+
+    def save(self) -> None:
+        import torch
+
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None, "torch has no cache artifacts to save"
+        self.bytes_file.write_bytes(saved[0])
+        shutil.copytree(os.environ["TORCHINDUCTOR_CACHE_DIR"], self.directory)
+
+    @property
+    def bytes_file(self) -> Path:
+        return self.folder / "torch_bytes"
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / "cache"
+
+    def load_bytes(self) -> None:
+        import torch
+
+        loaded = torch.compiler.load_cache_artifacts(self.bytes_file.read_bytes())
+        assert loaded is not None, "torch did not accept its own bytes"
+
+    def copy_directory(self) -> None:
+        cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        shutil.copytree(self.directory, cache, dirs_exist_ok=True)
+
+    def note(self) -> str:
+        from torch._dynamo.utils import counters
+
+        seen = {**counters["aot_autograd"], **counters["inductor"], **counters["dynamo_cache"]}
+        return ", ".join(
+            f"{name} {seen[name]}" for name in sorted(seen) if name.endswith(("_hit", "_miss"))
+        )
+
+
+class TorchBytes(Cold):
+    """What torch.compiler.save_cache_artifacts() gives, loaded into an empty directory."""
+
+    def load(self) -> None:
+        self.load_bytes()
+
+    def artifact_bytes(self) -> int:
+        return size_of(self.bytes_file)
+
+
+class CopiedDirectory(Cold):
+    """A TORCHINDUCTOR_CACHE_DIR that was filled elsewhere."""
+
+    def load(self) -> None:
+        self.copy_directory()
+
+    def artifact_bytes(self) -> int:
+        return size_of(self.directory)
+
+
+class Redis(Cold):
+    """torch's remote caches; the environment says where the server is."""
+
+    def save(self) -> None:
+        # The last entries are written by a thread of torch's own: none may be missing.
+        assert self.artifact_bytes() > 0, "nothing came to the server"
+
+    def artifact_bytes(self) -> int:
+        import redis
+
+        port = int(os.environ["TORCHINDUCTOR_REDIS_PORT"])
+        with redis.Redis(host=os.environ["TORCHINDUCTOR_REDIS_HOST"], port=port) as server:
+            return sum(server.strlen(key) for key in server.scan_iter())
+
+
+class CachingPrecompile(Cold):
+    """TORCH_CACHING_PRECOMPILE=1 with all that helps it: torch's bytes, the directory, the mode."""
+
+    def load(self) -> None:
+        if self.options.role == "start":
+            self.copy_directory()
+            self.load_bytes()
+
+    def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
+        import torch
+
+        # Guards are rebuilt when the model is wrapped, under the mode of that moment.
+        with torch.inference_mode():
+            return super().wrapped(module, inputs)
+
+    def artifact_bytes(self) -> int:
+        return size_of(self.bytes_file) + size_of(self.directory)
+
+
+class AOTInductor(Eager):
+    """One package for each input, made by torch.export; holds the weights, needs no compiler."""
+
+    builds_model = False
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.role == "produce":
+            self.builds_model = True
+
+    def import_compiler(self) -> None:
+        importlib.import_module("torch._inductor.package")
+
+    def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
+        import torch
+
+        if self.options.role == "produce":
+            self._package(module, inputs)
+        loaded = {
+            example.name: torch._inductor.aoti_load_package(str(self._file(example)))
+            for example in inputs
+        }
+        return lambda example: loaded[example.name](*example.args, **example.kwargs)
+
+    def _package(self, module: Any, inputs: Sequence[Example]) -> None:
+        import torch
+
+        for example in inputs:
+            with torch.no_grad():
+                exported = torch.export.export(module, example.args, dict(example.kwargs))
+                torch._inductor.aoti_compile_and_package(
+                    exported, package_path=str(self._file(example))
+                )
+
+    def _file(self, example: Example) -> Path:
+        return self.folder / f"{example.name.replace(' ', '-')}.pt2"
+
+    def artifact_bytes(self) -> int:
+        return size_of(self.folder)
+
+
+class ServeWarm(Eager):
+    """A signed artifact in a store, through the same stages as in a replica; no Ray."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        # Part of the imports of a replica, like Ray itself, which no system has here.
+        importlib.import_module("serve_warm.stages")
+
+    def unavailable(self) -> str:
+        from serve_warm.config import WarmupConfig
+
+        level = self.options.level
+        takes = str(WarmupConfig.model_fields["parts"].annotation)
+        there = level in PARTS and all(f"'{part}'" in takes for part in PARTS[level])
+        return "" if there else f"serve_warm has no level {level}"
+
+    def begin(self) -> None:
+        from serve_warm import compiler
+        from serve_warm.config import WarmupConfig, point_torch_caches_at
+        from serve_warm.prefetch import Prefetch
+
+        pulls = self.options.role == "start"
+        self._config = WarmupConfig.model_validate(
+            {
+                "artifact": str(self._store) if pulls else None,
+                "parts": PARTS[self.options.level],
+                "on_missing": "fail",
+                "on_refused": "fail",
+                "on_uncovered": "fail",
+            }
+        )
+        # As a replica does when the user's class is instantiated.
+        self._cache_directory = compiler.private_directory()
+        point_torch_caches_at(self._cache_directory)
+        compiler.keep_headers_private()
+        self._prefetch = None
+        if pulls:
+            self._prefetch = Prefetch(
+                self._config, deployment=Replica.deployment, trust=trusted(self._key())
+            )
+            self._prefetch.begin()
+
+    def start(self, module: Any, inputs: Sequence[Example], clock: Clock) -> Proven:
+        import torch
+
+        from serve_warm.stages import Warmup
+
+        import_compiler()
+        clock.end("compiler")
+        replica = Replica(self._compiled(module), inputs, key=self._key())
+        self._warmup = Warmup(
+            replica,
+            self._config,
+            cache_directory=self._cache_directory,
+            prefetched=self._prefetch,
+        )
+        report = asyncio.run(self._warmup.run())
+        end = clock.now()
+        many = len(inputs)
+        clock.end("load", replica.calls[0][0])
+        clock.end("first_pass", replica.calls[many - 1][1])
+        clock.end("quiet", replica.calls[-many][0])
+        clock.end("proof", end)
+        if self.options.role == "start" and report.verdict.value != "full_hit":
+            message = f"verdict {report.verdict.value}: {report.warmup}"
+            raise RuntimeError(message)
+        below = [use for use in report.entries if use.level != self.options.level]
+        if self.options.role == "start" and below:
+            message = f"{len(below)} of {len(report.entries)} kinds of call: {below[0]}"
+            raise RuntimeError(message)
+
+        def call(example: Example) -> Any:
+            with torch.inference_mode():
+                return replica.owner.model(*example.args, **example.kwargs)
+
+        return Proven(
+            call=call,
+            passes=report.passes,
+            steady_s=sum(result.steady_s for result in report.inputs),
+        )
+
+    def _compiled(self, module: Any) -> Any:
+        import torch
+
+        if self.options.level == 1:
+            return torch.compile(module, dynamic=False)
+        import serve_warm
+
+        return serve_warm.compile(module, dynamic=False)
+
+    def save(self) -> None:
+        from serve_warm.artifact import Manifest, pack_part, utc_now
+        from serve_warm.publish import push
+        from serve_warm.stores.local import LocalStore
+
+        parts, facts = asyncio.run(self._warmup.pack())
+        missing = [name for name in PARTS[self.options.level] if name not in parts]
+        if missing:
+            reasons = sorted({use.reason for use in self._warmup.report().entries})
+            message = f"the build made no part {', '.join(missing)}: {'; '.join(reasons)}"
+            raise RuntimeError(message)
+        # Of the level that is measured and no more; torch's own bytes are what we compare with.
+        packed = {name: pack_part(name, parts[name]) for name in PARTS[self.options.level]}
+        manifest = Manifest(
+            deployment=Replica.deployment,
+            created=utc_now(),
+            fingerprint=self._warmup.fingerprint,
+            parts=tuple(part for part, _ in packed.values()),
+            facts=facts,
+        )
+        stored = {name: data for name, (_, data) in packed.items()}
+        push(LocalStore(root=self._store), manifest, stored, [self._key()])
+
+    def _key(self) -> Any:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / "store"
+
+    def artifact_bytes(self) -> int:
+        return size_of(self._store)
+
+
+class Owner:
+    """The user's object: what it has compiled is found on its attributes."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    async def predict(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            return self.model(*args, **kwargs)
+
+
+class Replica:
+    """What serve_warm.stages needs of a deployment, without Serve; notes when calls are made."""
+
+    application, deployment, replica = "bench", "Model", "Model#1"
+
+    def __init__(self, model: Any, inputs: Sequence[Example], *, key: Any) -> None:
+        from serve_warm import compiler
+
+        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.owner = Owner(model)
+        self.calls: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        """Wall and CPU seconds before and after each."""
+        self._inputs = inputs
+        self._key = key
+
+    async def warmup_inputs(self) -> Any:
+        from serve_warm.inputs import Input
+
+        many = len(self._inputs)
+        return [
+            Input(
+                target=self.owner.predict,
+                args=example.args,
+                kwargs=example.kwargs,
+                name=example.name,
+                size=many - number,
+            )
+            for number, example in enumerate(self._inputs)
+        ]
+
+    async def call(self, item: Any) -> None:
+        before = Clock.now()
+        await self.owner.predict(*item.args, **item.kwargs)
+        self.calls.append((before, Clock.now()))
+
+    def check(self, inputs: Any) -> None: ...
+
+    def serving_threads(self) -> set[int]:
+        return {threading.get_native_id()}
+
+    def waits_for(self) -> Sequence[str]:
+        return ()
+
+    def trust(self) -> Any:
+        return trusted(self._key)
+
+    def refusal(self, event: Any) -> BaseException:
+        return RuntimeError(event.function)
+
+
+def trusted(key: Any) -> Any:
+    from serve_warm.trust import Trust, TrustedKey
+
+    raw = key.public_key().public_bytes_raw()
+    return Trust(keys=(TrustedKey(name="bench", raw=raw),))
+
+
+SYSTEMS: dict[str, type[Eager]] = {
+    "floor": Floor,
+    "eager": Eager,
+    "cold": Cold,
+    "torch_bytes": TorchBytes,
+    "copied_dir": CopiedDirectory,
+    "redis": Redis,
+    "caching_precompile": CachingPrecompile,
+    "aotinductor": AOTInductor,
+    "serve_warm": ServeWarm,
+}
+
+
+def import_compiler() -> None:
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._inductor.compile_fx")
+
+
+def until_proven(call: Call, inputs: Sequence[Example], clock: Clock) -> Proven:
+    """Call with all inputs until a pass compiles nothing, then once with compiling forbidden."""
+    import torch
+
+    def in_serving_mode(example: Example) -> Any:
+        with torch.inference_mode():
+            return call(example)
+
+    def one_pass() -> float:
+        took = 0.0
+        for example in inputs:
+            begin = time.perf_counter()
+            in_serving_mode(example)
+            took += time.perf_counter() - begin
+        return took
+
+    one_pass()
+    clock.end("first_pass")
+    passes = 1
+    while passes < MAX_PASSES:
+        before = compiled_frames()
+        one_pass()
+        passes += 1
+        if compiled_frames() == before:
+            break
+    else:
+        message = f"still compiles after {MAX_PASSES} passes"
+        raise RuntimeError(message)
+    clock.end("quiet")
+    with forbidden():
+        steady_s = one_pass()
+    clock.end("proof")
+    return Proven(call=in_serving_mode, passes=passes + 1, steady_s=steady_s)
+
+
+def compiled_frames() -> int:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils.counters["frames"]["total"] if utils is not None else 0
+
+
+def forbidden() -> contextlib.AbstractContextManager[Any]:
+    """Make every compile raise; where there is no Dynamo there is nothing to forbid."""
+    import torch
+
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("fail_on_recompile")
+
+
+def makes_object(command: Any) -> bool:
+    """Whether a process that was started leaves an object or a library behind."""
+    words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
+    outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
+    return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+
+
+@contextlib.contextmanager
+def counting_compilers() -> Iterator[Callable[[], int]]:
+    """Count compiler runs of this process, whoever starts them, until the block ends."""
+    started = []
+    counting = True
+
+    def hook(event: str, arguments: Any) -> None:
+        if counting and event == "subprocess.Popen":
+            started.append(arguments[1])
+
+    sys.addaudithook(hook)
+    try:
+        yield lambda: sum(map(makes_object, started))
+    finally:
+        counting = False
+
+
+def size_of(path: Path) -> int:
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def peak_rss_bytes() -> int:
+    # Not ru_maxrss: after a fork that is at least the parent's.
+    [line] = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
+    return int(line.split()[1]) * 1024
+
+
+def steady_p50_s(call: Call, example: Example) -> float:
+    took = []
+    for _ in range(STEADY_CALLS):
+        begin = time.perf_counter()
+        call(example)
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took)
+
+
+def max_error(workload: Workload, call: Call, module: Any, inputs: Sequence[Example]) -> float:
+    """Return the largest difference from the eager model; NaN anywhere is infinitely wrong."""
+    import torch
+
+    worst = 0.0
+    for example in inputs:
+        with torch.inference_mode():
+            wanted = workload.tensor(module(*example.args, **example.kwargs))
+            got = workload.tensor(call(example))
+            difference = (got - wanted).abs().max().item()
+        # JSON has no infinity, and no comparison with NaN is true.
+        worst = max(worst, sys.float_info.max if math.isnan(difference) else difference)
+    return worst
+
+
+def run(options: Options, clock: Clock) -> dict[str, Any]:
+    with counting_compilers() as compiler_runs:
+        import torch
+
+        from benchmarks import workloads
+
+        torch.set_num_threads(1)
+        workload = workloads.ALL[options.workload]
+        workload.import_libraries()
+        system = SYSTEMS[options.system](options)
+        reason = system.unavailable()
+        if reason:
+            return {"unavailable": reason}
+        clock.end("imports")
+        system.begin()
+        module = workload.build(workloads.SEED) if system.builds_model else None
+        inputs = workload.inputs()
+        clock.end("weights")
+        proven = system.start(module, inputs, clock)
+        peak, compilers = peak_rss_bytes(), compiler_runs()
+    if options.role == "produce":
+        system.save()
+        return {"to_proof_s": clock.to_proof_s}
+    compute_s = proven.passes * proven.steady_s
+    before_s = sum(clock.seconds[stage] for stage in ("imports", "weights", "compiler"))
+    result = {
+        "to_proof_s": clock.to_proof_s,
+        "overhead_s": max(0.0, clock.to_proof_s - compute_s),
+        "past_import_s": max(0.0, clock.to_proof_s - compute_s - clock.seconds["compiler"]),
+        "cpu_s": clock.cpu_s,
+        "ready_s": clock.ready_s,
+        "floor_s": before_s + compute_s,
+        "compiler_processes": compilers,
+        "artifact_bytes": system.artifact_bytes(),
+        "steady_p50_s": steady_p50_s(proven.call, inputs[-1]),
+        "steady_largest_p50_s": steady_p50_s(proven.call, inputs[0]),
+        "peak_rss_bytes": peak,
+        "passes": proven.passes,
+        "compute_s": compute_s,
+        "stages": {name: clock.seconds[name] for name in STAGES},
+        "cpu_stages": {name: clock.cpu[name] for name in STAGES},
+        "note": system.note(),
+    }
+    module = module if module is not None else workload.build(workloads.SEED)
+    return {**result, "max_error": max_error(workload, proven.call, module, inputs)}
+
+
+def main() -> None:
+    options = Options(**json.loads(sys.argv[1]))
+    clock = Clock(options.spawned_s)
+
+    def say_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        sys.__excepthook__(kind, error, trace)
+        words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        stage = next((stage for stage in STAGES if stage not in clock.seconds), "checks")
+        sys.stderr.write(f"\nfailure={kind.__name__} in {stage}: {words}\n")
+
+    sys.excepthook = say_failure
+    sys.stdout.write(json.dumps(run(options, clock)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The models that starts are compared on, each with the inputs that it is warmed with.
+
+float32, one thread, static shapes. All weights but MiniLM's come from a seed: what is measured
+does not depend on them, and nothing is downloaded. Classes stand at the top of the module, where
+pickle finds them, as it does those of a real model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One call of a model; its shapes are those of no other example of the workload."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model and its inputs."""
+
+    name: str
+    title: str
+    """For the picture and the tables."""
+    build: Callable[[int], nn.Module]
+    """Returns the eager model in evaluation mode, from a seed."""
+    inputs: Callable[[], Sequence[Example]]
+    """Returns the examples, largest first."""
+    tensor: Callable[[Any], torch.Tensor] = lambda result: result
+    """Picks the tensor that is compared out of what the model returns."""
+    libraries: tuple[str, ...] = ()
+    """What is imported beside torch before the model is built."""
+
+    def import_libraries(self) -> None:
+        for name in self.libraries:
+            importlib.import_module(name)
+
+
+# MiniLM: a real model with its own weights ----------------------------------------------------
+
+
+def build_minilm(seed: int) -> nn.Module:
+    from deployments.text_embedder.model import load_model
+
+    return load_model()
+
+
+def minilm_inputs() -> list[Example]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [
+        Example(
+            name=f"{batch}x{length}",
+            kwargs={
+                "input_ids": torch.randint(1000, 20_000, (batch, length), generator=generator),
+                "attention_mask": torch.ones(batch, length, dtype=torch.int64),
+            },
+        )
+        for length, batch in itertools.product((128, 64, 16), (8, 1))
+    ]
+
+
+# ResNet-152: many kernels ---------------------------------------------------------------------
+
+SIDE = 128
+
+
+def build_resnet152(seed: int) -> nn.Module:
+    """The model of deployments/image_classifier, whose module would import Ray with it."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
+
+    torch.manual_seed(seed)
+    config = ResNetConfig(depths=[3, 8, 36, 3], layer_type="bottleneck", num_labels=1000)
+    model = ResNetForImageClassification(config).eval()
+    # Untrained, 50 residual blocks add up to logits of 10⁷: damp them, and spread the rest.
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, ResNetBottleNeckLayer):
+                module.layer[-1].normalization.weight.fill_(0.1)
+        model.classifier[-1].weight.mul_(20)
+    return model
+
+
+def resnet152_inputs() -> list[Example]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [
+        Example(
+            name=f"{batch}x3x{SIDE}x{SIDE}",
+            kwargs={"pixel_values": torch.rand(batch, 3, SIDE, SIDE, generator=generator) * 2 - 1},
+        )
+        for batch in (8, 1)
+    ]
+
+
+# 64 equal small layers, as in PyTorch's recipe for regional compilation -----------------------
+
+RECIPE_WIDTH = 32
+RECIPE_LAYERS = 64
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(RECIPE_WIDTH, RECIPE_WIDTH)
+        self.second = nn.Linear(RECIPE_WIDTH, RECIPE_WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(RECIPE_LAYERS))
+        self.head = nn.Linear(RECIPE_WIDTH, RECIPE_WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def build_recipe64(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = Stack().eval()
+    with torch.no_grad():
+        # With torch's own initial weights 128 of these map every input to one output.
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, gain=2**0.5)
+        model.head.weight.div_(model(torch.rand(8, RECIPE_WIDTH)).std())
+    return model
+
+
+def recipe64_inputs() -> list[Example]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [
+        Example(name=f"batch {batch}", args=(torch.rand(batch, RECIPE_WIDTH, generator=generator),))
+        for batch in (8, 1)
+    ]
+
+
+# A decoder of 24 layers, as it is at prefill --------------------------------------------------
+
+DECODER_WIDTH, DECODER_HEADS, DECODER_LAYERS, VOCABULARY = 256, 4, 24, 2048
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(DECODER_WIDTH)
+        self.query_key_value = nn.Linear(DECODER_WIDTH, 3 * DECODER_WIDTH)
+        self.out = nn.Linear(DECODER_WIDTH, DECODER_WIDTH)
+        self.norm_mlp = nn.LayerNorm(DECODER_WIDTH)
+        self.up = nn.Linear(DECODER_WIDTH, 4 * DECODER_WIDTH)
+        self.down = nn.Linear(4 * DECODER_WIDTH, DECODER_WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.norm_attention(x))
+        return x + self.down(gelu(self.up(self.norm_mlp(x))))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.query_key_value(x).view(batch, length, 3, DECODER_HEADS, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(attended.transpose(1, 2).reshape(batch, length, width))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, DECODER_WIDTH)
+        self.positions = nn.Embedding(512, DECODER_WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(DECODER_LAYERS))
+        self.norm = nn.LayerNorm(DECODER_WIDTH)
+        self.head = nn.Linear(DECODER_WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def build_decoder24(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return Decoder().eval()
+
+
+def decoder24_inputs() -> list[Example]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [
+        Example(
+            name=f"prefill {length}",
+            args=(torch.randint(0, VOCABULARY, (1, length), generator=generator),),
+        )
+        for length in (128, 32)
+    ]
+
+
+# Small ones, for the tests of this benchmark --------------------------------------------------
+
+TINY_WIDTH = 16
+
+
+def build_tiny(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    width = TINY_WIDTH
+    return nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1)).eval()
+
+
+class Skewed(nn.Module):
+    """Computes something else once it is compiled, as a kernel for another CPU does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y + 0.01 if torch.compiler.is_compiling() else y
+
+
+def build_skewed(seed: int) -> nn.Module:
+    return Skewed(build_tiny(seed)).eval()
+
+
+def tiny_inputs() -> list[Example]:
+    generator = torch.Generator().manual_seed(SEED)
+    return [
+        Example(name=f"batch {batch}", args=(torch.rand(batch, TINY_WIDTH, generator=generator),))
+        for batch in (8, 1)
+    ]
+
+
+ALL = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="minilm",
+            title="MiniLM, 6 inputs",
+            build=build_minilm,
+            inputs=minilm_inputs,
+            tensor=lambda result: result.last_hidden_state,
+            libraries=("transformers",),
+        ),
+        Workload(
+            name="resnet152",
+            title="ResNet-152, 2 inputs",
+            build=build_resnet152,
+            inputs=resnet152_inputs,
+            tensor=lambda result: result.logits,
+            libraries=("transformers",),
+        ),
+        Workload(
+            name="recipe64",
+            title="64-layer recipe, 2 inputs",
+            build=build_recipe64,
+            inputs=recipe64_inputs,
+        ),
+        Workload(
+            name="decoder24",
+            title="24-layer decoder, 2 inputs",
+            build=build_decoder24,
+            inputs=decoder24_inputs,
+        ),
+        Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
+        Workload(
+            name="skewed",
+            title="wrong when compiled",
+            build=build_skewed,
+            inputs=tiny_inputs,
+        ),
+    )
+}
+
+COMPARED = ("minilm", "resnet152", "recipe64", "decoder24")
+"""What a benchmark runs unless it is told otherwise; the others are for its tests."""
