@@ -202,12 +202,30 @@ class _Changes:
         self.generation = 0
         self._watching = False
         self._lock = threading.Lock()
+        self._modules: set[int] | None = set()
+        """Ids of the modules that are looked at; None once something is whose modules are not
+        known, a function for example. An id that is used again costs a look, and no more."""
 
-    def bump(self, *_: Any) -> None:
-        """Count one; it takes what torch's hooks pass, and returns None, which changes nothing."""
+    def bump(self) -> None:
+        """Count one: everything is looked at again before it is next used."""
+        self.generation += 1
+
+    def look_at(self, callee: Any) -> None:
+        """Notice changes of what is called, from now on."""
+        root = calls.module_of(callee)
+        if root is None:
+            self._modules = None
+        elif self._modules is not None:
+            self._modules.update(map(id, root.modules()))
+
+    def noted(self, module: Any, *_: Any) -> None:
+        """Count a change of a module; it takes what torch's hooks pass, and changes nothing."""
         # Traced, it would be a guard that no call after the first one passes.
-        if not torch.compiler.is_compiling():
-            self.generation += 1
+        if torch.compiler.is_compiling():
+            return
+        # A model that is built while requests run is none of ours.
+        if self._modules is None or id(module) in self._modules:
+            self.bump()
 
     def watch(self) -> None:
         """Begin to notice; for the whole process, since anyone may hold a submodule."""
@@ -216,20 +234,21 @@ class _Changes:
                 return
             self._watching = True
         kind: Any = torch.nn.Module
-        # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15).
+        # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15). Each
+        # goes on to the modules below, and so comes by here for those that are looked at.
         for name in ("train", "_apply", "load_state_dict"):
             setattr(kind, name, self._bumping(getattr(kind, name)))
-        nn_module.register_module_parameter_registration_hook(self.bump)
-        nn_module.register_module_buffer_registration_hook(self.bump)
-        nn_module.register_module_module_registration_hook(self.bump)
+        nn_module.register_module_parameter_registration_hook(self.noted)
+        nn_module.register_module_buffer_registration_hook(self.noted)
+        nn_module.register_module_module_registration_hook(self.noted)
 
     def _bumping(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def bumping(*args: Any, **kwargs: Any) -> Any:
+        def bumping(module: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return method(*args, **kwargs)
+                return method(module, *args, **kwargs)
             finally:
-                self.bump()
+                self.noted(module)
 
         return bumping
 
@@ -314,6 +333,7 @@ class Dispatcher:
             if generation == self._generation:
                 return  # by another thread, meanwhile
             self._considered, self._entries, self._unfit = 0, [], {}
+            _changes.look_at(self.callee)
             if library is not None:
                 self._unit = library.unit(self.name, _text(self.arguments), tree(self.callee))
                 self._consider(library)

@@ -467,6 +467,27 @@ def test_new_values_are_seen_at_level_2(fresh: tuple[Path, Any]):
 
 
 @torch.inference_mode()
+def test_only_changes_of_what_is_compiled_are_looked_at():
+    """A request that builds a module does not make every model be looked at anew."""
+    changes = precompile._Changes()
+    model = nn.Sequential(nn.Linear(4, 4))
+    around = nn.ModuleList([model])
+    changes.watch()
+    changes.look_at(model)
+
+    nn.Linear(2, 2).eval()
+    elsewhere = changes.generation
+    around.eval()
+    below = changes.generation
+    model[0].weight = nn.Parameter(torch.zeros(4, 4))
+    replaced = changes.generation
+    changes.look_at(len)  # whose modules nobody knows
+    nn.Linear(2, 2)
+
+    assert elsewhere == 0
+    assert elsewhere < below < replaced < changes.generation
+
+
 def test_back_and_forth_is_level_2_again(fresh: tuple[Path, Any]):
     """Training and back: the entry fits as before."""
     folder, model = fresh
