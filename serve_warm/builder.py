@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import artifact, folders, node, publish
+from serve_warm import artifact, folders, node, publish, unfinished
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
@@ -279,9 +279,17 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(
-        self, app: App, settings: Mapping[str, Any], *, progress: Progress = lambda _: None
+        self,
+        app: App,
+        settings: Mapping[str, Any],
+        *,
+        progress: Progress = lambda _: None,
+        notice: Progress = lambda _: None,
     ) -> Iterator[Start]:
         """Start `app` with one replica, yield it when it is ready, and delete it afterwards.
+
+        `notice` is told, while the start goes on, what the replica says about it, if anything; on
+        a cluster of several nodes that may be nothing.
 
         Raises:
             BuildFailed: the replica failed to start; the text is its own.
@@ -291,7 +299,9 @@ class Cluster:
         with folders.temporary_folder() as scratch:
             state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
-                created_unix, ready_unix = self._wait(name, app.deployment, state_dir, progress)
+                created_unix, ready_unix = self._wait(
+                    name, app.deployment, state_dir, progress, notice
+                )
                 yield Start(
                     url=f"http://127.0.0.1:{self.port}/{name}",
                     ready_s=ready_unix - created_unix,
@@ -299,7 +309,7 @@ class Cluster:
                 )
 
     def _wait(
-        self, name: str, deployment: str, state_dir: Path, progress: Progress
+        self, name: str, deployment: str, state_dir: Path, progress: Progress, notice: Progress
     ) -> tuple[float, float]:
         end = time.monotonic() + START_LIMIT_S
         while time.monotonic() < end:
@@ -309,6 +319,9 @@ class Cluster:
             if status == "RUNNING" and replicas:
                 return float(replicas[0]["start_time_s"]), time.time()
             states = [s for s in node.read_states(state_dir) if s["deployment"] == deployment]
+            for state in states:
+                if state.get("note"):
+                    notice(state["note"])
             failed = next((s for s in states if s["stage"] == "FAILED"), None)
             if failed is not None or status == "DEPLOY_FAILED":
                 # A replica that dies in its constructor writes no state: Serve has its traceback.
@@ -414,6 +427,8 @@ class Built:
     """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept."""
     cold: Mapping[str, Any]
     """Report of the replica that compiled."""
+    note: str
+    """What the replica that compiled went on from, or why it kept nothing; empty as a rule."""
     round_trip: Mapping[str, Any]
     """Report of the fresh replica that loaded the artifact."""
 
@@ -426,7 +441,9 @@ def build(
     key: Ed25519PrivateKey | None = None,
     cpu: Cpu | None = None,
     if_published: Literal["refuse", "keep", "supersede"] = "refuse",
+    begin: Literal["resume", "fresh"] = "resume",
     progress: Progress = lambda _: None,
+    notice: Progress = lambda _: None,
 ) -> Built:
     """Build, prove, sign and publish the artifact of one deployment.
 
@@ -436,6 +453,9 @@ def build(
     deployment sets; every replica that shall use the artifact must set the same. A variant that
     the store has already is never replaced: `keep` puts that one through the round trip instead,
     `supersede` publishes beside it.
+
+    What an interrupted build of the same has compiled on the replica's node is gone on from, with
+    the whole proof and round trip all the same; `fresh` throws it away. `notice` is told so, once.
 
     Raises:
         AlreadyPublished: the store has the variant, and `if_published` is `refuse`.
@@ -453,14 +473,17 @@ def build(
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
     if cpu is not None:
         settings["cpu"] = cpu
-    cold = {**settings, "artifact": None}
-    with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
+    cold = {**settings, "artifact": None, "unfinished": begin}
+    say = _once(notice)
+    with on.running(app, cold, progress=_prefixed(progress, "compile"), notice=say) as start:
         progress("compile: packing")
         packed = start.handle.warmup_artifact.remote().result(timeout_s=600)
+    say(packed["note"])
     portable = _portable_facts(packed, progress)
     packed["facts"].update(portable)
     progress("sign")
     manifest, stored = _manifest(app, packed)
+    build_key = unfinished.key_of(app.deployment, manifest.fingerprint)
     there = publish.published(store, app.deployment, manifest.fingerprint)
     if there and if_published == "refuse":
         # Before the round trip, which would be in vain.
@@ -469,19 +492,22 @@ def build(
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
             publish.push(open_store(source), manifest, stored, [key])
+        warm = {**settings, "artifact": source}
         # Each level by itself: what the entries answer never asks the caches, and the caches
         # must answer where an entry does not fit.
         for parts in [["cache"], ["cache", "precompiled"]][: 1 + ("precompiled" in stored)]:
-            warm = {**settings, "artifact": source, "parts": parts}
             label = "round trip" + (", ahead of time" if len(parts) > 1 else "")
-            with on.running(app, warm, progress=_prefixed(progress, label)) as start:
+            told = _prefixed(progress, label)
+            with on.running(app, {**warm, "parts": parts}, progress=told) as start:
                 report = start.report()
-            _accept(report)
+            with _discarded_if_refused(build_key):
+                _accept(report)
     statement = report["artifact"]["statement"]
     if not keep:
         progress("publish")
         on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
         statement = publish.push(store, manifest, stored, [key], on_taken=on_taken)
+    unfinished.discard(build_key)
     published = {part.name: part.stored_bytes for part in manifest.parts}
     if keep:
         # The replica loaded this one part of what was there; what was built now is thrown away.
@@ -499,6 +525,7 @@ def build(
         portable_libraries=portable.get("libraries_disassembled"),
         trust="" if keep else trust_lines(key.public_key(), name="builder"),
         cold=packed["report"],
+        note=packed["note"],
         round_trip=report,
     )
 
@@ -587,6 +614,16 @@ def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, 
     return {"cpu": "portable", "libraries_disassembled": libraries}
 
 
+@contextlib.contextmanager
+def _discarded_if_refused(build_key: str) -> Iterator[None]:
+    """Let nobody go on from a build that was complete, and not good."""
+    try:
+        yield
+    except BuildFailed:
+        unfinished.discard(build_key)
+        raise
+
+
 def _accept(report: Mapping[str, Any]) -> None:
     """Raise unless the round trip was warm through and through."""
     problems = []
@@ -607,6 +644,17 @@ def _accept(report: Mapping[str, Any]) -> None:
             hint="nothing was published. What is not cached is usually a graph that bypasses "
             "torch's caches (TORCH_LOGS=+inductor names it), or an input that differs per start",
         )
+
+
+def _once(notice: Progress) -> Progress:
+    told = {""}
+
+    def say(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            notice(text)
+
+    return say
 
 
 def _prefixed(progress: Progress, prefix: str) -> Progress:

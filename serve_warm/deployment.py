@@ -296,7 +296,7 @@ class _Replica:
                     name_pgo_job(self.deployment)
                 if self._config.cpu == "portable":
                     compiler.pin_portable_cpu()
-                if self._config.artifact is not None:
+                if self._config.artifact is not None and self._config.overlap == "on":
                     self._prefetch = Prefetch(
                         self._config, deployment=self.deployment, trust=self.trust()
                     )
@@ -403,6 +403,7 @@ class _Replica:
                     "inputs_done": warmup.done_in_pass,
                     "passes": report.passes,
                     "statement": report.artifact.statement if report.artifact else "",
+                    "note": warmup.note,
                     "error": report.error,
                 }
             )
@@ -442,6 +443,7 @@ class _Replica:
             "parts": parts,
             "facts": dict(facts),
             "report": report.to_json(),
+            "note": warmup.note,
         }
 
     # What stages.Replica asks for ------------------------------------------------------------

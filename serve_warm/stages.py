@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, prefetch, transfer
+from serve_warm import artifact, compiler, folders, prefetch, transfer, unfinished
 from serve_warm.config import WarmupConfig, environment, name_pgo_job, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -145,6 +145,10 @@ class Warmup:
         """What this start was compared with; read before anything is pulled."""
         self.inputs: Sequence[Input] = ()
         """What is replayed, in order; known once the start has begun."""
+        self.note = ""
+        """What whoever builds should know of the start: what it goes on from."""
+        self._unfinished: unfinished.Unfinished | None = None
+        self._resumed: unfinished.Resumed | None = None
         self._stage = Stage.PENDING
         self._times: list[StageTime] = []
         self._verdict = Verdict.OFF
@@ -184,6 +188,7 @@ class Warmup:
         try:
             try:
                 await self._prepare(deadline)
+                await asyncio.to_thread(self._resume)
                 await self._load(deadline)
                 await self._replay_and_prove(deadline)
             except WarmupTimeout as error:
@@ -212,6 +217,8 @@ class Warmup:
     def _fail(self, error: BaseException) -> None:
         ours = isinstance(error, ServeWarmError)
         self._error = str(error) if ours else redact(f"{type(error).__name__}: {error}")
+        if self._unfinished is not None:
+            self._unfinished.close()  # the next try goes on from it
         self._enter(Stage.FAILED)
         logger.error("warm-up failed: %s", self._error)
 
@@ -264,6 +271,9 @@ class Warmup:
         if self.cache_directory is None or self._replay is None:  # pragma: no cover  (after run)
             raise AssertionError
         facts = dict(build_facts(self.report()))
+        if self._resumed is not None:
+            # What the figures above leave out.
+            facts["resumed_kernels"] = self._resumed.kernels
         entries: dict[str, bytes] = {}
         handed_over = _handed_over()
         if handed_over is not None:
@@ -276,6 +286,8 @@ class Warmup:
                     input_deadline_s=self._config.input_deadline_s,
                     max_passes=1,
                 ).once()
+            if self._unfinished is not None:
+                self._unfinished.keep_all()
             entries = library.to_files() if library.has_entries else {}
             facts["entries"] = library.described()
         return pack_parts(self.cache_directory, entries), facts
@@ -368,6 +380,33 @@ class Warmup:
                 hint="declare inputs without waiting for other deployments; replays may wait",
                 stage=Stage.PENDING.value,
             ) from error
+
+    def _resume(self) -> None:
+        """Go on from what an unfinished build of the same compiled, and keep what this one does."""
+        begin = self._config.unfinished
+        if begin == "ignore" or self._config.artifact is not None:
+            return
+        if self.fingerprint is None or self._seen is None or self.cache_directory is None:
+            raise AssertionError  # pragma: no cover  (set by _prepare)
+        try:
+            self._unfinished = unfinished.Unfinished.open(
+                unfinished.key_of(self._replica.deployment, self.fingerprint),
+                begin=begin,
+                written_in_place=compiler.written_in_place,
+            )
+            self._resumed = self._unfinished.resume(self.cache_directory)
+        except (ArtifactRefused, OSError) as error:
+            if self._unfinished is not None:
+                self._unfinished.close()
+            why = error.strerror if isinstance(error, OSError) else error.message
+            self.note = f"what this build compiles is not kept, should it be interrupted: {why}"
+            self._warnings.append(self.note)
+            logger.warning("%s", self.note)
+            return
+        self._seen.on_object = self._unfinished.keep_object
+        if self._resumed is not None:
+            self.note = str(self._resumed)
+            logger.info("%s", self.note)
 
     async def _load(self, deadline: Deadline) -> None:
         uri = self._config.artifact
@@ -561,7 +600,7 @@ class Warmup:
             input_deadline_s=config.input_deadline_s,
             max_passes=config.max_passes,
             waits_for=self._replica.waits_for(),
-            changed=self._tell,
+            changed=self._input_done,
         )
         with _startup_objects_frozen():
             self._enter(Stage.REPLAYING)
@@ -661,6 +700,11 @@ class Warmup:
         self._unlogged = 0
 
     # Bookkeeping -----------------------------------------------------------------------------
+
+    def _input_done(self) -> None:
+        if self._unfinished is not None:
+            self._unfinished.keep_all()
+        self._tell()
 
     def _new_cache_directory(self, made: Path | None = None) -> Path:
         self.cache_directory = compiler.private_directory() if made is None else made

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from ray import serve
 
 from compiled import compiled, double
 from serve_warm import Input, WarmupMixin, compiler, pinned, warmup
@@ -167,6 +168,28 @@ def test_a_refusal_crosses_processes():
 
     assert there.message == CompileForbidden(event).message
     assert "x=float32[3]" in there.message
+
+
+class Context:
+    """What Serve says to a replica about itself."""
+
+    app_name = "app"
+    deployment = "Model"
+    replica_tag = "Model#1"
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_overlap_is_a_kill_switch(overlap: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
+    monkeypatch.setattr(serve, "get_replica_context", Context)
+    monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
+
+    instance = warmup(Model, artifact=str(tmp_path), overlap=overlap)()
+
+    prefetch = instance.__dict__[ATTRIBUTE]._prefetch
+    if prefetch is not None:
+        prefetch.drop()
+    assert (prefetch is not None) == (overlap == "on")
 
 
 def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):

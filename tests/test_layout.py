@@ -33,7 +33,7 @@ LAYERS = (
     ("folders",),
     ("fingerprint", "inputs", "config", "trust", "facts"),
     ("artifact", "disassembly", "recorder", "stores"),
-    ("landing", "ahead"),
+    ("landing", "ahead", "unfinished"),
     ("nodecache", "calls"),
     ("entries", "parity"),
     ("transfer", "compiler"),

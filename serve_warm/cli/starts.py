@@ -46,6 +46,13 @@ APP_HELP = "APP is a Serve YAML with one application, or module:app."
     help="When the store has this variant already: fail, prove that one instead, or publish beside "
     "it, which makes the new one the one that replicas take.",
 )
+@click.option(
+    "--fresh",
+    "begin",
+    flag_value="fresh",
+    default="resume",
+    help="Throw away what an interrupted build of the same has compiled.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
     *,
@@ -56,13 +63,14 @@ def build(
     key_file: Path | None,
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"],
+    begin: Literal["resume", "fresh"],
     as_json: bool,
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
     Starts the deployment with the resources of its own options, replays its inputs, packs its
     caches, and publishes them only after a second, fresh replica has loaded the artifact and
-    proven every input without running a compiler.
+    proven every input without running a compiler. A build that was interrupted is gone on with.
     """
     _need("build")
     from serve_warm import builder
@@ -80,7 +88,9 @@ def build(
                 key=key,
                 cpu=cpu,
                 if_published=if_published,
+                begin=begin,
                 progress=progress,
+                notice=_say,
             )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(built), indent=2, default=dict))
@@ -173,6 +183,11 @@ def bench(
     show(result)
     if json_file is not None:
         write(result, json_file)
+
+
+def _say(text: str) -> None:
+    # Around a status line, and of what a replica says.
+    screen.stderr.print(screen.shown(text), markup=False, soft_wrap=True)
 
 
 def _need(command: str) -> None:
