@@ -83,6 +83,7 @@ class Watch:
         """Return everything counted since the process was first watched."""
         from torch._dynamo.utils import counters  # private; the same from 2.6 to 2.15
 
+        self._keep_noting_captures()
         aot, inductor = counters["aot_autograd"], counters["inductor"]
         with self._lock:
             return Counts(
@@ -107,6 +108,13 @@ class Watch:
         with self._lock:
             return tuple(self._events)
 
+    def _keep_noting_captures(self) -> None:
+        # User code may call torch._dynamo.reset(), which forgets the callbacks of everybody.
+        from torch._dynamo.callback import callback_handler
+
+        if self._compile_started not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self._compile_started)
+
     @contextlib.contextmanager
     def calling_threads(self) -> Iterator[set[int]]:
         """Collect the native ids of the threads that call compiled functions in the block."""
@@ -119,6 +127,20 @@ class Watch:
             self._threads = calling = None
 
     # What follows is called by the hooks, from whichever thread compiles.
+
+    def _compile_started(self, args: Any) -> None:
+        if args.callback_trigger.name != "CUDAGRAPH_RECORDING":
+            return
+        event = CompileEvent(
+            kind="capture",
+            function=f"CUDA graph of compile {args.compile_id}",
+            signature="",
+            reason="",
+            seconds=0.0,
+            thread=threading.get_native_id(),
+            at_unix=time.time(),
+        )
+        self._note(event)
 
     def _note(self, event: CompileEvent) -> None:
         with self._lock:
@@ -214,7 +236,7 @@ def watch() -> Watch:
         if _the_watch is None:
             seen = Watch()
             _hook_dynamo(seen)
-            _hook_captures(seen)
+            seen._keep_noting_captures()
             _hook_compiler_runs(seen)
             _the_watch = seen
         return _the_watch
@@ -265,25 +287,6 @@ class _Refused:
             fallen = id(frame.f_code) in self._seen._fallen
             self._seen._note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
             raise
-
-
-def _hook_captures(seen: Watch) -> None:
-    from torch._dynamo.callback import CallbackTrigger, on_compile_start
-
-    def started(args: Any) -> None:
-        if args.callback_trigger is CallbackTrigger.CUDAGRAPH_RECORDING:
-            event = CompileEvent(
-                kind="capture",
-                function=f"CUDA graph of compile {args.compile_id}",
-                signature="",
-                reason="",
-                seconds=0.0,
-                thread=threading.get_native_id(),
-                at_unix=time.time(),
-            )
-            seen._note(event)
-
-    on_compile_start(started)
 
 
 def _hook_compiler_runs(seen: Watch) -> None:

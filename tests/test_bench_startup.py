@@ -114,7 +114,7 @@ def row_in(found: dict[str, Any], system: str, level: int | None = None) -> dict
     return row
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_rows_have_the_promised_keys(found):
     """Each row has the keys that readers of the file rely on, and every system is there once."""
     rows = found["document"]["rows"]
@@ -129,7 +129,7 @@ def test_rows_have_the_promised_keys(found):
     assert found["status"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_a_level_that_is_not_there_is_no_failure(found):
     """It has no figures and says why; the run of the benchmark succeeds all the same."""
     row = row_in(found, "serve_warm", 99)
@@ -138,7 +138,7 @@ def test_a_level_that_is_not_there_is_no_failure(found):
     assert (row["failure"], row["to_proof_s"], row["runs"]) == ("", None, [])
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.parametrize(
     ("system", "level"), [("eager", None), ("copied_dir", None), ("serve_warm", 1)]
 )
@@ -155,7 +155,7 @@ def test_clocks_agree_with_the_stages(found, system, level):
     assert run["passes"] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_a_start_from_built_kernels_runs_no_compiler(found):
     """Neither from the copied directory nor from our artifact; and both weigh something."""
     for system, level in [("copied_dir", None), ("serve_warm", 1)]:
@@ -166,7 +166,7 @@ def test_a_start_from_built_kernels_runs_no_compiler(found):
         assert row["max_error"] < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_floor_is_that_of_serve_warm(found):
     """Its imports and weights were measured apart, its passes are those of our start."""
     floor, ours = row_in(found, "floor"), row_in(found, "serve_warm", 1)
@@ -177,14 +177,14 @@ def test_the_floor_is_that_of_serve_warm(found):
     assert ours["ratios"]["ready_to_floor"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_picture_of_real_rows_has_a_bar_for_each(found):
     """One for each row with figures, and words for the others."""
     assert len(bars_in(found["svg"])) == 4
     assert "not measured" in found["svg"]
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_wrong_numbers_fail_the_run(tmp_path):
     """A system that computes something else than eager has no figures, and the run fails."""
     path = tmp_path / "found.json"

@@ -810,6 +810,16 @@ def test_replay_goes_on_until_capturing_is_over():
     assert report.after_ready.captures == 0
 
 
+def test_captures_are_counted_after_user_code_has_reset_dynamo():
+    """A reset forgets everybody's callbacks, and a replica must not look quiet by that."""
+    compiler.watch()
+    torch._dynamo.reset()
+
+    report = warm_up(Recording(own_threads=False)).report()
+
+    assert report.warmup.captures == 2
+
+
 def test_cuda_graphs_on_threads_that_end_are_refused():
     """What was recorded on the thread of one request is lost to the next: it is no replica."""
     error, report, _ = failed(WarmupFailed, Recording(own_threads=True))
