@@ -8,6 +8,7 @@
 #   make test      the tests; ARGS='-k name' goes to pytest
 #   make check     lint, format and types
 #   make bench     the figures of the README
+#   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
 #   make stress    looks for races, for minutes
 #   make clean     removes build output and caches, and leaves .venv
 
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo demo-s3 test check bench stress clean
+.PHONY: setup preflight demo demo-s3 test check bench stress matrix clean
 
 setup: $(READY)
 
@@ -80,6 +81,10 @@ bench: $(READY)
 
 stress: $(READY)
 	$(BIN)/python -m pytest -m stress $(ARGS)
+
+# An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
+matrix: preflight
+	$(PYTHON) tests/matrix.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -470,6 +470,8 @@ def load_torch_bytes(raw: bytes) -> bool:
 
     This executes what the bytes say. Only call it with bytes whose signature was checked. Where
     it returns False, entries before the bad one may have been written to the cache directory.
+    From 2.14 on entries are not opened here: one that cannot be read is a miss when a compile
+    looks it up.
     """
     import torch
     import torch._dynamo
