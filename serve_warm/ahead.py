@@ -21,6 +21,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -151,6 +152,9 @@ def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> 
 
 
 def _guard(entry: Any) -> facts.Guard:
+    of_attribute = _of_attribute(entry)
+    if of_attribute is not None:
+        return of_attribute
     create = entry.orig_guard.create_fn
     keywords: Mapping[str, Any] = getattr(create, "keywords", {})
     return facts.Guard(
@@ -159,6 +163,22 @@ def _guard(entry: Any) -> facts.Guard:
         value=entry.value if entry.has_value else None,
         argument=keywords.get("attr", keywords.get("key", _path_of(keywords.get("source_b")))),
     )
+
+
+def _of_attribute(entry: Any) -> facts.Guard | None:
+    """Turn a guard on an attribute's being there (2.11) into one on its owner (2.13), if it is one.
+
+    The attribute may be absent, and then its own path leads nowhere.
+    """
+    source = entry.orig_guard.originating_source
+    named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
+    if entry.guard_type != "HASATTR" or named:
+        return None
+    while not hasattr(source, "member"):  # the kind of source that a module is wrapped in
+        source = source.base
+    owner = SimpleNamespace(**({source.member: None} if entry.has_value else {}))
+    path = str(_path_of(source.base))
+    return facts.Guard(path=path, kind="HASATTR", value=owner, argument=source.member)
 
 
 def _path_of(source: Any) -> str | None:

@@ -155,6 +155,11 @@ def _compiled_module_class() -> type:
                 return state["_serve_warm"].stock(*args, **kwargs)
             return state["_serve_warm"](*args, **kwargs)
 
+        def __bool__(self) -> bool:
+            # As of any module. The base has a length, which raises where the module has none, and
+            # Dynamo asks (seen in 2.11) whether what it calls inside another graph is true.
+            return bool(self._orig_mod)
+
         def __reduce__(self) -> tuple[Any, ...]:
             arguments = self.__dict__["_serve_warm"].arguments
             return functools.partial(compile, **arguments), (self._orig_mod,)

@@ -289,6 +289,12 @@ def test_inside_another_compiled_function_it_is_traced(scaled: tuple[Path, Any])
     close(result, model._orig_mod(x(), 1.0) @ x().T)
 
 
+def test_a_compiled_module_is_as_true_as_the_module():
+    """`if self.model:` works as it did, also where the module has no length."""
+    assert serve_warm.compile(nn.Linear(2, 2))
+    assert not serve_warm.compile(nn.Sequential())
+
+
 # --- the module changed -----------------------------------------------------------------------
 
 
