@@ -658,15 +658,15 @@ thread.join()
 """
 
 
+CAN_PIN = "cpp.march" in config._config
+
+
 def has_portable_isa() -> bool:
     return platform.machine() == "x86_64" and not lacking(read_cpu_isa())
 
 
-@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
-@pytest.mark.parametrize("order", ["early", "late"])
-def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
-    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
-    completed = subprocess.run(
+def pinned(order: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", PINNED, order],
         capture_output=True,
         text=True,
@@ -679,8 +679,27 @@ def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
         },
     )
 
+
+@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
+@pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
+    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
+    completed = pinned(order)
+
     shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
     assert completed.stdout.splitlines() == [shown] * 3, completed.stderr
+
+
+@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
+@pytest.mark.skipif(CAN_PIN, reason="this torch has the setting cpp.march")
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
+    """2.11 has no setting for the compiler's own instructions: it says so and ends."""
+    completed = pinned(order)
+
+    assert completed.stdout == ""
+    assert f"torch {torch.__version__} has no setting cpp.march" in completed.stderr
 
 
 def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
