@@ -93,7 +93,8 @@ def one(
     inspect: Callable[[builder.Start], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return the record of one start; `inspect` may use the replica before it is deleted."""
-    settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": ["cache"]}
+    parts = ["cache", "precompiled"]
+    settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":
         settings["artifact"] = None
     elif mode == "torch_bytes":
