@@ -48,7 +48,8 @@ class Made:
     """One entry, as it goes into an artifact and as it can be called here and now."""
 
     fn: Callable[..., Any]
-    """Takes the callee and then the tensors. Checks nothing."""
+    """Takes the callee and then the tensors. Raises `NoEntry`, before it computes anything, where
+    the tensors of its graph, weights included, are not like those of its first run."""
     data: bytes
     """A pickle of torch's: to be loaded only once it has been verified."""
     references: Mapping[str, tuple[str, str]]
@@ -271,7 +272,9 @@ class _Graph:
         if len({id(tensor) for tensor in tensors}) < len(tensors):
             raise NoEntry("two of the tensors in its graph are one and the same now")
         every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
-        said = tuple(map(_described, tensors, every))
+        said = tuple(
+            facts.describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True)
+        )
         if self._known and said not in self._known:
             now, was = next(pair for pair in zip(said, self._known[0]) if pair[0] != pair[1])  # noqa: B905
             raise NoEntry(f"a tensor that its graph finds by itself is {now}, and was {was}")
@@ -281,10 +284,6 @@ class _Graph:
             _of_tensors(tensor_check(tensors, free=dynamic), dynamic=dynamic),
             *self._checks[:3],
         )
-
-
-def _described(tensor: Any, free: facts.Free) -> str:
-    return facts.describe_tensor(tensor, free=free)
 
 
 def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import artifact, folders, node, publish, unfinished
+from serve_warm import artifact, catalog, folders, node, publish, unfinished
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
@@ -419,7 +419,7 @@ class Built:
     stored_bytes: int
     raw_bytes: int
     parts: Mapping[str, int]
-    """Stored bytes by part; of one that was kept, the part that was loaded."""
+    """Stored bytes by part; of one that was kept, as it was published."""
     portable_libraries: int | None
     """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
     that is for this CPU alone."""
@@ -510,14 +510,15 @@ def build(
     unfinished.discard(build_key)
     published = {part.name: part.stored_bytes for part in manifest.parts}
     if keep:
-        # The replica loaded this one part of what was there; what was built now is thrown away.
-        published = {"cache": report["artifact"]["stored_bytes"]}
+        # What was built now is thrown away, and its parts with it.
+        published = _parts_of(store, app, statement)
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
         statement=statement,
         variant=manifest.fingerprint.key,
-        stored_bytes=sum(published.values()),
+        # Of one that is trusted by the replicas and not here only they know it.
+        stored_bytes=sum(published.values()) or report["artifact"]["stored_bytes"],
         raw_bytes=report["artifact"]["raw_bytes"]
         if keep
         else sum(part.raw_bytes for part in manifest.parts),
@@ -576,6 +577,14 @@ def _clear(staged: Store) -> None:
     except StoreError as error:
         # The build is good all the same, and what is left is under a name that nobody reads.
         logger.warning("the staged copy could not be removed: %s", error.message)
+
+
+def _parts_of(store: Store, app: App, statement: str) -> dict[str, int]:
+    """Return the stored bytes by part of an artifact that the round trip has just loaded."""
+    trust = load_trust() if app.trust is None else app.trust
+    there = catalog.describe(store, trust, deployment=app.deployment)
+    manifest = next(item.manifest for item in there if item.statement == statement)
+    return {} if manifest is None else {part.name: part.stored_bytes for part in manifest.parts}
 
 
 def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, dict[str, bytes]]:

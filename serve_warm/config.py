@@ -71,12 +71,6 @@ class WarmupConfig(BaseModel):
     """What kernels are compiled for: this very CPU, or every one with AVX2 (x86-64-v3), so that
     one artifact fits a fleet of mixed CPUs. Builder and replicas must agree on it."""
 
-    pgo: Literal["off", "on"] = "off"
-    """Whether torch remembers which sizes changed (its profile-guided optimisation), so that a
-    replica compiles the dynamic graph at once and not the static one before it. The profile is in
-    the artifact, under a job id made of the deployment's name. For `dynamic=None` only; builder and
-    replicas must agree on it."""
-
     max_passes: int = Field(default=8, ge=2)
     """Passes until one must be quiet; a model that never gets quiet is not proven."""
 
@@ -166,12 +160,3 @@ def point_torch_caches_at(directory: Path) -> None:
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")
-
-
-def name_pgo_job(deployment: str) -> None:
-    """Make torch keep its profile of dynamic sizes under the name of a deployment.
-
-    torch reads and writes profiles only where a job has an id, and finds by it what another
-    process wrote. An id that was set by somebody else stays.
-    """
-    os.environ.setdefault("TORCH_COMPILE_JOB_ID", f"serve_warm-{deployment}")

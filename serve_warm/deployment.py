@@ -41,7 +41,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_warm import compiler, node
-from serve_warm.config import WarmupConfig, name_pgo_job, point_torch_caches_at, resolve
+from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.metrics import RaySink
@@ -292,8 +292,6 @@ class _Replica:
                 point_torch_caches_at(self._cache_directory)
                 # User code may compile in `__init__`, whatever it is told.
                 compiler.keep_headers_private()
-                if self._config.pgo == "on":
-                    name_pgo_job(self.deployment)
                 if self._config.cpu == "portable":
                     compiler.pin_portable_cpu()
                 if self._config.artifact is not None and self._config.overlap == "on":

@@ -239,7 +239,6 @@ def read_app(
     *,
     compile_arguments: Mapping[str, str] = _NO_ARGUMENTS,
     cpu: Cpu = "native",
-    pgo: Literal["off", "on"] = "off",
 ) -> dict[str, str]:
     """Read what the application has set; imports torch.
 
@@ -267,7 +266,6 @@ def read_app(
         "compile_arguments": _assignments(compile_arguments),
         # Not a factor of native artifacts: those of versions without the setting fit as ever.
         **({"cpu": cpu} if cpu == "portable" else {}),
-        **({"pgo": pgo} if pgo == "on" else {}),
     }
 
 

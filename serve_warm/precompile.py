@@ -292,6 +292,8 @@ class Dispatcher:
         self._hits: dict[Any, list[tuple[Any, ...]]] | None = None
         self._seen: dict[_Use, int] = {}
         self._unfit: dict[str, str] = {}
+        self._failed: dict[tuple[str, ...], str] = {}
+        """Why a build could not make an entry, by call and state."""
         _dispatchers.add(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -471,15 +473,21 @@ class Dispatcher:
         why = ahead.can_precompile()
         if self.arguments.get("backend", "inductor") != "inductor":
             why = f"the backend is {self.arguments['backend']}, and entries are Inductor's"
-        if (self.name, str(signature)) in library.refused:
-            why = library.refused[self.name, str(signature)]
+        attempt = (str(signature), *state.values())
+        why = why or self._failed.get(attempt, "")
         if why:
             raise NoEntry(why)
         # Shapes are static unless said otherwise: None would be neither.
         arguments = {"dynamic": False, **self.arguments}
         function = signature.function("entry")
-        made = ahead.make(function, self.callee, tensors, arguments)
-        error = difference_from_eager(self.callee, function, made.fn, tensors)
+        try:
+            made = ahead.make(function, self.callee, tensors, arguments)
+            error = difference_from_eager(self.callee, function, made.fn, tensors)
+        except NoEntry as failure:
+            self._failed[attempt] = str(failure)  # not tried again at each call
+            raise
+        # In another state, with grad mode on for example, it may have been refused before.
+        library.refused.pop((self.name, str(signature)), None)
         dynamic = Dynamic(conditions=tuple(made.conditions))
         entry = Entry(
             signature=dynamic.signature(signature, tensors),

@@ -302,7 +302,7 @@ class Prefetch:
             cpu = self._config.cpu
             return Fingerprint(
                 machine=read_machine(environment(), cpu=cpu),
-                app=read_app(environment(), cpu=cpu, pgo=self._config.pgo),
+                app=read_app(environment(), cpu=cpu),
             )
 
     @contextlib.contextmanager

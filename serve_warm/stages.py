@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_warm import artifact, compiler, folders, prefetch, transfer, unfinished
-from serve_warm.config import WarmupConfig, environment, name_pgo_job, point_torch_caches_at
+from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
@@ -232,6 +232,7 @@ class Warmup:
         after = seen.counts() - at_ready if seen and at_ready else Counts()
         events = seen.events() if seen and at_ready else ()
         now = (seen.counts() - self._at_start) if seen and not at_ready else self._warmup_counts
+        handed_over = _handed_over()
         return Report(
             application=self._replica.application,
             deployment=self._replica.deployment,
@@ -252,7 +253,7 @@ class Warmup:
             after_ready=after,
             events=tuple(e for e in events if e.at_unix >= self._ready_unix),
             artifact=self._artifact,
-            entries=_handed_over().uses() if _handed_over() else (),
+            entries=handed_over.uses() if handed_over is not None else (),
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
@@ -308,8 +309,6 @@ class Warmup:
                 self._new_cache_directory()
             compiler.keep_headers_private()
             self._choose_cpu()
-            if self._config.pgo == "on":
-                name_pgo_job(self._replica.deployment)
             # Nothing where it was done during __init__; where that is under way this waits for it.
             await asyncio.to_thread(compiler.import_compiler)
             self._warn_of_late_settings()
@@ -327,9 +326,7 @@ class Warmup:
             compiler.isa_checks()
             # On this thread, not in a worker: grad mode and autocast are the thread's.
             cpu = self._config.cpu
-            app = read_app(
-                environment(), compile_arguments=arguments, cpu=cpu, pgo=self._config.pgo
-            )
+            app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
             machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
             self.fingerprint = Fingerprint(machine=machine, app=app)
 
