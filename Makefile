@@ -50,8 +50,11 @@ demo: $(READY)
 demo-s3: $(READY)
 	$(BIN)/python -m deployments.demo --s3
 
+# Two processes, whatever the machine has: one runs all that needs the Ray cluster. With `-x`, `-s`
+# or a debugger, PROCESSES=0 keeps everything in one.
+PROCESSES ?= 2
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

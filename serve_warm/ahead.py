@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's ahead-of-time compile of one function for one input: made here, loaded here.
 
-Private names of torch are used here and in `serve_warm.compiler`, and nowhere else.
+Private names of torch are used here, in `compiler`, `pgo`, `exported` and `libraries`, and nowhere
+else.
 `torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it
 and a guard check; it pickles where the guards are left out. What they protected is returned
 beside it as facts, and the caller checks them (`serve_warm.facts`, `serve_warm.precompile`).
@@ -18,7 +19,7 @@ import hashlib
 import io
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,37 @@ def make(
     Raises:
         NoEntry: there is a graph break, or something in it cannot be written to a file.
     """
+    with as_reasons():
+        captured = capture(function, callee, tensors, arguments)
+        entry = captured.entry
+        return Made(
+            fn=_checked(entry),
+            data=type(entry).serialize(entry, {}).serialized_data,
+            references=_references(entry, entry._artifacts.runtime_env),
+            facts=captured.facts,
+            conditions=captured.conditions,
+            sources=captured.sources,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What Dynamo found in one function: a graph, which a backend has compiled, and around it."""
+
+    entry: Any
+    """torch's own object; its `fn` is the bytecode around the graph, which checks nothing."""
+    facts: facts.Facts
+    conditions: Sequence[str]
+    sources: Mapping[str, str]
+
+
+def capture(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> Captured:
+    """Trace `function(callee, *tensors)` and have its graph compiled, by a `backend` if given.
+
+    Raises whatever torch raises: call it inside `as_reasons()`.
+    """
     guards: list[facts.Guard] = []
     conditions: list[str] = []
 
@@ -80,22 +112,51 @@ def make(
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
+    with _enabled():
+        settings = _with_filter({**arguments, "fullgraph": True}, take_all)
+        compiled: Any = torch.compile(function, **settings)
+        entry = compiled.aot_compile(((callee, *tensors), {}))
+    aliases: dict[str, str] = dict(entry._artifacts.runtime_env.import_sources)
+    return Captured(
+        entry=entry,
+        facts=facts.collect(guards, callee, modules=aliases),
+        conditions=tuple(conditions),
+        sources=_sources(entry),
+    )
+
+
+@contextlib.contextmanager
+def side_effects() -> Iterator[Mapping[str, None]]:
+    """Name what existed before and is changed by what is captured in the block, as it is found.
+
+    Tensors' contents apart: those are changed in the graph. Known once a backend is called. Seen
+    in 2.11 to 2.13.
+    """
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.base import AttributeMutationNew
+
+    kind: Any = SideEffects
+    write = kind.codegen_update_mutated
+    changes: dict[str, None] = {}
+
+    def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
+        for variable in effects._get_modified_vars():
+            if not isinstance(variable.mutation_type, AttributeMutationNew):
+                changes[_path_of(variable.source) or type(variable).__name__] = None
+        return write(effects, *args, **kwargs)
+
+    kind.codegen_update_mutated = noting
     try:
-        with _enabled():
-            settings = _with_filter({**arguments, "fullgraph": True}, take_all)
-            compiled: Any = torch.compile(function, **settings)
-            entry = compiled.aot_compile(((callee, *tensors), {}))
-        environment = entry._artifacts.runtime_env
-        aliases: dict[str, str] = dict(environment.import_sources)
-        data = type(entry).serialize(entry, {}).serialized_data
-        return Made(
-            fn=_checked(entry),
-            data=data,
-            references=_references(entry, environment),
-            facts=facts.collect(guards, callee, modules=aliases),
-            conditions=tuple(conditions),
-            sources=_sources(entry),
-        )
+        yield changes
+    finally:
+        kind.codegen_update_mutated = write
+
+
+@contextlib.contextmanager
+def as_reasons() -> Iterator[None]:
+    """Raise `NoEntry` for what torch raises in the block; its text is torch's first line."""
+    try:
+        yield
     except FAILURES as error:
         raise NoEntry(_reason(error)) from error
 
@@ -106,15 +167,13 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]]) -> Callable[...
     Raises:
         NoEntry: torch cannot load it here.
     """
-    try:
+    with as_reasons():
         found = {name: facts.resolve(*where) for name, where in references.items()}
         with _enabled():
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )
         return _checked(entry)
-    except FAILURES as error:
-        raise NoEntry(_reason(error)) from error
 
 
 def can_precompile() -> str:
@@ -261,7 +320,7 @@ class _Graph:
         if not any(same(*args) for same in self._checks):
             self._learn(args)
         if self._writes:
-            _no_overlap(args)
+            refuse_overlap(args)
         return self._compiled(*args)
 
     def _learn(self, args: Sequence[Any]) -> None:
@@ -281,7 +340,7 @@ class _Graph:
         self._known = [said]
         # Inference tensors and others are told apart by the check, and are one to the code.
         self._checks = (
-            _of_tensors(tensor_check(tensors, free=dynamic), dynamic=dynamic),
+            _of_tensors(tensor_check(tensors, free=range(len(tensors) * dynamic)), dynamic=dynamic),
             *self._checks[:3],
         )
 
@@ -292,7 +351,7 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., b
     return lambda *args: check(*(arg for arg in args if isinstance(arg, torch.Tensor)))
 
 
-def _no_overlap(args: Sequence[Any]) -> None:
+def refuse_overlap(args: Sequence[Any]) -> None:
     """Raise `NoEntry` where two tensors share memory; a few µs where each has its own."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.numel()]
     spans = []
@@ -357,19 +416,19 @@ def compile_in_place(block: torch.nn.Module, compiled: Callable[..., Any]) -> No
 # What a dispatcher asks at each call ----------------------------------------------------------
 
 
-def tensor_check(tensors: Sequence[Any], *, free: bool = False) -> Callable[..., bool]:
+def tensor_check(tensors: Sequence[Any], *, free: Collection[int] = ()) -> Callable[..., bool]:
     """Return a function that says whether other tensors are like these, to compiled code.
 
     Type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode, autocast,
-    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. With `free`,
-    sizes and strides may be any.
+    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. Of those whose
+    numbers are in `free`, sizes and strides may be any.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
 
     sizes: Any = [list(tensor.shape) for tensor in tensors]  # its stub has another type
     strides: Any = [list(tensor.stride()) for tensor in tensors]
-    if free:
-        sizes = strides = [[None] * tensor.dim() for tensor in tensors]
+    for number in free:
+        sizes[number] = strides[number] = [None] * tensors[number].dim()
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = guards.check
     return check

@@ -10,10 +10,11 @@ One statement covers all parts, so parts of two artifacts cannot be mixed.
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
     precompiled    a tar of entries made ahead of time and their index (`serve_warm.entries`)
+    exported       a tar of libraries made ahead of time, which need no compiler, and their index
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
 Everything that reads is strict and bounded, and refuses rather than repairs. Whether bytes may be
-loaded at all is not decided here but by the signature (`serve_warm.trust`).
+loaded at all is not decided here but by the signature (`serve_warm.verification`).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from serve_warm import folders
+from serve_warm.envelopes import parse_json
 from serve_warm.errors import ArtifactRefused, BuildFailed
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.trust import parse_json
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,10 +54,10 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://serve-warm.dev/artifact/v"
 """Followed by the format version."""
 
-OPTIONAL_PARTS = frozenset({"precompiled"})
+OPTIONAL_PARTS = frozenset({"precompiled", "exported"})
 """Parts that a start asks for and an artifact need not have."""
 
-DIRECTORY_PARTS = frozenset({"cache", "precompiled"})
+DIRECTORY_PARTS = frozenset({"cache", "precompiled", "exported"})
 """Parts whose raw bytes are a packed directory."""
 
 MAX_PARTS = 16

@@ -93,7 +93,7 @@ def one(
     inspect: Callable[[builder.Start], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return the record of one start; `inspect` may use the replica before it is deleted."""
-    parts = ["cache", "precompiled"]
+    parts = ["cache", "precompiled", "exported"]
     settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":
         settings["artifact"] = None

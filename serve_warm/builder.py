@@ -5,7 +5,8 @@
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys:
 what is built outside a replica misses inside one. So the deployment is started as its options
 say, it warms up and proves itself, and its caches are packed. Before anything is published a
-second, fresh replica must load the artifact and reach the proof without one compiler run.
+second, fresh replica must load the artifact and reach the proof without one compiler run; another
+one with what is made ahead of time, and another one with libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,8 +34,9 @@ from serve_warm import artifact, catalog, folders, node, publish, unfinished
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
+from serve_warm.ownkey import user_key
 from serve_warm.stores import open_store
-from serve_warm.trust import default_trust_files, load_trust, trust_lines, user_key
+from serve_warm.trustfiles import default_trust_files, load_trust, trust_lines
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -168,9 +170,6 @@ def _config_of(target: str) -> dict[str, Any]:
 
 
 def _only_application(target: str) -> dict[str, Any]:
-    from pydantic import ValidationError
-    from ray.serve.schema import ServeDeploySchema
-
     try:
         loaded = yaml.safe_load(Path(target).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
@@ -178,13 +177,11 @@ def _only_application(target: str) -> dict[str, Any]:
     applications = loaded.get("applications") if isinstance(loaded, dict) else None
     if not applications:
         raise ConfigError(f"{target} has no applications", hint="pass a Serve config file")
-    try:
-        ServeDeploySchema.model_validate(loaded)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()]
+    problems = _problems(loaded)
+    if problems:
         raise ConfigError(
             f"{target} is no Serve config: {'; '.join(problems)}", hint="`serve run` says the same"
-        ) from error
+        )
     if len(applications) != 1:
         names = [a.get("name") for a in applications]
         raise ConfigError(
@@ -192,6 +189,20 @@ def _only_application(target: str) -> dict[str, Any]:
             hint="one artifact is built for one deployment: split the file, or pass module:app",
         )
     return dict(applications[0])
+
+
+def _problems(config: Mapping[str, Any]) -> list[str]:
+    """Return what Serve's own schema has against a config: of pydantic 1 in Ray 2.53, 2 in 2.60."""
+    from ray.serve.schema import ServeDeploySchema
+
+    schema: Any = ServeDeploySchema
+    check = schema.model_validate if hasattr(schema, "model_validate") else schema.parse_obj
+    try:
+        check(config)
+    except ValueError as error:  # which the ValidationError of either is
+        found: Any = error
+        return [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in found.errors()]
+    return []
 
 
 def _imported(config: Mapping[str, Any]) -> Any:
@@ -493,15 +504,12 @@ def build(
         if not keep:
             publish.push(open_store(source), manifest, stored, [key])
         warm = {**settings, "artifact": source}
-        # Each level by itself: what the entries answer never asks the caches, and the caches
-        # must answer where an entry does not fit.
-        for parts in [["cache"], ["cache", "precompiled"]][: 1 + ("precompiled" in stored)]:
-            label = "round trip" + (", ahead of time" if len(parts) > 1 else "")
+        for label, parts, proves in _round_trips(stored, packed["facts"].get("entries", ())):
             told = _prefixed(progress, label)
             with on.running(app, {**warm, "parts": parts}, progress=told) as start:
                 report = start.report()
             with _discarded_if_refused(build_key):
-                _accept(report)
+                _accept(report, without_compiler=proves)
     statement = report["artifact"]["statement"]
     if not keep:
         progress("publish")
@@ -619,7 +627,8 @@ def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, 
             hint="nothing was published: build on a machine that has it",
         )
     progress("compile: disassembling")
-    libraries = prove_portable(io.BytesIO(packed["parts"]["cache"]), objdump=find_objdump())
+    made = [packed["parts"][name] for name in ("cache", "exported") if name in packed["parts"]]
+    libraries = sum(prove_portable(io.BytesIO(raw), objdump=find_objdump()) for raw in made)
     return {"cpu": "portable", "libraries_disassembled": libraries}
 
 
@@ -633,7 +642,25 @@ def _discarded_if_refused(build_key: str) -> Iterator[None]:
         raise
 
 
-def _accept(report: Mapping[str, Any]) -> None:
+def _round_trips(
+    stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, list[str], bool]]:
+    """Return name and parts of each round trip, and whether it must do without torch's compiler.
+
+    Each level by itself: what the entries answer never asks the caches, and the caches must answer
+    where an entry does not fit. Libraries need neither, where every call has one.
+    """
+    trips = [("round trip", ["cache"], False)]
+    if "precompiled" in stored:
+        trips.append(("round trip, ahead of time", ["cache", "precompiled"], False))
+    if "exported" in stored:
+        alone = all(entry["level"] == 3 for entry in entries)
+        rest = [name for name in ("cache", "precompiled") if name in stored and not alone]
+        trips.append(("round trip, libraries", [*rest, "exported"], alone))
+    return trips
+
+
+def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> None:
     """Raise unless the round trip was warm through and through."""
     problems = []
     if report["verdict"] != "full_hit":
@@ -647,6 +674,14 @@ def _accept(report: Mapping[str, Any]) -> None:
     covered = report["covered"]
     if covered["proven"] != covered["expected"] or not covered["expected"]:
         problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
+    if without_compiler:
+        problems += [
+            f"{use['callable']}{use['call']} was served by level {use['level']}: {use['reason']}"
+            for use in report["entries"]
+            if use["level"] < 3
+        ]
+        if report["compiler_imported"] == "start":
+            problems.append("torch's compiler was imported, which libraries do without")
     if problems:
         raise BuildFailed(
             "a fresh replica loaded the artifact, and " + "; ".join(problems),

@@ -70,6 +70,13 @@ def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature,
     return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
 
 
+def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Return what is in the arguments and which tensors these are, to see it change."""
+    tensors: list[Any] = []
+    text = _source([*args, dict(kwargs)], tensors)
+    return text, [id(tensor) for tensor in tensors]
+
+
 def _source(value: Any, tensors: list[Any]) -> str:
     kind = type(value)
     if kind is torch.Tensor:

@@ -20,19 +20,13 @@ from typing import Literal
 from packaging.version import InvalidVersion, Version
 
 from serve_warm.artifact import DIRECTORY_PARTS, Manifest, check_caps, check_directory
+from serve_warm.envelopes import Envelope, parse_json
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
+from serve_warm.parts import BLOBS, Progress, blob_key, receive_part, unpack_part
+from serve_warm.statements import believable, read_envelope, statement_keys
 from serve_warm.stores import Store
-from serve_warm.transfer import (
-    BLOBS,
-    Progress,
-    believable,
-    blob_key,
-    read_envelope,
-    receive_part,
-    statement_keys,
-    unpack_part,
-)
-from serve_warm.trust import Envelope, Trust, parse_json, verify
+from serve_warm.trust import Trust
+from serve_warm.verification import verify
 
 logger = logging.getLogger(__name__)
 

@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every touch of torch.compile, Dynamo, Inductor and Triton: the watch, the proof, the caches.
 
-Private names of torch are used here and nowhere else. Each says the version it was seen in
-(2.13.0 unless said otherwise) and what happens where it is missing. What is public
-(`torch.compiler.set_stance`, `save_cache_artifacts`, `load_cache_artifacts`) is preferred.
+Private names of torch are used here, in `ahead` and in `pgo`, and nowhere else. Each says the
+version it was seen in (2.13.0 unless said otherwise) and what happens where it is missing. What is
+public (`torch.compiler.set_stance`, `save_cache_artifacts`, `load_cache_artifacts`) is preferred.
 
 The watch rests on one hook. Each call of a compiled function asks
 `torch._dynamo.eval_frame._callback_from_stance` which callback to run when no compiled variant
 fits. The hook answers with a wrapper of that callback, so that Python code of ours runs when
 something is about to be compiled, and one function call more (about 1 µs) when nothing is.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
+
+A start at level 3 imports neither Dynamo nor Inductor. So every hook waits for the import of the
+module that it goes into, and is there before anything can use that module.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import itertools
 import logging
@@ -34,13 +35,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from serve_warm import fingerprint, folders
 from serve_warm.errors import CompilerMissing, ConfigError
+from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
 
@@ -81,10 +82,12 @@ class Watch:
 
     def counts(self) -> Counts:
         """Return everything counted since the process was first watched."""
-        from torch._dynamo.utils import counters  # private; the same from 2.6 to 2.15
-
+        # Private; the same from 2.6 to 2.15. Without Dynamo nothing was compiled.
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         self._keep_noting_captures()
-        aot, inductor = counters["aot_autograd"], counters["inductor"]
+        aot, inductor = (
+            ({}, {}) if counters is None else (counters["aot_autograd"], counters["inductor"])
+        )
         with self._lock:
             return Counts(
                 compiles=self._compiles,
@@ -92,12 +95,12 @@ class Watch:
                 eager_falls=self._eager_falls,
                 captures=self._captures,
                 forbidden=self._forbidden,
-                fx_hits=inductor["fxgraph_cache_hit"],
-                fx_misses=inductor["fxgraph_cache_miss"],
-                fx_bypasses=inductor["fxgraph_cache_bypass"],
-                aot_hits=aot["autograd_cache_hit"],
-                aot_misses=aot["autograd_cache_miss"],
-                aot_bypasses=aot["autograd_cache_bypass"],
+                fx_hits=inductor.get("fxgraph_cache_hit", 0),
+                fx_misses=inductor.get("fxgraph_cache_miss", 0),
+                fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
+                aot_hits=aot.get("autograd_cache_hit", 0),
+                aot_misses=aot.get("autograd_cache_miss", 0),
+                aot_bypasses=aot.get("autograd_cache_bypass", 0),
                 compiler_processes=self._compiler_processes,
                 compiler_s=self._compiler_s,
                 compile_s=self._compile_s,
@@ -110,10 +113,9 @@ class Watch:
 
     def _keep_noting_captures(self) -> None:
         # User code may call torch._dynamo.reset(), which forgets the callbacks of everybody.
-        from torch._dynamo.callback import callback_handler
-
-        if self._compile_started not in callback_handler.start_callbacks:
-            callback_handler.register_start_callback(self._compile_started)
+        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if handler is not None and self._compile_started not in handler.start_callbacks:
+            handler.register_start_callback(self._compile_started)
 
     @contextlib.contextmanager
     def calling_threads(self) -> Iterator[set[int]]:
@@ -230,21 +232,24 @@ _install_lock = threading.Lock()
 
 
 def watch() -> Watch:
-    """Return this process' watch, hooking torch on the first call (which imports Dynamo)."""
+    """Return this process' watch, which hooks torch now, or as soon as its compiler is imported."""
     global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
     with _install_lock:
         if _the_watch is None:
             seen = Watch()
-            _hook_dynamo(seen)
-            seen._keep_noting_captures()
-            _hook_compiler_runs(seen)
+            when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
+            when_imported("torch._dynamo.callback", lambda _: seen._keep_noting_captures())
+            when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
             _the_watch = seen
         return _the_watch
 
 
-def _hook_dynamo(seen: Watch) -> None:
-    from torch._dynamo import eval_frame
+def is_imported() -> bool:
+    """Return whether torch's compiler is in this process; without it nothing can be compiled."""
+    return any(name in sys.modules for name in ("torch._dynamo", "torch._inductor"))
 
+
+def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
     original: Callable[[Any], Any] = eval_frame._callback_from_stance
     get_native_id = threading.get_native_id
 
@@ -289,11 +294,9 @@ class _Refused:
             raise
 
 
-def _hook_compiler_runs(seen: Watch) -> None:
+def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
     # Inductor compiles C++ in threads of this process, each run through this one function
     # (private; 2.5 to 2.15). It is checked against the process table by tests/test_cold_warm.py.
-    from torch._inductor import cpp_builder
-
     original = cpp_builder.run_compile_cmd
 
     def run_compile_cmd(cmd_line: str, cwd: str) -> None:
@@ -340,9 +343,6 @@ def unwatched_compiles() -> int:
     return int(utils.counters["frames"]["ok"]) - watched
 
 
-_headers_deferred = False
-
-
 def defer_precompiled_headers() -> None:
     """Make torch precompile its C++ headers when a compiler runs, not when a kernel is loaded.
 
@@ -352,14 +352,15 @@ def defer_precompiled_headers() -> None:
     `_precompile_header` of codecache.py). The path of the header only enters the compiler's
     command line, so that a word of ours can stand for it until there is such a command.
     """
-    global _headers_deferred  # noqa: PLW0603  (the hooked functions are process-wide)
-    from torch._inductor import codecache, cpp_builder
+    when_imported("torch._inductor.codecache", _defer_headers)
 
-    with _install_lock:
-        precompile = getattr(codecache, "_precompile_header", None)
-        if _headers_deferred or precompile is None:
-            return
-        _headers_deferred = True
+
+def _defer_headers(codecache: Any) -> None:
+    from torch._inductor import cpp_builder  # which codecache has imported
+
+    precompile = getattr(codecache, "_precompile_header", None)
+    if precompile is None:
+        return
     run: Callable[[str, str], None] = cpp_builder.run_compile_cmd
     headers: dict[str, Callable[[], str]] = {}
     numbers = itertools.count()  # two threads get two numbers
@@ -387,7 +388,7 @@ def keep_headers_private() -> None:
     pointed at, and whoever made that folder first is asked nothing: a header from there is code
     in every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
     """
-    _when_imported("torch._inductor.codecache", _move_headers)
+    when_imported("torch._inductor.codecache", _move_headers)
 
 
 def _move_headers(codecache: ModuleType) -> None:
@@ -429,7 +430,33 @@ def forbid() -> Iterator[None]:
     So does what would run eagerly without a word, because its recompile limit is reached. The
     stance is process-wide, not per thread, and is restored whatever happens.
     """
+    global _forbidding  # noqa: PLW0603  (the stance is process-wide too)
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_forbidden_to_dynamo())
+        else:
+            # Nothing can compile; and when somebody imports it, nothing may.
+            _forbidding = stack
+            when_imported("torch._dynamo", _forbid_from_its_import)
+        try:
+            yield
+        finally:
+            _forbidding = None
+
+
+_forbidding: contextlib.ExitStack | None = None
+"""Of the block that began without Dynamo."""
+
+
+def _forbid_from_its_import(_: ModuleType) -> None:
+    if _forbidding is not None:
+        _forbidding.enter_context(_forbidden_to_dynamo())
+
+
+@contextlib.contextmanager
+def _forbidden_to_dynamo() -> Iterator[None]:
     import torch
+    import torch._dynamo  # until whoever is in the middle of it has imported it
     from torch._C._dynamo.eval_frame import (
         _FrameAction,
         _FrameExecStrategy,
@@ -485,9 +512,17 @@ def load_torch_bytes(raw: bytes) -> bool:
 
 
 def import_compiler() -> None:
-    """Import what the first compile would import (about 1.5 s), so that a stage pays for it."""
-    import torch._dynamo
+    """Import what the first compile would import (about 1.5 s), so that a stage pays for it.
+
+    Asks CUDA for its devices in some versions (2.11).
+    """
+    import_dynamo()
     import torch._inductor.compile_fx  # noqa: F401
+
+
+def import_dynamo() -> None:
+    """Import the half of it that asks CUDA for nothing (2.11 to 2.13)."""
+    import torch._dynamo  # noqa: F401
 
 
 def require_compiler(environ: Mapping[str, str]) -> None:
@@ -521,14 +556,12 @@ class IsaChecks:
         """Answer from `answers` from now on; anything not in them is still probed."""
         self._given = dict(answers)
 
-    def hook(self) -> bool:
-        """Put this in front of torch's probe; return whether this torch has one we know."""
-        from torch._inductor import cpu_vec_isa
-
+    def hook(self, cpu_vec_isa: Any) -> None:
+        """Put this in front of torch's probe, where this torch has one we know."""
         vec_isa: Any = cpu_vec_isa.VecISA
         original = getattr(vec_isa, "check_build", None)
         if original is None:
-            return False
+            return
 
         def check_build(isa: Any, code: str) -> bool:
             digest = hashlib.sha256(code.encode()).hexdigest()[:12]
@@ -540,19 +573,18 @@ class IsaChecks:
             return self.answers[question]
 
         vec_isa.check_build = check_build
-        return True
 
 
 _isa_checks: IsaChecks | None = None
 
 
 def isa_checks() -> IsaChecks:
-    """Return this process' recorder of ISA probes, hooking torch on the first call."""
+    """Return this process' recorder of ISA probes, which hooks torch as the watch does."""
     global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
     with _install_lock:
         if _isa_checks is None:
             _isa_checks = IsaChecks()
-            _isa_checks.hook()
+            when_imported("torch._inductor.cpu_vec_isa", _isa_checks.hook)
         return _isa_checks
 
 
@@ -578,8 +610,8 @@ def pin_portable_cpu() -> Sequence[str]:
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:
-        _when_imported("torch._inductor.config", _pin_settings)
-        _when_imported("torch._inductor.cpu_vec_isa", _probe_avx2_only)
+        when_imported("torch._inductor.config", _pin_settings)
+        when_imported("torch._inductor.cpu_vec_isa", _probe_avx2_only)
     return lacking
 
 
@@ -618,54 +650,6 @@ def _probe_avx2_only(cpu_vec_isa: ModuleType) -> None:
     module.valid_vec_isa_list.cache_clear()
 
 
-class _AfterImport:
-    """Runs actions on modules as soon as they have been imported, by whomever.
-
-    What stands in a module must be changed before anything uses it, and importing it for that
-    would take a second, and settings that user code makes before its own import.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
-        self._known: set[tuple[str, Callable[[ModuleType], None]]] = set()
-
-    def run(self, name: str, action: Callable[[ModuleType], None]) -> None:
-        with _install_lock:
-            if (name, action) in self._known:
-                return
-            self._known.add((name, action))
-            if name not in sys.modules:
-                self._waiting.setdefault(name, []).append(action)
-                if self not in sys.meta_path:
-                    sys.meta_path.insert(0, self)
-                return
-        # Waits for another thread that is in the middle of importing it.
-        action(importlib.import_module(name))
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        # Popped: the search below comes by here again.
-        actions = self._waiting.pop(name, None)
-        if actions is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            self._waiting[name] = actions  # for the next try, if this one fails
-            execute(module)
-            del self._waiting[name]
-            for action in actions:
-                action(module)
-
-        vars(spec.loader)["exec_module"] = exec_module
-        return spec
-
-
-_when_imported = _AfterImport().run
-
-
 # What the app compiles with -------------------------------------------------------------------
 
 
@@ -678,6 +662,10 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """
     found = {}
     for name, value in vars(owner).items():
+        # By type: a DeploymentHandle has every attribute that it is asked for.
+        if hasattr(type(value), "serve_warm_level3") and value.serve_warm_level3:
+            found[name] = value.serve_warm_level3
+            continue
         backend = _backend_of(value)
         if backend is None:
             continue
@@ -704,6 +692,9 @@ def uses_cuda_graphs(owner: Any) -> bool:
 def _backend_of(value: Any) -> Any:
     """Return the backend object of a compiled module or function, or `None`."""
     import torch
+
+    if "torch._dynamo" not in sys.modules:  # which torch.compile imports
+        return None
     from torch._dynamo.eval_frame import innermost_backend
 
     # By type: a DeploymentHandle has every attribute that it is asked for.

@@ -35,10 +35,16 @@ class WarmupConfig(BaseModel):
     `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `hf://owner/repo@revision`.
     """
 
-    parts: tuple[Literal["cache", "precompiled", "torch_bytes"], ...] = ("cache", "precompiled")
+    parts: tuple[Literal["cache", "precompiled", "exported", "torch_bytes"], ...] = (
+        "cache",
+        "precompiled",
+        "exported",
+    )
     """What to load of an artifact. `cache` is the cache directory, built kernels included.
     `precompiled` is what skips Dynamo for callables of `serve_warm.compile` (level 2), and is left
-    out where an artifact has none; its entries need the kernels in `cache`.
+    out where an artifact has none; its entries need the kernels in `cache`. `exported` is what
+    does without Dynamo, Inductor and a C++ compiler for callables of
+    `serve_warm.compile(level=3)`, is left out as well where there is none, and needs no other.
     `torch_bytes` is what `torch.compiler.save_cache_artifacts()` gives: on CPU every kernel is
     compiled again, so it is here for GPUs and for comparison (`serve-warm bench`)."""
 
@@ -71,6 +77,11 @@ class WarmupConfig(BaseModel):
     """What kernels are compiled for: this very CPU, or every one with AVX2 (x86-64-v3), so that
     one artifact fits a fleet of mixed CPUs. Builder and replicas must agree on it."""
 
+    pgo: Literal["off", "on"] = "off"
+    """Whether torch's profile of dynamic sizes is kept and travels in the part `cache`, so that a
+    replica compiles the graph for all sizes at once and not a static one before it. For
+    `dynamic=None` alone, at level 1. An artifact that was built with it serves replicas without."""
+
     max_passes: int = Field(default=8, ge=2)
     """Passes until one must be quiet; a model that never gets quiet is not proven."""
 
@@ -93,6 +104,12 @@ class WarmupConfig(BaseModel):
 
     state_dir: str | None = None
     """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
+
+    @field_validator("overlap", "pgo", mode="before")
+    @classmethod
+    def _as_yaml_reads_it(cls, value: Any) -> Any:
+        # In YAML 1.1 a bare on or off is a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("parts")
     @classmethod

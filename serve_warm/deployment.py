@@ -40,11 +40,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_warm import compiler, node
+from serve_warm import compiler, metrics, node
 from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
+from serve_warm.folders import user_folder
 from serve_warm.inputs import Input
-from serve_warm.metrics import RaySink
 from serve_warm.prefetch import Prefetch
 from serve_warm.report import CompileEvent, Report, Stage
 from serve_warm.stages import Warmup
@@ -285,8 +285,13 @@ class _Replica:
         self._config = resolve(owner.warmup_config, user_config=declared)
         self._cache_directory: Path | None = None
         self._prefetch: Prefetch | None = None
+        self._serving_unwarmed = False
+        self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
+        self._heartbeat: node.Heartbeat | None = None
         if self.in_serve:
             _log_through_serve()
+            # Before `__init__`, which may take minutes: this node has a replica that is not ready.
+            self._beat()
             if self._config.enabled:
                 self._cache_directory = compiler.private_directory()
                 point_torch_caches_at(self._cache_directory)
@@ -317,6 +322,7 @@ class _Replica:
     def _configure(self, user_config: Any) -> None:
         if self._warmup is None:
             self._config = resolve(self.owner.warmup_config, user_config=user_config)
+            self._beat()
             return
         # A light update of a replica that serves: it is not warmed up again, and a mistake in
         # it is no reason to stop serving.
@@ -351,6 +357,9 @@ class _Replica:
         if not self._config.enabled:
             if self._prefetch is not None:
                 self._prefetch.drop()  # it was enabled when the class was instantiated
+            self._serving_unwarmed = True
+            if self._heartbeat is not None:
+                self._heartbeat.changed()
             return self.report()
         with self._lock:
             if self._task is None:
@@ -371,42 +380,53 @@ class _Replica:
             self, self._config, cache_directory=self._cache_directory, prefetched=self._prefetch
         )
         if self.in_serve:
-            warmup.observe([RaySink(warmup.report), self._state_writer(warmup)])
+            warmup.observe([metrics.RaySink(warmup.report), self._told])
         self._warmup = warmup
         return await warmup.run()
 
-    def _state_writer(self, warmup: Warmup) -> Callable[[Report], None]:
-        directory = Path(self._config.state_dir or node.default_directory())
-        state: node.StateFile | None = None
-        last: tuple[Stage | None, float] = (None, 0.0)
-
-        def write(report: Report) -> None:
-            nonlocal state, last
-            now = time.monotonic()
-            if report.stage is last[0] and now - last[1] < STATE_PERIOD_S:
+    def _beat(self) -> None:
+        """Have a state file where the configuration wants it, and no other."""
+        if not self.in_serve:
+            return
+        directory = Path(self._config.state_dir or user_folder("state"))
+        if self._heartbeat is not None:
+            if self._heartbeat.directory == directory:
                 return
-            last = (report.stage, now)
-            if state is None:
-                state = node.StateFile(
-                    directory,
-                    application=self.application,
-                    deployment=self.deployment,
-                    replica=self.replica,
-                )
-            state.write(
-                {
-                    "stage": report.stage.value,
-                    "verdict": report.verdict.value,
-                    "inputs_expected": report.covered.expected,
-                    "inputs_done": warmup.done_in_pass,
-                    "passes": report.passes,
-                    "statement": report.artifact.statement if report.artifact else "",
-                    "note": warmup.note,
-                    "error": report.error,
-                }
-            )
+            self._heartbeat.stop()
+        self._heartbeat = node.Heartbeat(
+            directory,
+            application=self.application,
+            deployment=self.deployment,
+            replica=self.replica,
+            facts=self._facts,
+        )
 
-        return write
+    def _told(self, report: Report) -> None:
+        """Have a new stage written at once, and progress in one not too often."""
+        now = time.monotonic()
+        if report.stage is self._last_told[0] and now - self._last_told[1] < STATE_PERIOD_S:
+            return
+        self._last_told = (report.stage, now)
+        if self._heartbeat is not None:
+            self._heartbeat.changed()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the state file says, as of now; called by its own thread."""
+        warmup, report = self._warmup, self.report()
+        if not (self._config.enabled or self._serving_unwarmed):
+            report = dataclasses.replace(report, stage=Stage.PENDING)
+        return {
+            "stage": report.stage.value,
+            "verdict": report.verdict.value,
+            "degraded": list(report.degraded),
+            "inputs_expected": report.covered.expected,
+            "inputs_done": warmup.done_in_pass if warmup is not None else 0,
+            "passes": report.passes,
+            "statement": report.artifact.statement if report.artifact else "",
+            "note": warmup.note if warmup is not None else "",
+            "error": report.error,
+            "metrics": metrics.as_data(report),
+        }
 
     def report(self) -> Report:
         """Return the report until now; an empty one before warm-up began, or without one."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The part `precompiled` of an artifact: entries by unit, their files, and which of them fit.
+"""The parts `precompiled` and `exported` of an artifact: entries by unit, their files, which fit.
 
 A unit is what callables must be equal in to share entries: name, arguments of torch.compile, and
 the tree of modules. Nothing in it is executed before a function is asked for.
@@ -9,24 +9,28 @@ the tree of modules. Nothing in it is executed before a function is asked for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from serve_warm import ahead
+from serve_warm import ahead, libraries
 from serve_warm.calls import Dynamic, Signature, module_of
 from serve_warm.facts import Facts, NoEntry, describe_tensor, name_of_class
 
 FORMAT = 1
-"""Version of the part `precompiled`. Another one is not read: its calls are served by level 1."""
+"""Version of both parts. Another one is not read: its calls are served by level 1."""
 
 INDEX = "index.json"
+
+PREFIXES = {2: "entry", 3: "library"}
+"""What the file of an entry is called, by the level: torch's pickle, or a shared library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,22 @@ class Entry:
     file: str
     error: float
     """Largest difference from eager, relative to the largest value, when it was made."""
+    level: int = 2
+    reason: str = ""
+    """Why it is no library, where one was asked for."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """How a library is opened and called (`serve_warm.libraries`)."""
+
+    @functools.cached_property
+    def function_key(self) -> str:
+        """What two entries must be equal in to share a function.
+
+        Not the file alone: a library holds neither weights nor names, so that two methods of one
+        shape give the same bytes, and only the plan says whose weights go in.
+        """
+        return json.dumps(
+            [self.file, self.plan, self.references, self.sources, self.state], sort_keys=True
+        )
 
     def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
         """Return whether it was made for calls like this one."""
@@ -69,9 +89,9 @@ class Unit:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def file_name(data: bytes) -> str:
+def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
     """Return the name of an entry's file, which is what is in it: another one is damaged."""
-    return f"entry_{hashlib.sha256(data).hexdigest()[:32]}"
+    return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 class Library:
@@ -80,6 +100,8 @@ class Library:
     def __init__(self, units: Mapping[str, Unit], files: Mapping[str, bytes]) -> None:
         self.units = dict(units)
         self.files = dict(files)
+        self.folder: Path | None = None
+        """Where libraries lie, which are opened by their path; none in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Reason by unit name and call, for what has no entry although it was declared."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
@@ -93,37 +115,68 @@ class Library:
             NoEntry: it cannot be loaded here, or its sources are not those of today.
         """
         with self._lock:
-            if entry.file not in self._functions:
-                self._functions[entry.file] = self._load(entry)
-            loaded = self._functions[entry.file]
+            if entry.function_key not in self._functions:
+                self._functions[entry.function_key] = self._load(entry)
+            loaded = self._functions[entry.function_key]
         if isinstance(loaded, NoEntry):
             raise NoEntry(str(loaded))
         return loaded
 
     def _load(self, entry: Entry) -> Callable[..., Any] | NoEntry:
-        data = self.files.get(entry.file)
-        if data is None or file_name(data) != entry.file:
-            return NoEntry(f"its file {entry.file} is {'missing' if data is None else 'damaged'}")
         changed = [name for name, digest in entry.sources.items() if self._is_other(name, digest)]
         if changed:
             return NoEntry(f"changed since the build: {', '.join(changed)}")
         try:
             with _mode(entry.state):
-                return ahead.load(data, entry.references)
+                if entry.level == 2:
+                    return ahead.load(self._intact(entry.file), entry.references)
+                # Executed as soon as it is opened, so what is in it is looked at before.
+                self._intact(entry.file)
+                return libraries.load(self._path(entry.file), entry.plan)
         except NoEntry as error:
             return error
+
+    def _intact(self, name: str) -> bytes:
+        data = self.files.get(name)
+        if data is None and self.folder is not None:
+            with contextlib.suppress(OSError):
+                data = self._path(name).read_bytes()
+        if data is None or file_name(data, name.partition("_")[0]) != name:
+            raise NoEntry(f"its file {name} is {'missing' if data is None else 'damaged'}")
+        return data
+
+    def _path(self, name: str) -> Path:
+        if self.folder is None:  # pragma: no cover  (what is built is not opened by its path)
+            raise AssertionError
+        return self.folder / name
 
     def _is_other(self, name: str, digest: str) -> bool:
         if name not in self._changed:
             self._changed[name] = digest if not ahead.changed_sources({name: digest}) else ""
         return self._changed[name] != digest
 
-    def add(self, unit: Unit, entry: Entry, made: ahead.Made) -> None:
+    def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
         """Add an entry that was just made; it is in the library of a build only."""
         with self._lock:
             unit.entries.append(entry)
-            self.files[entry.file] = made.data
-            self._functions[entry.file] = made.fn
+            self.files[entry.file] = data
+            self._functions[entry.function_key] = fn
+
+    def take(self, other: Library) -> None:
+        """Add the entries of another part of the same artifact."""
+        for key, unit in other.units.items():
+            self.units.setdefault(key, replace(unit, entries=[])).entries.extend(unit.entries)
+        self.files.update(other.files)
+        self.refused.update(other.refused)
+        self.folder = other.folder or self.folder
+
+    def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
+        """Take back an entry that was made in this build; its calls are refused with `why`."""
+        with self._lock:
+            unit.entries.remove(entry)
+            self.refused[unit.name, str(entry.signature)] = why
+            if not any(e.file == entry.file for u in self.units.values() for e in u.entries):
+                del self.files[entry.file]
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
         """Return the unit of this structure, an empty one where there is none."""
@@ -131,15 +184,20 @@ class Library:
         with self._lock:
             return self.units.setdefault(new.key, new)
 
-    @property
-    def has_entries(self) -> bool:
-        """Whether there is anything to write."""
-        return any(unit.entries for unit in self.units.values())
+    def has_entries(self, level: int = 2) -> bool:
+        """Return whether there is anything of a level."""
+        return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     def described(self) -> list[dict[str, Any]]:
         """Return a record for each kind of call, for the manifest: what has no entry, and why."""
         made = [
-            {"callable": u.name, "call": str(e.signature), "level": 2, "error": e.error}
+            {
+                "callable": u.name,
+                "call": str(e.signature),
+                "level": e.level,
+                "error": e.error,
+                **({"reason": e.reason} if e.reason else {}),
+            }
             for u in self.units.values()
             for e in u.entries
         ]
@@ -162,12 +220,13 @@ class Library:
                 return f"the module is not the one of the build: [{ours}], there [{theirs}]"
         return f"the module has {len(unit.tree)} parts, at the build it had {len(other.tree)}"
 
-    def to_files(self) -> dict[str, bytes]:
-        """Return the files of the part `precompiled`, by name."""
-        units, tables = [], {}
+    def to_files(self, level: int = 2) -> dict[str, bytes]:
+        """Return the files of the part `precompiled`, or at level 3 of `exported`, by name."""
+        units, tables, files = [], {}, {}
         for unit in self.units.values():
             entries = []
-            for entry in unit.entries:
+            for entry in (entry for entry in unit.entries if entry.level == level):
+                files[entry.file] = self.files[entry.file]
                 table = json.dumps(entry.facts.to_json())
                 digest = hashlib.sha256(table.encode()).hexdigest()[:16]
                 tables[digest] = entry.facts.to_json()
@@ -182,6 +241,8 @@ class Library:
                         "conditions": list(entry.dynamic.conditions),
                         "file": entry.file,
                         "error": entry.error,
+                        **({"reason": entry.reason} if entry.reason else {}),
+                        **({"level": level, "plan": dict(entry.plan)} if level > 2 else {}),
                     }
                 )
             if entries:
@@ -195,7 +256,7 @@ class Library:
                 )
         refused = [[*call, why] for call, why in self.refused.items()]
         index = {"format": FORMAT, "units": units, "facts": tables, "refused": refused}
-        return {INDEX: json.dumps(index).encode(), **self.files}
+        return {INDEX: json.dumps(index).encode(), **files}
 
     @classmethod
     def read(cls, folder: Path) -> Library:
@@ -216,9 +277,10 @@ class Library:
                 unit = Unit(name=plain["name"], arguments=plain["arguments"], tree=plain["tree"])
                 unit.entries = [_entry(entry, tables) for entry in plain["entries"]]
                 units[unit.key] = unit
-            names = {entry.file for unit in units.values() for entry in unit.entries}
+            names = {e.file for unit in units.values() for e in unit.entries if e.level == 2}
             there = {name for name in names if (folder / name).is_file()}
             library = cls(units, {name: (folder / name).read_bytes() for name in there})
+            library.folder = folder if library.has_entries(3) else None
             library.refused = {(unit, call): why for unit, call, why in index["refused"]}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise NoEntry(f"its entries cannot be read: {error}") from error
@@ -229,6 +291,9 @@ def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
     name = str(plain["file"])
     if not name.isidentifier():
         raise ValueError(f"not the name of an entry: {name!r}")
+    level = int(plain.get("level", 2))
+    if level not in PREFIXES:
+        raise ValueError(f"not a level: {level}")
     return Entry(
         signature=Signature(structure=plain["structure"], tensors=tuple(plain["tensors"])),
         state=dict(plain["state"]),
@@ -238,6 +303,9 @@ def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
         dynamic=Dynamic(conditions=tuple(plain["conditions"])),
         file=name,
         error=float(plain["error"]),
+        level=level,
+        reason=str(plain.get("reason", "")),
+        plan=dict(plain.get("plan", {})),
     )
 
 

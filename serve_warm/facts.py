@@ -33,6 +33,9 @@ CALLEE = "callee"
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 
+SUBCLASSED = (int, float, complex, str, bytes)
+"""Plain kinds that are still plain when they are subclassed."""
+
 Step = tuple[int, str, Any]
 """Row of the object that it starts from, what is done with it, and with which argument."""
 
@@ -173,11 +176,15 @@ def _taken(base: Any, step: str, argument: Any) -> Any:
 NOT_FACTS = {
     *("GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE"),
     *("AUTOGRAD_SAVED_TENSORS_HOOKS", "DEFAULT_DEVICE", "SHAPE_ENV", "FSDP_TRAINING_STATE"),
-    *("EMPTY_NN_MODULE_HOOKS_DICT", "STORAGE_OVERLAPPING", "BUILTIN_MATCH"),
+    *("EMPTY_NN_MODULE_HOOKS_DICT", "STORAGE_OVERLAPPING"),
     *("NN_MODULE", "DICT_VERSION", "DYNAMIC_INDICES"),
 }
 
-VALUES = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DUAL_LEVEL"}
+VALUES = {
+    *("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DUAL_LEVEL"),
+    "CONSTANT_SUBCLASS_MATCH",  # 2.13; a NumPy float, for example
+    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # where it stands
+}
 """Guards on a value that is built into the graph. One that cannot be a fact stops the entry."""
 
 
@@ -316,11 +323,11 @@ KINDS = {
     **dict.fromkeys(VALUES, "value"),
     **dict.fromkeys(("DICT_CONTAINS", "DICT_NOT_CONTAINS"), "contains"),
     **dict.fromkeys(("SET_CONTAINS", "SET_NOT_CONTAINS"), "contains"),
-    **dict.fromkeys(("SEQUENCE_LENGTH", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"), "length"),
+    **dict.fromkeys(("SEQUENCE_LENGTH", "LIST_LENGTH"), "length"),
     "TYPE_MATCH": "type",
     "HASATTR": "attribute",
     "NOT_PRESENT_IN_GENERIC_DICT": "own",
-    "DICT_KEYS_MATCH": "keys",
+    **dict.fromkeys(("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"), "keys"),
     "TENSOR_MATCH": "tensor",
 }
 """Kind of fact by Dynamo's name of the guard. The others are about identity."""
@@ -344,15 +351,15 @@ READERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def _identity(found: Any) -> Expected:
-    """Name what is one of its kind in a program: a class, a function, a Python module."""
+    """Name what is one of its kind in a program: a class, a function, a module, an enum member."""
     if isinstance(found, types.CodeType):
         return "is", f"{found.co_name} {_digest(found)}"
     if inspect.ismodule(found):
         return "is", found.__name__
     if isinstance(found, functools.partial):
         return "is", f"partial of {_identity(found.func)[1]}"
-    if isinstance(found, type):
-        return "is", name_of_class(found)
+    if isinstance(found, (type, enum.Enum)):
+        return "is", literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
     if callable(getattr(found, "__call__", None)):  # noqa: B004
         name, codes = _name(found), _codes(found)
         if codes and not _is_own(found):
@@ -454,7 +461,10 @@ def literal(value: Any) -> str | None:
     elif isinstance(value, types.FunctionType) and _is_own(value):
         text = f"function {_name(value)}"
     elif isinstance(value, enum.Enum):
-        text = f"{_name(kind)} {value.name}"
+        text = f"{_name(kind)} {value.name or value.value}"  # flags in one: no name before 3.11
+    elif isinstance(value, SUBCLASSED):
+        base = next(base for base in SUBCLASSED if isinstance(value, base))
+        text = f"{name_of_class(kind)} {base.__repr__(value)}"
     elif kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS:
         text = f"torch.{kind.__name__} {value!s}"
     elif isinstance(value, (tuple, list, set, frozenset)):

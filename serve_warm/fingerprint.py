@@ -39,6 +39,10 @@ NONE = "none"
 UNKNOWN = "unknown"
 """The value of a factor that could not be read. It fits nothing, not even itself."""
 
+NOT_NEEDED = "not needed"
+"""The value of `compiler` where all compiled code is in libraries (level 3). Such an artifact fits
+whatever compiler there is, or none."""
+
 NOT_INSTALLED = "not installed"
 """What torch's own factors are on a machine without it. No artifact has it: nothing fits there."""
 
@@ -150,8 +154,9 @@ class Fingerprint:
     def compare(self, here: Fingerprint) -> tuple[Mismatch, ...]:
         """Return every factor in which this fingerprint, the artifact's, differs from `here`.
 
-        A factor that only one side has is a difference, and so is one that neither could read.
-        Machine factors come first; within a group they are sorted by name.
+        A factor that only one side has is a difference, and so is one that neither could read; a
+        compiler that the artifact says is not needed is none. Machine factors come first; within
+        a group they are sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -160,7 +165,8 @@ class Fingerprint:
                 ("app", self.app, here.app),
             )
             for factor in sorted(theirs.keys() | own.keys())
-            if (artifact := theirs.get(factor)) != (ours := own.get(factor)) or ours == UNKNOWN
+            if ((artifact := theirs.get(factor)) != (ours := own.get(factor)) or ours == UNKNOWN)
+            and (factor, artifact) != ("compiler", NOT_NEEDED)
         )
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One table of metrics, and the sink that exports it through Ray.
+"""One table of metrics: as data for the node's own server, and exported through Ray.
 
 Each metric is a pure function of a `Report`. Ray's path to Prometheus sets the rules: a gauge
 that is set once disappears after about 20 s, so all are set again every `PERIOD_S`; histogram
@@ -27,8 +27,8 @@ PERIOD_S = 5.0
 """Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
 
 
-LEVELS = (1, 2)
-"""What can answer a call: torch.compile, or an entry made ahead of time."""
+LEVELS = (1, 2, 3)
+"""What can answer a call: torch.compile, an entry made ahead of time, or a library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,8 @@ class Metric:
     help: str
     label: str | None = None
     """Its own label, beside those that the sink adds; values come from a closed set."""
+    while_alive: bool = False
+    """Whether it says what the replica is doing, which ends with it, and not how its start went."""
     read: Callable[[Report], Mapping[str, float]]
     """Value by label value; the label value is empty where the metric has none."""
 
@@ -64,18 +66,21 @@ METRICS = (
     Metric(
         name="serve_warm_ready",
         kind="gauge",
+        while_alive=True,
         help="1 once the replica is proven warm, or serves by policy; 0 before.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
         name="serve_warm_degraded",
         kind="gauge",
+        while_alive=True,
         help="1 for a ready replica that serves late or with uncovered inputs.",
         read=_one(lambda r: bool(r.degraded)),
     ),
     Metric(
         name="serve_warm_stage",
         kind="gauge",
+        while_alive=True,
         label="stage",
         help="1 for the stage that the start is in, 0 for the others.",
         read=lambda r: {s.value.lower(): float(r.stage is s) for s in Stage},
@@ -100,6 +105,7 @@ METRICS = (
     Metric(
         name="serve_warm_unverified",
         kind="gauge",
+        while_alive=True,
         help="1 while a replica runs an artifact that nobody who is trusted signed (unsigned_ok).",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
@@ -193,6 +199,25 @@ METRICS = (
         read=_one(lambda r: r.after_ready.forbidden),
     ),
 )
+
+
+def as_data(report: Report) -> list[dict[str, Any]]:
+    """Return all rows with their values, for a replica's state file.
+
+    `serve_warm.node` exports them as they are: it knows no row of this table, so that a server can
+    be older or newer than the replicas of its node.
+    """
+    return [
+        {
+            "name": metric.name,
+            "kind": metric.kind,
+            "help": metric.help,
+            "label": metric.label,
+            "while_alive": metric.while_alive,
+            "values": dict(metric.read(report)),
+        }
+        for metric in METRICS
+    ]
 
 
 class RaySink:

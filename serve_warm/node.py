@@ -1,108 +1,1350 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Per-node state files: where each replica of this machine is in its start.
+"""Whether this node's replicas are warm: their state files, the probe and the small server of it.
 
-A replica that is still starting cannot be asked, by Serve's own design. It writes a small JSON
-file instead, which the command line reads to show progress. Standard library only.
+A replica that is still starting cannot be asked, by Serve's own design. It writes a small JSON file
+instead, and holds a lock for as long as it lives. Two files each, in a directory of their user:
+
+    <replica>.json   its state, replaced as a whole at each write
+    <replica>.lock   locked (`flock`) while the process lives; its heartbeat and its names
+
+The lock is beside the state because a rename replaces the inode: a lock on the state itself would
+be on a file that nobody can open any more. The kernel frees it when the process ends, however it
+ends, and readers in another process namespace (a sidecar), where process ids mean nothing, see it
+too. The heartbeat is written in place: that works on a full disk, where a new file does not.
+
+This file runs by itself, without the rest of the package: `python -I -S node.py probe`, or `serve`.
+It imports what each needs where it is needed: a probe runs every few seconds, for years.
+Times that cross processes are of CLOCK_BOOTTIME, which nobody sets and which goes on in suspend.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from serve_warm import folders
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from http.server import ThreadingHTTPServer
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 MAX_STATE_BYTES = 1 << 20
 
+HEARTBEAT_S = 5.0
+"""A replica that nothing happens to writes this often."""
+STALE_S = 30.0
+"""Without a heartbeat for so long a replica is not believed to be warm: six were missed."""
+SWEEP_S = 600.0
+"""So long the files of a dead replica stay, for those who export its last figures."""
 
-def default_directory() -> Path:
-    """Return `<base>/serve_warm-<uid>/state` (`folders.private_base`)."""
-    return folders.user_folder("state")
+RAYLET = "http://127.0.0.1:52365/api/healthz"
+"""Ray's agent on each node, which asks the raylet. It needs no token."""
+PROXY = "http://127.0.0.1:8000/-/healthz"
+CHECK_LIMIT_S = 0.5
+CHECK_VALID_S = 1.0
+CHECK_PERIOD_S = 0.8
+PORT = 8099
+DRAIN_S = 5.0
+MAX_CONNECTIONS = 256
+IDLE_S = 5.0
+"""A client that sends nothing for so long is hung up on."""
+REQUEST_S = 10.0
+"""So is one that has not asked and read the answer in so long, if it sends a byte now and then."""
+REMEMBERED = 500
+"""Dead replicas whose last figures the server goes on to export, at most."""
+
+# --- what a replica writes -----------------------------------------------------------------
 
 
 class StateFile:
-    """One replica's state, replaced as a whole at each write.
+    """One replica's state and its lock, from here on until the process ends or `close()`.
 
     Raises:
         PermissionError: the directory belongs to another user, or others can write to it: what
             they put there would be shown as ours. Or they can replace it, because they can write
             to one above it.
+        OSError: it cannot be made, is full or read-only, or its file system knows no locks.
     """
 
-    def __init__(self, directory: Path, *, application: str, deployment: str, replica: str) -> None:
-        folders.make_private(directory.absolute())
-        _check_ours(directory)
-        name = quote(f"{application}#{deployment}#{replica}", safe="#")
-        self.path = directory / f"{name}.json"
-        self._identity = {
-            "schema": STATE_SCHEMA,
-            "application": application,
-            "deployment": deployment,
-            "replica": replica,
-            "pid": os.getpid(),
-        }
+    def __init__(
+        self, directory: str | os.PathLike[str], *, application: str, deployment: str, replica: str
+    ) -> None:
+        self._directory = os.path.abspath(directory)
+        self._names = {"application": application, "deployment": deployment, "replica": replica}
+        self._stem = _stem(application, deployment, replica)
+        self.path = os.path.join(self._directory, f"{self._stem}.json")
+        self._pid_start = _start_ticks()
+        self._began_s = boot_s()
+        self._ready_s: float | None = None
+        self._stage: tuple[Any, float] = (None, self._began_s)
+        self._folder = self._lock = -1
+        _close_in_children(self)
+        self._open()
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Replace the file: a reader sees the old state or the new one, never half of one."""
-        state = {**self._identity, **facts, "updated_unix": time.time()}
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(state))
-        temporary.replace(self.path)
+        """Replace the file: a reader sees the old state or the new one, never half of one.
+
+        What was removed meanwhile is made again, the directory too.
+
+        Raises:
+            OSError: as the class. On a full disk the heartbeat is written all the same.
+        """
+        now = boot_s()
+        if facts.get("stage") != self._stage[0]:
+            self._stage = (facts.get("stage"), now)
+        if self._stage[0] == "READY" and self._ready_s is None:
+            self._ready_s = now
+        state = {
+            "schema": STATE_SCHEMA,
+            **self._names,
+            "pid": os.getpid(),
+            "pid_start": self._pid_start,
+            **facts,
+            "began_boot_s": self._began_s,
+            "ready_boot_s": self._ready_s,
+            "stage_boot_s": self._stage[1],
+            "heartbeat_boot_s": now,
+            "updated_unix": time.time(),
+        }
+        data = json.dumps(state).encode()
+        if self._lock == -1:
+            self._open()
+        temporary = f"{self._stem}.{os.getpid()}.tmp"
+        try:
+            os.pwrite(self._lock, _heartbeat(now), 0)
+            there = os.stat(f"{self._stem}.lock", dir_fd=self._folder, follow_symlinks=False)
+            if not os.path.samestat(there, os.fstat(self._lock)):
+                raise FileNotFoundError(errno.ENOENT, "the lock was replaced", self.path)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(temporary, flags, 0o600, dir_fd=self._folder), "wb") as file:
+                file.write(data)
+            name = f"{self._stem}.json"
+            os.rename(temporary, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._folder)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self.close()  # the next write begins anew
+            raise
+
+    def close(self) -> None:
+        """Free the lock; a reader takes the replica for dead. Its last state stays."""
+        folder, lock = self._folder, self._lock
+        self._folder = self._lock = -1
+        for opened in (folder, lock):
+            if opened != -1:
+                os.close(opened)
+
+    def _open(self) -> None:
+        _make_private(self._directory)
+        self._folder = _opened(self._directory)
+        try:
+            _sweep(self._folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
+            _take(self._lock)
+            names = json.dumps(self._names).encode()
+            os.pwrite(self._lock, _heartbeat(boot_s()) + names, 0)
+        except OSError:
+            self.close()
+            raise
 
 
-def read_states(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield the states of the replicas that are alive; files of dead ones are skipped.
+def boot_s() -> float:
+    """Return seconds of CLOCK_BOOTTIME, the same in all processes of a machine."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _heartbeat(at_s: float) -> bytes:
+    # Of one length, so that it is overwritten in place.
+    return b"%020.6f\n" % at_s
+
+
+HEARTBEAT_BYTES = len(_heartbeat(0.0))
+
+
+def _stem(*names: str) -> str:
+    from urllib.parse import quote
+
+    stem = "#".join(quote(name.encode(errors="surrogatepass"), safe="") for name in names)
+    if len(stem) > 200:  # a name may have 255 bytes, and we append to it
+        import hashlib
+
+        stem = f"{stem[:100]}-{hashlib.sha256(stem.encode()).hexdigest()}"
+    return stem
+
+
+def _start_ticks() -> int:
+    """Return when this process began, in clock ticks since boot: a pid alone is used again."""
+    with open("/proc/self/stat", "rb") as file:
+        # The name of the program, in parentheses, may hold anything. Field 22 of proc(5).
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def _take(lock: int) -> None:
+    end = time.monotonic() + 1.0
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # A reader, who holds it for microseconds to learn whether we do.
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.001)
+        else:
+            return
+
+
+def _close_in_children(file: StateFile) -> None:
+    """Keep the lock from children that are forked, with which it would outlive the replica."""
+    import weakref
+
+    known = weakref.ref(file)
+
+    def close() -> None:
+        held = known()
+        if held is not None:
+            held.close()
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _make_private(directory: str) -> None:
+    if not os.path.lexists(directory):
+        _make_private(os.path.dirname(directory))
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(directory, 0o700)
+
+
+def _sweep(folder: int) -> None:
+    """Remove what replicas left that have been dead for long."""
+    for name in os.listdir(folder):
+        stem, _, kind = name.rpartition(".")
+        with contextlib.suppress(OSError):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < SWEEP_S:
+                continue
+            if kind == "tmp" or (kind in ("json", "lock") and not _lock(stem, folder).held):
+                os.unlink(name, dir_fd=folder)
+
+
+class Heartbeat:
+    """Writes a replica's state when it changes, and every few seconds when it does not.
+
+    From a daemon thread, so that neither a request nor the start waits for a disk. What cannot be
+    written is said once: a replica serves as well without its state.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        application: str,
+        deployment: str,
+        replica: str,
+        facts: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        import logging
+        import threading
+
+        self._names = {"application": application, "deployment": deployment, "replica": replica}
+        self.directory = directory
+        self._facts = facts
+        self._logger = logging.getLogger(__name__)
+        self._trouble = ""
+        self._changed = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="serve_warm-state", daemon=True)
+        self._thread.start()
+
+    def changed(self) -> None:
+        """Have the state written now. Returns at once."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Write no more and free the lock."""
+        self._stopped = True
+        self._changed.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        file = None
+        while not self._stopped:
+            self._changed.clear()  # first: what changes from here on is written in the next turn
+            try:
+                facts = self._facts()
+                if file is None:
+                    file = StateFile(self.directory, **self._names)
+                file.write(facts)
+                trouble = ""
+            # A report is read while other threads write it: sizes of dicts change.
+            except (OSError, RuntimeError, ValueError, TypeError) as error:
+                trouble = str(error) or type(error).__name__
+            self._say(trouble)
+            self._changed.wait(HEARTBEAT_S)
+        if file is not None:
+            file.close()
+
+    def _say(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            self._logger.warning(
+                "this replica's state cannot be written, so probes of this node do not see it as "
+                "it is; it serves all the same: %s",
+                trouble,
+            )
+        elif self._trouble and not trouble:
+            self._logger.info("this replica's state can be written again")
+        self._trouble = trouble
+
+
+# --- what is read of it --------------------------------------------------------------------
+
+
+class Replica(NamedTuple):
+    """One replica of this node, alive or dead."""
+
+    stem: str
+    names: tuple[str, str, str]
+    """Application, deployment, replica; empty where they are not known yet."""
+    condition: str
+    """One of CONDITIONS."""
+    why: str
+    """What is the matter, in a sentence; empty when it is warm."""
+    state: dict[str, Any] | None
+    heartbeat_s: float = 0.0
+    """Of CLOCK_BOOTTIME."""
+
+    @property
+    def began_s(self) -> float:
+        """When its start began; one that has written nothing yet begins now."""
+        return _number(self.state, "began_boot_s") or float("inf")
+
+    @property
+    def ready_s(self) -> float | None:
+        """When it became ready, None before."""
+        return _number(self.state, "ready_boot_s")
+
+    def __str__(self) -> str:
+        application, deployment, replica = self.names
+        who = f"{application}#{deployment} {replica}" if any(self.names) else self.stem
+        return shown(f"{who}: {self.why or 'warm'}")
+
+
+CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
+"""What a replica can be. All but the last hold their lock."""
+
+
+def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list[Replica]:
+    """Return the replicas of this node that have files in the directory, dead ones too.
 
     Raises:
         PermissionError: as StateFile. No states are then not the same as none.
     """
     try:
-        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = _opened(os.path.abspath(directory))
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return []
     try:
-        _check_ours(directory, opened=opened)
-        with os.scandir(opened) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
-        states = [_state(name, opened) for name in names]
+        found = [name.rpartition(".") for name in os.listdir(folder)]
+        stems = sorted({stem for stem, _, kind in found if kind in ("json", "lock")})
+        return [_replica(stem, folder, stale_s) for stem in stems]
     finally:
-        os.close(opened)
-    for state in states:
-        if state is not None and Path(f"/proc/{state['pid']}").exists():
-            yield state
+        os.close(folder)
 
 
-def _state(name: str, directory: int) -> dict[str, Any] | None:
-    """Return what a file says, None when it is none of ours or was removed meanwhile."""
+def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the states of the replicas that are alive; files of dead ones are skipped.
+
+    Raises:
+        PermissionError: as StateFile. No states are then not the same as none.
+    """
+    for replica in look(directory):
+        if replica.condition != "dead" and replica.state is not None:
+            yield replica.state
+
+
+def _replica(stem: str, folder: int, stale_s: float) -> Replica:
+    lock = _lock(stem, folder)
+    state, trouble = _state(stem, folder)
+    names = ("", "", "") if state is None else _names(state)
+    if not any(names):
+        names = lock.names
+    heartbeat_s = max(lock.heartbeat_s, _number(state, "heartbeat_boot_s") or 0.0)
+    age_s = boot_s() - heartbeat_s
+    stage = "" if state is None else str(state.get("stage", ""))
+    condition, why = "warm", ""
+    if not lock.held:
+        condition, why = "dead", "its process has ended"
+    elif lock.trouble or trouble:
+        condition, why = "unreadable", lock.trouble or trouble
+    elif state is None:
+        condition, why = "warming", "it has begun and has not written its state yet"
+    elif age_s > stale_s:
+        condition = "stale"
+        why = f"no heartbeat for {age_s:.0f} s, and its process is there: it hangs or is stopped"
+    elif age_s < -1.0:
+        condition = "stale"
+        why = "its heartbeat is of another boot of this machine, or of another machine"
+    elif stage == "FAILED":
+        condition, why = "failed", f"FAILED: {state.get('error', '')}"
+    elif stage != "READY":
+        done = f"{state.get('inputs_done')}/{state.get('inputs_expected')} inputs"
+        since_s = boot_s() - (_number(state, "stage_boot_s") or boot_s())
+        condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}"
+    return Replica(stem, names, condition, why, state, heartbeat_s)
+
+
+class _Lock(NamedTuple):
+    held: bool
+    names: tuple[str, str, str] = ("", "", "")
+    heartbeat_s: float = 0.0
+    trouble: str = ""
+
+
+def _lock(stem: str, folder: int) -> _Lock:
+    """Return who holds a lock. Only one that is not there, or can be taken, is held by nobody."""
+    name = f"{stem}.lock"
+    try:
+        opened = _open_ours(name, folder)
+        try:
+            held = _is_held(opened)
+            data = os.read(opened, 1 << 16)
+        finally:
+            os.close(opened)
+    except FileNotFoundError:
+        return _Lock(held=False)
+    except _NotOursError as error:
+        return _Lock(held=True, trouble=str(error))
+    except OSError as error:
+        # Out of descriptors or of locks, say: nothing is known, and dead ones do not count.
+        return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
+    try:
+        heartbeat_s = float(data[:HEARTBEAT_BYTES])
+        names = _names(json.loads(data[HEARTBEAT_BYTES:]))
+    except (ValueError, RecursionError):
+        return _Lock(held=held)  # between its making and its first write
+    return _Lock(held=held, names=names, heartbeat_s=heartbeat_s)
+
+
+def _is_held(lock: int) -> bool:
+    try:
+        # Shared, so that readers do not take each other for the replica.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
+    """Return what a file says, and what is wrong with it; neither when there is none yet."""
+    name = f"{stem}.json"
+    try:
+        with open(_open_ours(name, folder), "rb") as file:
+            data = file.read(MAX_STATE_BYTES + 1)
+    except FileNotFoundError:
+        return None, ""
+    except _NotOursError as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{name} cannot be read: {error.strerror}"
+    try:
+        state = json.loads(data) if len(data) <= MAX_STATE_BYTES else None
+    except (ValueError, RecursionError):
+        return None, f"{name} is no JSON, or half of it"
+    wrong = _wrong(state)
+    return (None, f"{name} {wrong}") if wrong else (state, "")
+
+
+def _wrong(state: Any) -> str:
+    """Return what keeps something that was read from being the state of a replica."""
+    if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
+        return "is no state of a replica"
+    if state["schema"] != STATE_SCHEMA:
+        return f"has schema {state['schema']}, not {STATE_SCHEMA}: another release wrote it"
+    if not any(_names(state)):
+        return "names no replica"
+    if not isinstance(state.get("pid"), int) or isinstance(state["pid"], bool):
+        return "has no process id"
+    return ""
+
+
+class _NotOursError(Exception):
+    """A file in our directory that is none of ours."""
+
+
+def _open_ours(name: str, folder: int) -> int:
+    # A pipe is not waited for, and a link not followed.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            data = file.read(MAX_STATE_BYTES + 1)
-        state = json.loads(data) if len(data) <= MAX_STATE_BYTES else None
-    except (OSError, ValueError):
-        return None
-    if not isinstance(state, dict) or state.get("schema") != STATE_SCHEMA:
-        return None
-    ours = all(isinstance(state.get(key), str) for key in ("application", "deployment", "replica"))
-    return state if ours and isinstance(state.get("pid"), int) else None
+        opened = os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _NotOursError(f"{name} is a symbolic link: it is not followed") from None
+        raise
+    status = os.fstat(opened)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return opened
+    os.close(opened)
+    if not stat.S_ISREG(status.st_mode):
+        raise _NotOursError(f"{name} is no file: remove it")
+    raise _NotOursError(f"{name} belongs to user id {status.st_uid}: it is not believed")
 
 
-def _check_ours(directory: Path, *, opened: int | None = None) -> None:
-    found = folders.problems(directory.absolute(), leaf="unwritable", opened=opened)
+def _names(state: Any) -> tuple[str, str, str]:
+    if isinstance(state, dict):
+        a, d, r = (state.get(key) for key in ("application", "deployment", "replica"))
+        if isinstance(a, str) and isinstance(d, str) and isinstance(r, str):
+            return a, d, r
+    return "", "", ""
+
+
+def _number(state: dict[str, Any] | None, key: str) -> float | None:
+    value = None if state is None else state.get(key)
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if ok and value is not None else None
+
+
+def shown(text: str) -> str:
+    """Return one line of bounded length that may be shown in a terminal."""
+    line = " ".join(text.split())
+    line = line if line.isprintable() else ascii(line)
+    return line if len(line) <= 500 else line[:499] + "…"
+
+
+def _opened(directory: str) -> int:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = list(_problems(directory, opened))
+    except OSError:
+        os.close(opened)
+        raise
     if found:
+        os.close(opened)
         raise PermissionError(
             errno.EACCES,
             f"{directory} is not a private directory of uid {os.geteuid()}: "
-            f"{folders.sentence(found)} (to mend it: {folders.fixes(found)})",
+            f"{'; '.join(what for what, _ in found)} "
+            f"(to mend it: {'; '.join(fix for _, fix in found)})",
         )
+    return opened
+
+
+def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
+    """Yield what lets others change what is in a directory, each with what to do.
+
+    What others may write to above it must be sticky, so that they cannot rename what is ours, or
+    the root of a volume that somebody mounted: Kubernetes makes an emptyDir with mode 0777, which
+    nobody but root can change. Whoever can write there can take the directory away (nothing is
+    then warm) but cannot put one of theirs in its place, since its owner is looked at.
+    """
+    user, device, path = os.geteuid(), -1, ""
+    if os.pardir in directory.split("/"):
+        yield f"{directory} has .. in it", f"name {os.path.realpath(directory)} instead"
+        return
+    for part in directory.rstrip("/").split("/"):
+        path = f"{path.rstrip('/')}/{part}"
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            yield f"{path} is a symbolic link", f"name {os.path.realpath(path)} instead"
+            return
+        leaf = path == directory.rstrip("/")
+        status = os.fstat(opened) if leaf else status
+        mode = stat.S_IMODE(status.st_mode)
+        mounted, device = status.st_dev != device, status.st_dev
+        if status.st_uid not in ((user,) if leaf else (0, user)):
+            fix = "name a directory inside it" if mounted else f"chown {user if leaf else 'root'}"
+            yield f"{path} belongs to user id {status.st_uid}", f"{fix} {path}".strip()
+        elif mode & 0o022 and (leaf or not (mode & stat.S_ISVTX or mounted)):
+            what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
+            yield what, f"chmod {'go-w' if leaf or not mode & 0o002 else '+t'} {path}"
+
+
+# --- what is decided of it -----------------------------------------------------------------
+
+
+class Policy(NamedTuple):
+    """When this node counts as warm."""
+
+    expect: str = "all"
+    """`all`: each replica that is here, and there is one. `min`: at least `at_least` are.
+    `allow-idle`: each that is here, or none is here."""
+    at_least: int = 1
+    deployments: tuple[str, ...] = ()
+    """`Deployment` or `application#Deployment`: only these count, and each has to do so."""
+    latch: str = "on"
+    """`on`: once this node was warm, a replica that is added does not count until it is ready."""
+
+    @classmethod
+    def of(cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on") -> Policy:
+        """Return what is written as `all`, `min=N` or `allow-idle`.
+
+        Raises:
+            ValueError: it is none of these.
+
+        >>> Policy.of("min=2").at_least
+        2
+        """
+        word, equals, number = expect.partition("=")
+        if expect in ("all", "allow-idle"):
+            return cls(expect, deployments=tuple(deployments), latch=latch)
+        if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
+            return cls("min", int(number), tuple(deployments), latch)
+        raise ValueError(f"{expect!r} is none of all, allow-idle and min=N with N from 1")
+
+
+class Readiness(NamedTuple):
+    """Whether this node is ready, and why not."""
+
+    reasons: tuple[tuple[str, str], ...]
+    """Name of a check and a sentence, for each that does not pass."""
+    checks: tuple[str, ...]
+    """All that were made: `warm` first."""
+    replicas: tuple[Replica, ...] = ()
+    excused: tuple[Replica, ...] = ()
+    """Those that are not ready yet and do not count, because the node was warm before them."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether all checks pass."""
+        return not self.reasons
+
+    def said(self, *, verbose: bool) -> list[str]:
+        """Return why it is not ready, a reason a line; with `verbose`, each check and replica."""
+        reasons = [shown(f"{check}: {why}") for check, why in self.reasons]
+        return self.lines() if verbose else reasons
+
+    def lines(self) -> list[str]:
+        """Return each check and each replica in a line."""
+        failed = dict(self.reasons)
+        lines = [f"[{'-' if check in failed else '+'}] {check}" for check in self.checks]
+        lines += [f"    {shown(f'{check}: {why}')}" for check, why in self.reasons]
+        for replica in self.replicas:
+            if replica.condition != "dead":
+                note = " (added; does not count yet)" if replica in self.excused else ""
+                lines.append(f"    {replica}{note}")
+        return lines
+
+
+def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
+    """Return why a node with these replicas is not warm, and whom the latch excuses.
+
+    The latch needs no memory, so that a probe that is a new process each time has it too, and a
+    server that was restarted: the node was warm before, if there was a moment when all that is
+    alive and had begun was ready.
+    """
+    alive = [r for r in replicas if r.condition != "dead"]
+    groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
+    if not groups:
+        groups = {"": alive}
+    reasons = [why for name, group in groups.items() for why in _lacking(name, group, policy)]
+    if not reasons or policy.expect == "min" or policy.latch != "on":
+        return reasons, ()
+    everyone = [r for group in groups.values() for r in group]
+    excused = tuple(r for r in everyone if r.ready_s is None and r.condition in EXCUSABLE)
+    counted = {name: [r for r in group if r not in excused] for name, group in groups.items()}
+    if any(_lacking(name, group, policy) for name, group in counted.items()):
+        return reasons, ()
+    if policy.expect == "allow-idle" or any(
+        _was_warm(groups, moment.ready_s) for moment in everyone if moment.ready_s is not None
+    ):
+        return [], excused
+    return reasons, ()
+
+
+EXCUSABLE = ("warming", "failed", "stale")
+
+
+def _is_of(name: str, replica: Replica) -> bool:
+    application, deployment, _ = replica.names
+    return name in (deployment, f"{application}#{deployment}")
+
+
+def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
+    of = f" of {name}" if name else ""
+    cold = [str(r) for r in group if r.condition != "warm"]
+    if policy.expect == "min":
+        warm = len(group) - len(cold)
+        if warm >= policy.at_least:
+            return []
+        return [f"{warm} of at least {policy.at_least} replicas{of} are warm", *cold]
+    if not group and policy.expect == "all":
+        return [f"no replica{of} is on this node"]
+    return cold
+
+
+def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float) -> bool:
+    """Return whether all replicas that had begun by then were ready, and each group had one."""
+    for group in groups.values():
+        begun = [r for r in group if r.began_s <= at_s]
+        if not begun or any(r.ready_s is None or r.ready_s > at_s for r in begun):
+            return False
+    return True
+
+
+class Settings(NamedTuple):
+    """What is looked at, and where."""
+
+    state_dir: str
+    policy: Policy = Policy()
+    stale_s: float = STALE_S
+    urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
+    """Health addresses by the name of their check."""
+
+
+def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Readiness:
+    """Return whether this node is ready now.
+
+    `health` is what is wrong by check, where it was asked for a moment ago; it is asked for now
+    where it is not given.
+    """
+    replicas: list[Replica] = []
+    excused: tuple[Replica, ...] = ()
+    try:
+        replicas = look(settings.state_dir, stale_s=settings.stale_s)
+        why, excused = warmth(replicas, settings.policy)
+        if why and not replicas:
+            why = [f"{each} ({settings.state_dir} has no state)" for each in why]
+    except OSError as error:
+        why = [error.strerror or str(error)]
+    reasons = [("warm", each) for each in why]
+    health = asked(settings) if health is None else health
+    wrong = [(name, health.get(name, f"{url} was not asked")) for name, url in settings.urls]
+    reasons += [(name, why) for name, why in wrong if why]
+    names = ("warm", *(name for name, _ in settings.urls))
+    return Readiness(tuple(reasons), names, tuple(replicas), excused)
+
+
+def asked(settings: Settings) -> dict[str, str]:
+    """Return what is wrong by check, having asked all addresses at the same time."""
+    import threading
+
+    found = {name: f"{url} was not asked" for name, url in settings.urls}
+
+    def ask(name: str, url: str) -> None:
+        found[name] = get(url)
+
+    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in settings.urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
+    """Return what is wrong with an address, nothing when it answers 200 in time.
+
+    A plain socket: `urllib.request` takes longer to import than a probe may take.
+    """
+    import socket
+
+    host, port, path = split_url(url)
+    end = time.monotonic() + limit_s
+    head = b""
+    try:
+        # As bytes: of a string it would import a codec for names that are not ASCII.
+        address: Any = (host.encode("ascii" if host.isascii() else "idna"), port)
+        with socket.create_connection(address, timeout=limit_s) as connection:
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+            connection.sendall(request.encode())
+            while b"\n" not in head and len(head) < 4096:
+                connection.settimeout(max(0.001, end - time.monotonic()))
+                received = connection.recv(4096)
+                if not received:
+                    break
+                head += received
+    except TimeoutError:
+        return f"{url} did not answer within {limit_s} s"
+    except (OSError, UnicodeError) as error:
+        return f"{url}: {getattr(error, 'strerror', None) or error}"
+    fields = head.split(b"\n", 1)[0].split()
+    if len(fields) >= 2 and fields[0].startswith(b"HTTP/") and fields[1] == b"200":
+        return ""
+    answer = fields[1] if len(fields) >= 2 else b"nothing that is HTTP"
+    return f"{url} answered {answer.decode(errors='replace')}, not 200"
+
+
+def split_url(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of a plain address.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> split_url("http://127.0.0.1:8000/-/healthz")
+    ('127.0.0.1', 8000, '/-/healthz')
+    """
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    name, _, port = host.rpartition(":")
+    digits = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    if scheme != "http" or not name or not digits or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is not like http://127.0.0.1:8000/-/healthz, nor none")
+    return name.strip("[]"), int(port), slash + path or "/"
+
+
+# --- the figures ---------------------------------------------------------------------------
+
+OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed")
+"""How a start can end: the verdict of a replica that became ready, or `failed`."""
+
+WHO = ("application", "deployment", "replica")
+
+NODE_METRICS = {
+    "serve_warm_node_ready": ("gauge", (), "1 while /readyz answers 200."),
+    "serve_warm_node_check": (
+        "gauge",
+        ("check",),
+        "1 for a check of /readyz that passes: warm, raylet, proxy.",
+    ),
+    "serve_warm_node_replicas": (
+        "gauge",
+        ("condition",),
+        "Replicas of this node by condition; dead ones are remembered.",
+    ),
+    "serve_warm_node_excused": (
+        "gauge",
+        (),
+        "Replicas that were added to a warm node, are not ready yet and do not count.",
+    ),
+    "serve_warm_replica_alive": ("gauge", WHO, "1 while the replica's process lives, 0 after."),
+    "serve_warm_heartbeat_age_seconds": ("gauge", WHO, "Seconds since a living replica wrote."),
+    "serve_warm_stage_age_seconds": (
+        "gauge",
+        WHO,
+        "Seconds since the stage of a living replica began.",
+    ),
+    "serve_warm_starts": (
+        "counter",
+        ("application", "deployment", "outcome"),
+        "Starts that ended while this server ran, by verdict, or failed.",
+    ),
+}
+"""What the server itself exports: kind, labels and meaning by name. All else is what replicas
+write under `metrics` (`serve_warm.metrics.as_data`)."""
+
+
+class Ledger:
+    """What a server remembers of the replicas of its node."""
+
+    def __init__(self, deployments: Iterable[str] = ()) -> None:
+        self._seen: dict[str, Replica] = {}
+        self._counted: set[str] = set()
+        self._starts: dict[tuple[str, str, str], int] = {}
+        self._first = True
+        for name in deployments:
+            application, _, deployment = name.rpartition("#")
+            if application:
+                self._expose(application, deployment)
+
+    def note(self, replicas: Iterable[Replica]) -> None:
+        """Take in what was seen just now."""
+        found = {r.stem: r for r in replicas}
+        for stem, old in self._seen.items():
+            new = found.get(stem)
+            if new is None:
+                found[stem] = old._replace(condition="dead", why="its files are gone")
+            elif new.state is None:
+                found[stem] = new._replace(state=old.state, names=old.names)
+        dead = [stem for stem, r in found.items() if r.condition == "dead"]
+        dead.sort(key=lambda stem: found[stem].heartbeat_s)
+        for stem in dead[: max(0, len(dead) - REMEMBERED)]:
+            del found[stem]
+        self._seen = found
+        for stem, replica in found.items():
+            if replica.state is not None:
+                self._count(stem, replica, replica.state)
+        self._counted &= found.keys()
+        self._first = False
+
+    def _expose(self, application: str, deployment: str) -> None:
+        for outcome in OUTCOMES:
+            self._starts.setdefault((application, deployment, outcome), 0)
+
+    def _count(self, stem: str, replica: Replica, state: dict[str, Any]) -> None:
+        application, deployment, _ = replica.names
+        self._expose(application, deployment)
+        stage = state.get("stage")
+        if stem in self._counted or stage not in ("READY", "FAILED"):
+            return
+        self._counted.add(stem)
+        if self._first:
+            return  # it ended before this server began
+        outcome = "failed" if stage == "FAILED" else str(state.get("verdict"))
+        if outcome in OUTCOMES:
+            self._starts[application, deployment, outcome] += 1
+
+    def exposition(self, readiness: Readiness) -> str:
+        """Return all figures in Prometheus' text format."""
+        rows: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in NODE_METRICS}
+        kinds = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+        failed = dict(readiness.reasons)
+        rows["serve_warm_node_ready"].append(({}, float(readiness.ready)))
+        rows["serve_warm_node_excused"].append(({}, float(len(readiness.excused))))
+        for check in readiness.checks:
+            rows["serve_warm_node_check"].append(({"check": check}, float(check not in failed)))
+        conditions = [r.condition for r in self._seen.values()]
+        for condition in CONDITIONS:
+            count = float(conditions.count(condition))
+            rows["serve_warm_node_replicas"].append(({"condition": condition}, count))
+        for (application, deployment, outcome), number in sorted(self._starts.items()):
+            labels = {"application": application, "deployment": deployment, "outcome": outcome}
+            rows["serve_warm_starts"].append((labels, float(number)))
+        now = boot_s()
+        for replica in self._seen.values():
+            if not any(replica.names):
+                continue
+            who = dict(zip(WHO, replica.names, strict=True))
+            alive = replica.condition != "dead"
+            rows["serve_warm_replica_alive"].append((who, float(alive)))
+            if alive:
+                age_s = now - replica.heartbeat_s
+                rows["serve_warm_heartbeat_age_seconds"].append((who, max(0.0, age_s)))
+                since_s = _number(replica.state, "stage_boot_s")
+                if since_s is not None:
+                    rows["serve_warm_stage_age_seconds"].append((who, max(0.0, now - since_s)))
+            for name, kind, text, label, value in _own_rows(replica, alive=alive):
+                if kinds.setdefault(name, (kind, text))[0] == kind and name not in NODE_METRICS:
+                    rows.setdefault(name, []).append(({**who, **label}, value))
+        return "".join(_family(name, *kinds[name], rows[name]) for name in rows)
+
+
+def _own_rows(
+    replica: Replica, *, alive: bool
+) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
+    """Yield name, kind, meaning, own label and value of each figure that a replica wrote."""
+    import re
+
+    table = (replica.state or {}).get("metrics")
+    for row in table if isinstance(table, list) else ():
+        if not isinstance(row, dict) or not isinstance(row.get("values"), dict):
+            continue
+        name, kind, label = row.get("name"), row.get("kind"), row.get("label")
+        if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
+            continue
+        if kind not in ("gauge", "counter") or label in WHO:
+            continue
+        if label is not None and not (isinstance(label, str) and re.fullmatch("[a-z_]+", label)):
+            continue
+        for key, value in row["values"].items():
+            if isinstance(value, (int, float)):
+                # What is true of a living replica only is not true of a dead one.
+                ended = not alive and row.get("while_alive") is True
+                own = {label: str(key)} if label else {}
+                yield name, kind, str(row.get("help", "")), own, 0.0 if ended else float(value)
+
+
+def _family(
+    name: str, kind: str, text: str, samples: Sequence[tuple[dict[str, str], float]]
+) -> str:
+    full = name + ("_total" if kind == "counter" else "")
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    lines = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n"]
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
+        lines.append(f"{full}{{{inside}}} {value!r}\n" if inside else f"{full} {value!r}\n")
+    return "".join(lines)
+
+
+def _escaped(value: str) -> str:
+    # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
+    plain = value.encode(errors="replace").decode()
+    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# --- the server ----------------------------------------------------------------------------
+
+
+class Server:
+    """Answers `/livez`, `/readyz` and `/metrics` until it is told to drain and has done so.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(
+        self, settings: Settings, *, host: str = "", port: int = PORT, drain_s: float = DRAIN_S
+    ) -> None:
+        import queue
+        import threading
+
+        self._settings = settings
+        self._drain_s = drain_s
+        self._draining = False
+        # No Event: a signal that comes while one is set or waited for would wait for its lock.
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ledger = Ledger(settings.policy.deployments)
+        self._ledger_lock = threading.Lock()
+        self._health_lock = threading.Lock()
+        self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
+        self._said = ""
+        # Starts that have ended by now are none that this server has seen.
+        self._ledger.note(judge(settings, health={}).replicas)
+        self._http = _http_server(self, host, port)
+        self.port: int = self._http.server_address[1]
+
+    def run(self) -> None:
+        """Serve until `drain` was called, and then for `drain_s` more."""
+        import queue
+        import threading
+
+        self._watch()
+        for repeated, period_s in ((self._watch, 1.0), (self._ask, CHECK_PERIOD_S)):
+            args = (repeated, period_s)
+            threading.Thread(target=self._repeat, args=args, daemon=True).start()
+        serving = threading.Thread(target=self._http.serve_forever, daemon=True)
+        serving.start()
+        self._told.get()
+        # Endpoints take a moment to forget this node: it is told "not ready" until they have, and
+        # a second signal ends that.
+        with contextlib.suppress(queue.Empty):
+            self._told.get(timeout=max(0.0, self._drain_s))
+        self._http.shutdown()
+        self._http.server_close()
+
+    def drain(self) -> None:
+        """Be not ready from now on, and end soon; the second time at once.
+
+        A handler of signals may call this, also one that interrupts another.
+        """
+        self._draining = True
+        self._told.put(None)
+
+    def readiness(self) -> Readiness:
+        """Return whether this node is ready now."""
+        return self._judged(self._health_now())
+
+    def _judged(self, health: Mapping[str, str]) -> Readiness:
+        readiness = judge(self._settings, health=health)
+        if self._draining:
+            reasons = (("draining", "this server was told to end"), *readiness.reasons)
+            return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
+        return readiness
+
+    def metrics(self) -> str:
+        """Return all figures as of now."""
+        health = self._health_now()
+        with self._ledger_lock:
+            return self._ledger.exposition(self._noted(health))
+
+    def _noted(self, health: Mapping[str, str]) -> Readiness:
+        # With the ledger's lock held: what is noted later was seen later.
+        readiness = self._judged(health)
+        self._ledger.note(readiness.replicas)
+        return readiness
+
+    def _health_now(self) -> dict[str, str]:
+        """Return what was heard in the last second; where that is longer ago, ask now."""
+        if time.monotonic() - self._health[0] > CHECK_VALID_S:
+            with self._health_lock:  # one asks, the others wait for what it hears
+                if time.monotonic() - self._health[0] > CHECK_VALID_S:
+                    self._ask()
+        return self._health[1]
+
+    def _ask(self) -> None:
+        asked_s = time.monotonic()
+        self._health = (asked_s, asked(self._settings))
+
+    def _watch(self) -> None:
+        """Look at the replicas, so that what became of them is known at the next scrape."""
+        health = self._health_now()
+        with self._ledger_lock:
+            readiness = self._noted(health)
+        text = "; ".join(f"{check}: {why}" for check, why in readiness.reasons)
+        said = (
+            f"not ready: {'; '.join(check for check, _ in readiness.reasons)}" if text else "ready"
+        )
+        if said != self._said:
+            self._said = said
+            _log(f"not ready: {text}" if text else "ready")
+
+    def _repeat(self, what: Callable[[], object], period_s: float) -> None:
+        while True:
+            time.sleep(period_s)
+            # Out of threads or descriptors for a moment: the next turn may have them again.
+            with contextlib.suppress(OSError, RuntimeError):
+                what()
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} serve_warm node: {shown(text)}\n")
+    sys.stderr.flush()
+
+
+def _answer(node: Server, target: str) -> tuple[int, str, str]:
+    """Return status, content type and body."""
+    plain = "text/plain; charset=utf-8"
+    path, _, query = target.partition("?")
+    if path == "/livez":
+        return 200, plain, "ok\n"
+    if path == "/metrics":
+        return 200, "text/plain; version=0.0.4; charset=utf-8", node.metrics()
+    if path != "/readyz":
+        return 404, plain, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
+    readiness = node.readiness()
+    if "verbose" in query.replace("=", "&").split("&"):
+        lines = [*readiness.lines(), "ready" if readiness.ready else "not ready"]
+    else:
+        lines = [shown(f"{check}: {why}") for check, why in readiness.reasons] or ["ok"]
+    return (200 if readiness.ready else 503), plain, "".join(f"{line}\n" for line in lines)
+
+
+class _Clients:
+    """The open connections of a server: there are so many at most, and none is open for long."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._ends: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Give it a place, if there is one."""
+        with self._lock:
+            if len(self._ends) >= MAX_CONNECTIONS:
+                return False
+            self._ends[connection] = time.monotonic() + REQUEST_S
+            return True
+
+    def forget(self, connection: socket.socket) -> None:
+        """Free its place, if it has one. To be called before it is closed."""
+        with self._lock:
+            self._ends.pop(connection, None)
+
+    def hang_up(self) -> None:
+        """End those that are late. Their threads find nobody there, and close them."""
+        import socket
+
+        now = time.monotonic()
+        with self._lock:
+            for connection, end_s in self._ends.items():
+                if end_s < now:
+                    with contextlib.suppress(OSError):  # the client was faster
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
+    import socket
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    clients = _Clients()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_S
+        server_version = "serve_warm"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            status, kind, text = _answer(node, self.path)
+            body = text.encode(errors="replace")
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - http.server calls it
+
+        def log_message(self, *_args: Any) -> None:
+            """Say nothing: a line a probe would drown what matters."""
+
+    class Http(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 64
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if clients.admit(request):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def shutdown_request(self, request: Any) -> None:
+            clients.forget(
+                request
+            )  # here, where also those end that no thread could be started for
+            super().shutdown_request(request)
+
+        def service_actions(self) -> None:
+            clients.hang_up()  # about twice a second
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            error = sys.exc_info()[1]
+            if not isinstance(error, OSError):  # a client that hung up is no news
+                super().handle_error(request, client_address)
+
+    return Http((host, port), Handler)
+
+
+# --- by itself -----------------------------------------------------------------------------
+
+
+def default_directory() -> str:
+    """Return where the replicas of this user write when nobody says where.
+
+    The first of `$TMPDIR` or `/tmp`, `~/.cache/serve_warm` and `/var/tmp` where there is a
+    directory of theirs that only they can change; `folders.private_base` chooses in this order.
+    """
+    said = os.environ.get("SERVE_WARM_STATE_DIR")
+    if said:
+        return said
+    import pwd
+
+    own = f"serve_warm-{os.geteuid()}/state"
+    bases = [os.environ.get("TMPDIR") or "/tmp"]  # noqa: S108 - its safety is looked at
+    with contextlib.suppress(KeyError):
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+        bases.append(os.path.join(home, ".cache", "serve_warm"))
+    bases.append("/var/tmp")  # noqa: S108 - as above
+    paths = [os.path.join(os.path.realpath(base), own) for base in bases]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.close(_opened(path))
+            return path
+    return paths[0]
+
+
+def probe(settings: Settings, *, verbose: bool) -> tuple[int, list[str]]:
+    """Return an exit code, 0 for ready and 1 for not, and lines to show."""
+    readiness = judge(settings)
+    return (0 if readiness.ready else 1), readiness.said(verbose=verbose)
+
+
+def settings_of(
+    *,
+    state_dir: str,
+    expect: str,
+    deployments: Iterable[str],
+    latch: str,
+    stale_s: float,
+    raylet: str,
+    proxy: str,
+) -> Settings:
+    """Return what the options of `probe` and `serve` say.
+
+    Raises:
+        ValueError: one of them cannot be used; the text says which and why.
+    """
+    urls = tuple((n, u) for n, u in (("raylet", raylet), ("proxy", proxy)) if u != "none")
+    for _, url in urls:
+        split_url(url)
+    if not 0 < stale_s < float("inf"):
+        raise ValueError(f"{stale_s} is no number of seconds above 0")
+    policy = Policy.of(expect, deployments=deployments, latch=latch)
+    return Settings(state_dir, policy, stale_s, urls)
+
+
+OPTIONS: dict[str, tuple[str, str, str]] = {
+    "--state-dir": ("DIR", "", "Where replicas write; default: SERVE_WARM_STATE_DIR, or as they."),
+    "--expect": (
+        "POLICY",
+        "all",
+        "all: each replica here is warm, and there is one. min=N: N are. allow-idle: all, or none.",
+    ),
+    "--raylet": ("URL", RAYLET, "Health of the local raylet; none leaves it out."),
+    "--proxy": ("URL", PROXY, "Health of the local Serve proxy; none leaves it out."),
+    "--stale-s": ("SECONDS", f"{STALE_S:g}", "A replica without a heartbeat so long hangs."),
+}
+"""Meta variable, default and help by option; the command line of the package has the same."""
+
+DEPLOYMENT_HELP = "[APP#]NAME: only these count, and each has to be warm; may be repeated."
+LATCH_HELP = "A replica that is added to a warm node makes it unready until it is warm."
+
+
+COMMANDS = {
+    "probe": "0: this node is ready. 1: it is not, and why.",
+    "serve": "Answer /livez, /readyz and /metrics.",
+}
+
+
+def _help(prog: str) -> Any:
+    import argparse
+
+    # Of one width: to find that of the terminal, argparse imports what takes longer than a probe.
+    return argparse.HelpFormatter(prog, width=100)
+
+
+def _add_options(parser: Any, command: str, *, used: bool) -> None:
+    if not used:
+        return
+    add = parser.add_argument
+    for name, (meta, default, text) in OPTIONS.items():
+        add(name, metavar=meta, default=default, help=text)
+    add("--deployment", action="append", default=[], metavar="NAME", help=DEPLOYMENT_HELP)
+    add(
+        "--no-latch",
+        dest="latch",
+        action="store_const",
+        const="off",
+        default="on",
+        help=LATCH_HELP,
+    )
+    if command == "probe":
+        add("--verbose", action="store_true", help="Show each check and replica.")
+    else:
+        add("--port", type=int, default=PORT, help=f"Default: {PORT}.")
+        add("--host", default="", help="Default: all IPv4 addresses of this machine.")
+        add("--drain-s", type=float, default=DRAIN_S, help="Seconds from SIGTERM to the end.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `probe` or `serve`, and return the exit code."""
+    import argparse
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    summary = __doc__.partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="node.py", description=summary, formatter_class=_help)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in COMMANDS.items():
+        # Each option takes a millisecond to add: those of the other command are left out.
+        used = name in arguments[:1]
+        _add_options(commands.add_parser(name, help=text, formatter_class=_help), name, used=used)
+    given = parser.parse_args(arguments)
+    try:
+        chosen = settings_of(
+            state_dir=given.state_dir or default_directory(),
+            expect=given.expect,
+            deployments=given.deployment,
+            latch=given.latch,
+            stale_s=float(given.stale_s),
+            raylet=given.raylet,
+            proxy=given.proxy,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if given.command == "probe":
+        code, lines = probe(chosen, verbose=given.verbose)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return code
+    return serve(chosen, host=given.host, port=given.port, drain_s=given.drain_s)
+
+
+def serve(settings: Settings, *, host: str, port: int, drain_s: float) -> int:
+    """Run a server until SIGTERM or SIGINT, and return the exit code."""
+    import signal
+
+    try:
+        server = Server(settings, host=host, port=port, drain_s=drain_s)
+    except (OSError, OverflowError) as error:
+        sys.stderr.write(f"error: port {port} of {host or 'this machine'}: {error}\n")
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.drain())
+    _log(f"answers on port {server.port}, reads {settings.state_dir}")
+    server.run()
+    _log("ended")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -39,17 +39,19 @@ def difference_from_eager(
     results = []
     for run in (function, compiled):
         random = torch.get_rng_state()
-        copies = _copied(tensors)
-        out = run(callee, *copies)
-        found: list[Any] = []
-        said = _shape(out, found)
-        after = [owner.get_buffer(name).clone() for owner, name, _, _ in kept]
-        results.append((said, [*found, *copies, *after]))
-        torch.set_rng_state(random)
-        for owner, name, buffer, before in kept:
-            if owner.get_buffer(name) is not buffer:
-                setattr(owner, name, buffer)
-            buffer.copy_(before)
+        copies = copied(tensors)
+        try:
+            out = run(callee, *copies)
+            found: list[Any] = []
+            said = _shape(out, found)
+            after = [owner.get_buffer(name).clone() for owner, name, _, _ in kept]
+            results.append((said, [*found, *copies, *after]))
+        finally:
+            torch.set_rng_state(random)
+            for owner, name, buffer, before in kept:
+                if owner.get_buffer(name) is not buffer:
+                    setattr(owner, name, buffer)
+                buffer.copy_(before)
     (eager_said, eager), (our_said, ours) = results
     if eager_said != our_said:
         raise NoEntry(f"it returns {our_said[:100]}, and eager {eager_said[:100]}")
@@ -106,15 +108,19 @@ def _distance(eager: Any, ours: Any) -> float:
     return error
 
 
-def _copied(tensors: Sequence[Any]) -> list[Any]:
-    """Return copies that overlap and are strided just as the tensors are."""
+def copied(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
+    """Return copies that overlap and are strided just as the tensors are.
+
+    `inference` says of which kind they are, where it is not to be that of each tensor.
+    """
     storages: dict[int, Any] = {}
     copies = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = storage.clone()
-        with torch.inference_mode(tensor.is_inference()):  # to compiled code that is another kind
+        # To compiled code that is another kind of tensor.
+        with torch.inference_mode(tensor.is_inference() if inference is None else inference):
             empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copies.append(
             empty.set_(

@@ -5,6 +5,8 @@
 `serve_warm.compile` is torch.compile with a dispatcher in front. With an artifact loaded, a call
 that an entry was made for runs that entry, and neither Dynamo nor its guards are asked (level 2).
 Any other call goes to torch.compile (level 1), counted and named: never wrong, never an error.
+Where it is asked for, an entry is a library made by AOTInductor (level 3), and Dynamo and Inductor
+are not even imported before a call needs level 1.
 
 What Dynamo's guards protected is checked here, in three rhythms:
 
@@ -33,15 +35,18 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from serve_warm import ahead, calls, compiler
+from serve_warm import ahead, calls, compiler, exported
 from serve_warm.calls import STATE, Dynamic, Signature, key_of
-from serve_warm.entries import Entry, Library, Unit, file_name, tree
+from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, tree
 from serve_warm.errors import ConfigError
 from serve_warm.facts import NoEntry
 from serve_warm.parity import difference_from_eager
 from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)
+
+LIBRARIES = 3
+"""The level at which code is in libraries, and a start does without Dynamo."""
 
 CALLS_KEPT = 256
 """Different calls that a dispatcher keeps a record of; counts go on beyond."""
@@ -50,7 +55,9 @@ CALLS_KEPT = 256
 # The public functions -------------------------------------------------------------------------
 
 
-def compile(target: Any = None, /, **arguments: Any) -> Any:  # noqa: A001 - as in torch
+def compile(  # noqa: A001 - as in torch
+    target: Any = None, /, *, level: int = 2, **arguments: Any
+) -> Any:
     """Return `target` compiled by torch.compile, and by an artifact where one is loaded.
 
     Takes what torch.compile takes, and behaves as it does: a module gives a module, a function a
@@ -62,9 +69,22 @@ def compile(target: Any = None, /, **arguments: Any) -> Any:  # noqa: A001 - as 
     make; shapes are static unless `dynamic=True`. They need `torch.inference_mode()` or
     `no_grad()`, Inductor, and a graph without breaks; the report names every call for which one
     of these was not so.
+
+    With `level=3` they are libraries made by AOTInductor. A start with them imports neither Dynamo
+    nor Inductor and needs no C++ compiler, for as long as every call has one.
+
+    Raises:
+        ConfigError: `target` cannot be called, or there is no such level.
     """
+    if level not in PREFIXES:
+        raise ConfigError(
+            f"serve_warm.compile got level={level!r}",
+            hint="2, the default, or 3 for libraries; level 1 is torch.compile itself",
+        )
     if target is None:
-        return functools.partial(compile, **arguments)
+        return functools.partial(compile, level=level, **arguments)
+    if level == LIBRARIES and isinstance(target, torch.nn.Module):
+        return LightModule(target, arguments)
     if isinstance(target, torch.nn.Module):
         module: Any = torch.compile(target, **arguments)
         module.__class__ = _compiled_module_class()
@@ -77,10 +97,12 @@ def compile(target: Any = None, /, **arguments: Any) -> Any:  # noqa: A001 - as 
             f"serve_warm.compile got a {type(target).__name__}, which cannot be called",
             hint="pass a torch.nn.Module, a function or a method",
         )
-    return _CompiledFunction(target, arguments)
+    return _CompiledFunction(target, arguments, level=level)
 
 
-def compile_regions(model: Any, blocks: Sequence[str] | None = None, /, **arguments: Any) -> Any:
+def compile_regions(
+    model: Any, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: Any
+) -> Any:
     """Compile the repeated blocks of a model in place, once for all of them, and return the model.
 
     A block is a module that stands at least twice, of one class, in a ModuleList or Sequential;
@@ -92,6 +114,12 @@ def compile_regions(model: Any, blocks: Sequence[str] | None = None, /, **argume
     Raises:
         ConfigError: nothing repeats, or a named class is not there; the text lists what is.
     """
+    if level != 2:
+        raise ConfigError(
+            f"serve_warm.compile_regions got level={level!r}",
+            hint="blocks have levels 1 and 2; for a library hand over the whole model, "
+            "serve_warm.compile(model, level=3)",
+        )
     found = _repeated(model) if blocks is None else _named(model, blocks)
     for block in found:
         # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
@@ -167,15 +195,117 @@ def _compiled_module_class() -> type:
     return CompiledModule
 
 
+class LightModule(torch.nn.Module):
+    """What torch.compile gives for a module, without the import of torch's compiler.
+
+    Attributes, parameters and training mode are those of the module, and the names in its
+    `state_dict` begin with `_orig_mod.`, as they do there. torch.compile itself is called when a
+    call needs level 1.
+    """
+
+    def __init__(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._modules["_orig_mod"] = module
+        stock = _WhenCalled(module, arguments)
+        dispatcher = Dispatcher(module, stock=stock, arguments=arguments, level=LIBRARIES)
+        object.__setattr__(self, "_serve_warm", dispatcher)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the library for this call, or what torch.compile makes; hooks of our own first."""
+        state = self.__dict__
+        if state["_forward_hooks"] or state["_forward_pre_hooks"]:  # fired by nn.Module's call
+            return super().__call__(*args, **kwargs)
+        return state["_serve_warm"](*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the same without hooks."""
+        return self.__dict__["_serve_warm"](*args, **kwargs)
+
+    @property
+    def serve_warm_level3(self) -> str:
+        """As of a dispatcher."""
+        words: str = self.__dict__["_serve_warm"].serve_warm_level3
+        return words
+
+    @property
+    def training(self) -> bool:
+        """As of the module."""
+        return bool(self._orig_mod.training)
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        if vars(self).get("_modules"):  # not in nn.Module's own __init__
+            self._orig_mod.training = value
+
+    def __getattr__(self, name: str) -> Any:
+        module = vars(self).get("_modules", {}).get("_orig_mod")
+        if module is None:
+            raise AttributeError(name)
+        return module if name == "_orig_mod" else getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_own(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            super().__delattr__(name)
+        else:
+            delattr(self._orig_mod, name)
+
+    def _is_own(self, name: str) -> bool:
+        return name == "_orig_mod" or name in vars(self) or hasattr(type(self), name)
+
+    def __len__(self) -> int:
+        return len(self._orig_mod)
+
+    def __bool__(self) -> bool:
+        return bool(self._orig_mod)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = self.__dict__["_serve_warm"].arguments
+        return functools.partial(compile, level=LIBRARIES, **arguments), (self._orig_mod,)
+
+
+class _WhenCalled:
+    """torch.compile of something, at the first call of it: that imports Dynamo."""
+
+    def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
+        self._target = target
+        self._arguments = arguments
+        self._compiled: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self._compiled
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled = self._compiled or torch.compile(
+                    self._target, **self._arguments
+                )
+        return compiled(*args, **kwargs)
+
+
 class _CompiledFunction:
     """A compiled function, or a method of each instance when it decorates one in a class."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], *, level: int = 2
+    ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._arguments = arguments
-        stock = torch.compile(function, **arguments)
-        self._serve_warm = Dispatcher(function, stock=stock, arguments=arguments)
+        stock: Any = (
+            _WhenCalled(function, arguments)
+            if level == LIBRARIES
+            else torch.compile(function, **arguments)
+        )
+        self._serve_warm = Dispatcher(function, stock=stock, arguments=arguments, level=level)
         # By identity: equal objects have weights of their own. Each is kept alive by its method.
         self._methods: dict[int, Dispatcher] = {}
 
@@ -187,6 +317,11 @@ class _CompiledFunction:
         """As of a dispatcher."""
         return self._serve_warm.serve_warm_level1
 
+    @property
+    def serve_warm_level3(self) -> str:
+        """As of a dispatcher."""
+        return self._serve_warm.serve_warm_level3
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
@@ -195,7 +330,8 @@ class _CompiledFunction:
         except KeyError:
             bound = types.MethodType(self._function, instance)
             stock = functools.partial(self._serve_warm.stock, instance)
-            method = Dispatcher(bound, stock=stock, arguments=self._arguments)
+            level = self._serve_warm.level
+            method = Dispatcher(bound, stock=stock, arguments=self._arguments, level=level)
             self._methods[id(instance)] = method
             return method
 
@@ -241,19 +377,27 @@ class _Changes:
         kind: Any = torch.nn.Module
         # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15). Each
         # goes on to the modules below, and so comes by here for those that are looked at.
-        for name in ("train", "_apply", "load_state_dict"):
-            setattr(kind, name, self._bumping(getattr(kind, name)))
+        for name in ("train", "_apply"):
+            setattr(kind, name, self._bumping(getattr(kind, name), self.noted))
+        # This one does not: it reaches the modules below by another method of theirs.
+        kind.load_state_dict = self._bumping(kind.load_state_dict, self._noted_below)
         nn_module.register_module_parameter_registration_hook(self.noted)
         nn_module.register_module_buffer_registration_hook(self.noted)
         nn_module.register_module_module_registration_hook(self.noted)
 
-    def _bumping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _noted_below(self, module: Any) -> None:
+        for each in module.modules():
+            self.noted(each)
+
+    def _bumping(
+        self, method: Callable[..., Any], noted: Callable[[Any], None]
+    ) -> Callable[..., Any]:
         @functools.wraps(method)
         def bumping(module: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return method(module, *args, **kwargs)
             finally:
-                self.noted(module)
+                noted(module)
 
         return bumping
 
@@ -277,10 +421,17 @@ class Dispatcher:
     """One callable that was handed over: it runs an entry, or what torch.compile made of it."""
 
     def __init__(
-        self, callee: Any, *, stock: Callable[..., Any], arguments: Mapping[str, Any]
+        self,
+        callee: Any,
+        *,
+        stock: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        level: int = 2,
     ) -> None:
         _changes.watch()
         self.callee = callee
+        self.level = level
+        """The highest one that is asked for."""
         self.stock = stock
         self.arguments = dict(arguments)
         self.name = _name_of(callee)
@@ -289,6 +440,7 @@ class Dispatcher:
         self._unit: Unit | None = None
         self._considered = 0
         self._entries: list[tuple[Entry, Callable[..., Any]]] = []
+        self._made_here: list[tuple[Unit, Entry]] = []
         self._hits: dict[Any, list[tuple[Any, ...]]] | None = None
         self._seen: dict[_Use, int] = {}
         self._unfit: dict[str, str] = {}
@@ -325,6 +477,14 @@ class Dispatcher:
         stock = self.stock
         return stock.func if isinstance(stock, functools.partial) else stock
 
+    @property
+    def serve_warm_level3(self) -> str:
+        """Arguments in words where libraries are asked for, which are to be found without Dynamo.
+
+        Empty elsewhere. `compiler.compile_arguments` looks for this name.
+        """
+        return _text(self.arguments, self.level) if self.level == LIBRARIES else ""
+
     def uses(self) -> list[EntryUse]:
         """Return a record for each kind of call until now."""
         return [
@@ -342,7 +502,9 @@ class Dispatcher:
             self._considered, self._entries, self._unfit = 0, [], {}
             _changes.look_at(self.callee)
             if library is not None:
-                self._unit = library.unit(self.name, _text(self.arguments), tree(self.callee))
+                self._unit = library.unit(
+                    self.name, _text(self.arguments, self.level), tree(self.callee)
+                )
                 self._consider(library)
             # Last: who sees it does not wait, and must find all the rest.
             self._hits = None if library is None else {}
@@ -362,6 +524,23 @@ class Dispatcher:
             if why:
                 self._unfit[str(entry.signature)] = why
 
+    def look_again(self, library: Library) -> None:
+        """Withdraw what was made for this callable and does not fit it any more, without a trace.
+
+        A call of another kind, another callable or the handler changed it, and will again.
+        """
+        with self._binding:
+            made, self._made_here = self._made_here, []
+            # What was looked at anew meanwhile may be in neither of the two alone.
+            if self._unit is not None:
+                made += [(self._unit, entry) for entry, _ in self._entries]
+            for unit, entry in made:
+                why = entry.facts.broken(self.callee)
+                # Of this build, and not withdrawn for another callable yet.
+                if why and library.units.get(unit.key) is unit and entry in unit.entries:
+                    why = f"what its graph is built on changes from call to call: {why}"
+                    library.withdraw(unit, entry, why)
+
     def _looked_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Find the entry for a call the slow way, and remember it; or hand the call on."""
         if self._generation != _changes.generation:
@@ -371,20 +550,22 @@ class Dispatcher:
             return self.stock(*args, **kwargs)
         call = "(...)"
         tensors: list[Any] = []
+        generation = self._generation
         try:
             signature, tensors = calls.describe(args, kwargs)
             call = str(signature)
             with self._binding:
-                fn = self._found(library, signature, calls.state(), tensors)
+                generation = self._generation
+                entry, fn = self._found(library, signature, calls.state(), tensors)
         except NoEntry as error:
             if _building is not None:
                 _building.refused.setdefault((self.name, call), str(error))
             use = self._noted(call, 1, str(error))
             if tensors and _building is None and not ahead.intercepted():
-                self._remember(args, kwargs, None, use)
+                self._remember(args, kwargs, None, use, generation)
             return self.stock(*args, **kwargs)
-        use = self._noted(call, 2, "")
-        self._remember(args, kwargs, fn, use)
+        use = self._noted(call, entry.level, entry.reason)
+        self._remember(args, kwargs, fn, use, generation)
         if compiler.calling is not None:
             compiler.calling.add(threading.get_native_id())
         try:
@@ -400,14 +581,14 @@ class Dispatcher:
         signature: Signature,
         state: Mapping[str, str],
         tensors: Sequence[Any],
-    ) -> Callable[..., Any]:
+    ) -> tuple[Entry, Callable[..., Any]]:
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         if _building is not None:
             self._consider(library)  # another layer may have made one meanwhile
         for entry, fn in self._entries:
             if entry.takes(signature, state, tensors):
-                return fn
+                return entry, fn
         if _building is None:
             raise NoEntry(self._why_none(library, signature, state))
         return self._make(library, signature, state, tensors)
@@ -418,11 +599,17 @@ class Dispatcher:
         kwargs: Mapping[str, Any],
         fn: Callable[..., Any] | None,
         use: _Use,
+        generation: int,
     ) -> None:
-        """Find this kind of call the quick way from now on; without `fn` it is level 1."""
+        """Find this kind of call the quick way from now on; without `fn` it is level 1.
+
+        Unless the callable was looked at anew since `generation`: then `fn` may be of before.
+        """
         tensors: list[Any] = []
         key = key_of(args, kwargs, tensors)
-        if self._hits is not None:
+        with self._binding:
+            if self._hits is None or generation != self._generation:
+                return
             if len(self._hits) >= CALLS_KEPT:
                 self._hits.clear()  # of dynamic shapes there is no end
             same = self._hits.setdefault(key, [])
@@ -436,7 +623,7 @@ class Dispatcher:
             if len(self._seen) >= CALLS_KEPT:
                 use = ("other calls", level, "")
             elif reason:
-                logger.warning("level 1 for %s%s: %s", self.name, call, reason)
+                logger.warning("level %d for %s%s: %s", level, self.name, call, reason)
         self._seen[use] = self._seen.get(use, 0) + 1
         return use
 
@@ -466,7 +653,7 @@ class Dispatcher:
         signature: Signature,
         state: Mapping[str, str],
         tensors: Sequence[Any],
-    ) -> Callable[..., Any]:
+    ) -> tuple[Entry, Callable[..., Any]]:
         """Make the entry for a call, hold it against eager, and add it to the library."""
         if self._unit is None:  # pragma: no cover  (bound before)
             raise AssertionError
@@ -477,31 +664,79 @@ class Dispatcher:
         why = why or self._failed.get(attempt, "")
         if why:
             raise NoEntry(why)
-        # Shapes are static unless said otherwise: None would be neither.
-        arguments = {"dynamic": False, **self.arguments}
-        function = signature.function("entry")
         try:
-            made = ahead.make(function, self.callee, tensors, arguments)
-            error = difference_from_eager(self.callee, function, made.fn, tensors)
+            made, entry = self._made(signature, state, tensors)
         except NoEntry as failure:
             self._failed[attempt] = str(failure)  # not tried again at each call
             raise
         # In another state, with grad mode on for example, it may have been refused before.
         library.refused.pop((self.name, str(signature)), None)
+        library.add(self._unit, entry, made.data, made.fn)
+        self._made_here.append((self._unit, entry))
+        self._consider(library)
+        return entry, made.fn
+
+    def _made(
+        self, signature: Signature, state: Mapping[str, str], tensors: Sequence[Any]
+    ) -> tuple[ahead.Made | exported.Made, Entry]:
+        """Return what is made for a call, of the highest level that is asked for and can be had."""
+        # Shapes are static unless said otherwise: None would be neither.
+        arguments = {"dynamic": False, **self.arguments}
+        function = signature.function("entry")
+        reason = ""
+        made: ahead.Made | exported.Made
+        if self.level == LIBRARIES:
+            try:
+                made = exported.make(function, self.callee, tensors, arguments)
+                error = self._error(function, made, tensors)
+            except NoEntry as failure:
+                reason = str(failure)
+        if reason or self.level != LIBRARIES:
+            made = ahead.make(function, self.callee, tensors, arguments)
+            error = self._error(function, made, tensors)
+        level = LIBRARIES if isinstance(made, exported.Made) else 2
         dynamic = Dynamic(conditions=tuple(made.conditions))
-        entry = Entry(
+        return made, Entry(
             signature=dynamic.signature(signature, tensors),
             dynamic=dynamic,
             state=state,
             facts=made.facts,
             sources=made.sources,
-            references=made.references,
-            file=file_name(made.data),
+            references=made.references if isinstance(made, ahead.Made) else {},
+            file=file_name(made.data, PREFIXES[level]),
             error=error,
+            level=level,
+            reason=reason,
+            plan=made.plan if isinstance(made, exported.Made) else {},
         )
-        library.add(self._unit, entry, made)
-        self._consider(library)
-        return made.fn
+
+    def _error(
+        self, function: Callable[..., Any], made: ahead.Made | exported.Made, tensors: Sequence[Any]
+    ) -> float:
+        """Return how far it is from eager; `NoEntry` where that is too far.
+
+        Also where its call breaks what it was built on: a count, a list that grows, a value that
+        is computed once. At the next call the graph would be stale, and facts are looked at once
+        per start. Asked of eager, since compiled code writes the values of its first call.
+        And where it changes a list or dict that it is given: an entry is given others.
+        """
+
+        def eager(callee: Any, *tensors: Any) -> Any:
+            args, kwargs = function(_as_passed, *tensors)
+            before = calls.contents(args, kwargs)
+            out = callee(*args, **kwargs)
+            if calls.contents(args, kwargs) != before:
+                raise NoEntry("its call changes a list or dict that it is given")
+            why = made.facts.broken(callee)
+            if why:
+                raise NoEntry(f"its call changes what its graph is built on: {why}")
+            return out
+
+        return difference_from_eager(self.callee, eager, made.fn, tensors)
+
+
+def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
 
 
 def _name_of(callee: Any) -> str:
@@ -518,9 +753,11 @@ def _name_of(callee: Any) -> str:
     return f"{callee.__module__}.{callee.__qualname__}"
 
 
-def _text(arguments: Mapping[str, Any]) -> str:
+def _text(arguments: Mapping[str, Any], level: int = 2) -> str:
     """Return the arguments that change compiled code, as text that is equal when they are."""
     kept = {k: v for k, v in arguments.items() if k not in ("recompile_limit", "fullgraph", "name")}
+    if level != 2:
+        kept["level"] = level
     return ", ".join(f"{key}={kept[key]!r}" for key in sorted(kept)) or "no arguments"
 
 
@@ -532,25 +769,38 @@ def handed_over() -> bool:
     return len(_dispatchers) > 0
 
 
-def load(folder: Path) -> str:
-    """Load the entries of an artifact for every callable of this process.
+def without_dynamo() -> bool:
+    """Return whether libraries are asked for in all that was compiled with `serve_warm.compile`."""
+    return handed_over() and all(each.level == LIBRARIES for each in list(_dispatchers))
 
-    Executes what is in `folder`, which must have been verified. Returns why nothing was loaded,
-    in words; an entry that does not fit is no such reason, its calls are named in the report.
+
+def load(*folders: Path) -> str:
+    """Load the entries of an artifact, a folder each part, for every callable of this process.
+
+    Executes what is in the folders, which must have been verified. Those of libraries have to stay
+    for as long as the process. Returns why something was not loaded, in words; an entry that does
+    not fit is no such reason, its calls are named in the report.
     """
     global _library  # noqa: PLW0603 - callables and their code are the process' own
-    try:
-        library = Library.read(folder)
-    except NoEntry as error:
-        return str(error)
-    why = ahead.can_precompile()
-    if why:
-        return why
+    library, problems = Library({}, {}), []
+    for folder in folders:
+        try:
+            part = Library.read(folder)
+            # Not asked for libraries: it imports Dynamo.
+            why = ahead.can_precompile() if part.has_entries(2) else ""
+        except NoEntry as error:
+            why = str(error)
+        if why:
+            problems.append(why)
+        else:
+            library.take(part)
+    if len(problems) == len(folders):
+        return "; ".join(problems)
     _library = library
     _changes.bump()
     for dispatcher in list(_dispatchers):
         dispatcher.bind()
-    return ""
+    return "; ".join(problems)
 
 
 def unload() -> None:
@@ -573,6 +823,8 @@ def building() -> Iterator[Library]:
     _changes.bump()
     try:
         yield library
+        for dispatcher in list(_dispatchers):
+            dispatcher.look_again(library)
     finally:
         _building = None
         _changes.bump()

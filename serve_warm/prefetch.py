@@ -10,6 +10,10 @@ code with the same trusted keys, and nothing is loaded before the start accepts 
 What is really hidden: the network, hashing, decompression and writing hold no GIL, so they run
 beside whatever `__init__` does. Importing is Python code. It is hidden while `__init__` waits, or
 reads and copies weights in C++; beside Python code the two take turns, and nothing is gained.
+
+Nothing here asks CUDA for its devices before user code has: the first question fixes which there
+are, and `__init__` may yet set `CUDA_VISIBLE_DEVICES`. Importing Inductor asks (torch 2.11,
+`torch/_inductor/runtime/benchmarking.py`), importing Dynamo does not.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 from serve_warm import artifact, compiler, folders, transfer
 from serve_warm.config import WarmupConfig, environment
@@ -36,18 +40,23 @@ from serve_warm.fingerprint import Fingerprint, read_app, read_machine, torch_en
 from serve_warm.importing import Turns
 from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores import Store, open_store
-from serve_warm.trust import Trust, load_trust
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from serve_warm.trust import Trust
+from serve_warm.trustfiles import load_trust
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 
+LOOK_S = 2.0
+"""How long the import of the compiler waits to hear what is in the store. Nearly always it is some
+milliseconds; a store that does not answer is no reason to have nothing done."""
+
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
 """Factors that `__init__` makes. The others are read as they are before it; where it changes one
 (threads, the default dtype) another variant fits, and what was fetched is thrown away."""
+
+NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
+"""One of them is there where an NVIDIA driver is, the last in WSL. Looking asks no driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +119,14 @@ class Taken:
     directory: Path | None
     """Where its part `cache` is unpacked, private and used by nobody; None where it is not."""
     unpack_s: float
+    waited_s: float = 0.0
+    """How long a start had to wait for it; nothing where it was there before it was asked for."""
 
-    def done_early(self, waited_s: float) -> float:
-        """Return the share of its work that was over before a start waited `waited_s` for it."""
+    @property
+    def early(self) -> float:
+        """The share of its work that was over before a start waited for it."""
         work_s = self.pulled.download_s + self.pulled.verify_s + self.unpack_s
-        return max(0.0, 1.0 - waited_s / work_s)
+        return max(0.0, 1.0 - self.waited_s / work_s)
 
     def discard(self) -> None:
         """Close its files and remove its directory."""
@@ -129,7 +141,15 @@ class Prefetch:
     Then, in the start: `init_ended()`, `taken(...)` at most once, and in any case `drop()`.
     """
 
-    def __init__(self, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> None:
+    def __init__(
+        self,
+        config: WarmupConfig,
+        *,
+        deployment: str,
+        trust: Trust | None,
+        driver: Sequence[Path] = NVIDIA,
+    ) -> None:
+        self._has_driver = any(path.exists() for path in driver)
         self._config = config
         self._deployment = deployment
         self._trust = trust
@@ -142,6 +162,11 @@ class Prefetch:
         self._handed_over = False
         self._spans: list[_Span] = []
         self._imported_under: str | None = None
+        self.imported_compiler = False
+        """Whether torch's compiler was imported here, and not by the app."""
+        self._needs_compiler = False
+        self._looked = threading.Event()
+        """Set once it is known whether what comes needs torch's compiler."""
 
     def begin(self) -> None:
         """Start, and return at once. Nothing that happens here is raised anywhere."""
@@ -190,10 +215,12 @@ class Prefetch:
         The choice among the statements that were found is made again in full: all factors, the
         deny-list, the age. None for whatever else has become of it.
         """
+        is_there, asked = self._taken.done(), time.perf_counter()
         try:
             taken = await asyncio.wait_for(asyncio.wrap_future(self._taken), timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             return None
+        waited_s = 0.0 if is_there else time.perf_counter() - asked
         if taken is None or taken.wanted != wanted:
             return None
         pulled = transfer.confirmed(
@@ -203,16 +230,24 @@ class Prefetch:
         if pulled is None or open_store(wanted.uri).uri != taken.store.uri:
             return None
         self._handed_over = True
-        return replace(taken, pulled=pulled)
+        return replace(taken, pulled=pulled, waited_s=waited_s)
 
     # In the background ------------------------------------------------------------------------
 
     def _run(self, turns: Turns) -> None:
         try:
             self._begin_pull(turns)
+            # Libraries are to be loaded without it, and there may be nothing else.
+            self._looked.wait(LOOK_S)
+            if self._looked.is_set() and not self._needs_compiler:
+                return
             with turns.alone(lambda: "torch" in sys.modules, given_up=self._init_ended) as mine:
                 if mine:
                     self._import()
+            with turns.alone(self._devices_are_chosen, given_up=self._init_ended) as mine:
+                if mine:
+                    with self._span():
+                        compiler.import_compiler()
         finally:
             turns.end()
 
@@ -227,6 +262,8 @@ class Prefetch:
             _log(error)
         finally:
             if store is None:
+                self._needs_compiler = True
+                self._looked.set()
                 self._taken.set_result(None)
         if store is not None:
             threading.Thread(
@@ -234,10 +271,18 @@ class Prefetch:
             ).start()
 
     def _import(self) -> None:
+        self.imported_compiler = not compiler.is_imported()
         if "torch._inductor.config" not in sys.modules:
             self._imported_under = torch_environment(environment())
         with self._span():
-            compiler.import_compiler()
+            compiler.import_dynamo()
+
+    def _devices_are_chosen(self) -> bool:
+        """Whether user code has initialised CUDA, or there is none to initialise."""
+        torch: Any = sys.modules.get("torch")
+        return not self._has_driver or (
+            torch is not None and (torch.version.cuda is None or torch.cuda.is_initialized())
+        )
 
     def _pull(self, store: Store) -> None:
         taken = None
@@ -247,13 +292,21 @@ class Prefetch:
             _log(error)
         finally:
             # What is not ours is shown as of any thread, and the start meets it again.
+            self._looked_at(None)
             self._taken.set_result(taken)
+
+    def _looked_at(self, found: transfer.Found | None) -> None:
+        """Note whether what was found needs torch's compiler; where nothing was, it compiles."""
+        if not self._looked.is_set():
+            self._needs_compiler = found is None or not transfer.only_libraries(found)
+            self._looked.set()
 
     def _take(self, store: Store) -> Taken | None:
         wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
         found = transfer.find(
             store, deployment=wanted.deployment, trust=wanted.trust, given_up=self._given_up
         )
+        self._looked_at(found)
         choice = transfer.expected(
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
@@ -289,14 +342,8 @@ class Prefetch:
         while "torch" not in sys.modules and not self._init_ended.wait(POLL_S):
             pass
         # Waits for whoever is in the middle of importing it.
-        torch = importlib.import_module("torch")
-        # CUDA is initialised by user code, who may set its variables before or fork: counting
-        # devices asks the driver's library and not CUDA.
-        while (
-            torch.cuda.device_count()
-            and not torch.cuda.is_initialized()
-            and not self._init_ended.wait(POLL_S)
-        ):
+        importlib.import_module("torch")
+        while not self._devices_are_chosen() and not self._init_ended.wait(POLL_S):
             pass
         with self._span():
             cpu = self._config.cpu

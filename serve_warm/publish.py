@@ -8,7 +8,7 @@
 
 Blobs are written before the statement that names them, so that a statement never points at nothing,
 and of several publishers of one variant the first wins. What is there is never written over:
-`serve_warm.transfer` chooses among all of it.
+`serve_warm.choosing` chooses among all of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm.artifact import Manifest, Part, check_caps, check_stored
+from serve_warm.choosing import with_trace
+from serve_warm.envelopes import Envelope, add_signatures
+from serve_warm.envelopes import sign as sign_payload
 from serve_warm.errors import (
     AlreadyPublished,
     ArtifactNotFound,
@@ -31,26 +34,22 @@ from serve_warm.errors import (
     ObjectNotFound,
 )
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Store
-from serve_warm.transfer import (
+from serve_warm.parts import Progress, blob_key, receive_part, unpack_part
+from serve_warm.statements import (
     STATEMENT_SUFFIX,
     VARIANT,
-    Progress,
     believable,
-    blob_key,
     check_place,
     generation,
     payload_digest,
     rank,
     read_envelope,
-    receive_part,
     statement_keys,
     statements_of,
-    unpack_part,
-    with_trace,
 )
-from serve_warm.trust import Believed, Envelope, Trust, add_signatures, verify
-from serve_warm.trust import sign as sign_payload
+from serve_warm.stores import Store
+from serve_warm.trust import Trust
+from serve_warm.verification import Believed, verify
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -147,11 +147,11 @@ class EntryUse:
     call: str
     """Structure of the arguments, and metadata of the tensors in them."""
     level: int
-    """2: an entry made ahead of time. 1: torch.compile."""
+    """3: a library. 2: an entry made ahead of time. 1: torch.compile."""
     reason: str = ""
     """Why it is not the higher level."""
     calls: int = 0
-    """Of level 1 all; of level 2 those that were looked up, which a known call is not again."""
+    """Of level 1 all; of the others those that were looked up, which a known call is not again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +216,9 @@ class Report:
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls of what `serve_warm.compile` was given, until now; empty without an artifact."""
+    compiler_imported: str = ""
+    """By whom Dynamo or Inductor was imported: `app`, in its imports or its `__init__`; `start`, as
+    levels below 3 need them; empty where they are not in this process."""
     fingerprint: dict[str, dict[str, str]] | None = None
     """What this start was compared with, by group and factor; None before it was read."""
     threads: tuple[int, ...] = ()
@@ -272,9 +275,15 @@ class Report:
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
-    """Return a line for all of level 2, and one for each call that is not."""
+    """Return a line for all that is made ahead of time, and one for each call that is not."""
     ahead = sum(entry.level > 1 for entry in entries)
+    libraries = sum(entry.level > 2 for entry in entries)
     lines = [f"  ahead of time: {ahead} of {len(entries)} kinds of calls"] if entries else []
+    if libraries:
+        lines[0] += f", {libraries} from libraries"
+    lines += [
+        f"  level 2: {e.callable}{e.call}: {e.reason}" for e in entries if e.level > 1 and e.reason
+    ]
     rest = [entry for entry in entries if entry.level == 1]
     lines += [f"  level 1: {e.callable}{e.call}: {e.reason}" for e in rest[:LINES_OF_LEVEL_1]]
     return lines + (["  level 1: and more"] if len(rest) > LINES_OF_LEVEL_1 else [])

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, prefetch, transfer, unfinished
+from serve_warm import artifact, compiler, folders, pgo, prefetch, transfer, unfinished
+from serve_warm.choosing import Considered
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -35,7 +36,7 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.fingerprint import Fingerprint, read_app, read_machine
+from serve_warm.fingerprint import NOT_NEEDED, Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input, ordered
 from serve_warm.redaction import redact
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
@@ -68,8 +69,12 @@ REMOTE_CACHES = (
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
     "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO",
 )
 """Variables of torch that make it unpickle what others have stored (torch 2.13, its config)."""
+
+LEVEL_PARTS = {2: "precompiled", 3: "exported"}
+"""The part of an artifact that has the entries of a level."""
 
 TRACE_LINES = 50
 """Variants that a report lists; whoever may write to a store decides how many there are."""
@@ -149,6 +154,7 @@ class Warmup:
         """What whoever builds should know of the start: what it goes on from."""
         self._unfinished: unfinished.Unfinished | None = None
         self._resumed: unfinished.Resumed | None = None
+        self._by_profile = False
         self._stage = Stage.PENDING
         self._times: list[StageTime] = []
         self._verdict = Verdict.OFF
@@ -157,6 +163,11 @@ class Warmup:
         self._artifact: ArtifactUse | None = None
         self._replay: Replay | None = None
         self._compiled_early = 0
+        self._has_libraries = False
+        self._libraries_only = False
+        """Whether libraries are asked for in all that is compiled: then nothing of torch's compiler
+        is imported before something needs it."""
+        self._compiler_from_app = False
         self._ready_unix = 0.0
         self._error = ""
         self._seen: compiler.Watch | None = None
@@ -183,6 +194,8 @@ class Warmup:
         self._started_unix = time.time()
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
+        imported_early = self._prefetch is not None and self._prefetch.imported_compiler
+        self._compiler_from_app = compiler.is_imported() and not imported_early
         if self._prefetch is not None:
             self._prefetch.init_ended()
         try:
@@ -254,6 +267,7 @@ class Warmup:
             events=tuple(e for e in events if e.at_unix >= self._ready_unix),
             artifact=self._artifact,
             entries=handed_over.uses() if handed_over is not None else (),
+            compiler_imported=self._compiler_imported(),
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
@@ -262,6 +276,11 @@ class Warmup:
             pid=os.getpid(),
             started_unix=self._started_unix,
         )
+
+    def _compiler_imported(self) -> str:
+        if not compiler.is_imported():
+            return ""
+        return "app" if self._compiler_from_app else "start"
 
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact, and what its manifest says about the build.
@@ -275,23 +294,46 @@ class Warmup:
         if self._resumed is not None:
             # What the figures above leave out.
             facts["resumed_kernels"] = self._resumed.kernels
-        entries: dict[str, bytes] = {}
+        if self._by_profile:
+            await self._compile_by_profile()
+        entries: dict[str, Mapping[str, bytes]] = {}
         handed_over = _handed_over()
         if handed_over is not None:
             with handed_over.building() as library:
-                await Replay(
-                    self.inputs,
-                    self._replica.call,
-                    seen=compiler.watch(),
-                    deadline=Deadline(self._config.deadline_s),
-                    input_deadline_s=self._config.input_deadline_s,
-                    max_passes=1,
-                ).once()
+                await self._replay_again().once()
             if self._unfinished is not None:
                 self._unfinished.keep_all()
-            entries = library.to_files() if library.has_entries else {}
+            for level, name in LEVEL_PARTS.items():
+                if library.has_entries(level):
+                    entries[name] = library.to_files(level)
             facts["entries"] = library.described()
         return pack_parts(self.cache_directory, entries), facts
+
+    async def _compile_by_profile(self) -> None:
+        """Compile what starts with this profile will: graphs that this one had no need of.
+
+        With batches of 8 and 1, for example, the profile says that the batch changes, and the
+        first graph of such a start is one for all batches. Here it was one for 8.
+        """
+        seen = compiler.watch()
+        of_traffic = seen.on_event, seen.forbidden
+        seen.on_event, seen.forbidden = None, None
+        pgo.begin_anew()
+        try:
+            await self._replay_again().until_quiet()
+        finally:
+            seen.on_event, seen.forbidden = of_traffic
+
+    def _replay_again(self) -> Replay:
+        return Replay(
+            self.inputs,
+            self._replica.call,
+            seen=compiler.watch(),
+            deadline=Deadline(self._config.deadline_s),
+            input_deadline_s=self._config.input_deadline_s,
+            max_passes=self._config.max_passes,
+            changed=self._input_done,
+        )
 
     @property
     def done_in_pass(self) -> int:
@@ -309,11 +351,11 @@ class Warmup:
                 self._new_cache_directory()
             compiler.keep_headers_private()
             self._choose_cpu()
-            # Nothing where it was done during __init__; where that is under way this waits for it.
-            await asyncio.to_thread(compiler.import_compiler)
-            self._warn_of_late_settings()
             arguments = compiler.compile_arguments(self._replica.owner)
-            self._need_compiler(arguments)
+            self._libraries_only = _only_libraries(arguments)
+            if not self._libraries_only:
+                await self._import_compiler()
+                self._need_compiler(arguments)
             self._warn_of_remote_caches()
             self._compiled_early = (
                 compiler.unwatched_compiles() - self._replica.unwatched_compiles_before
@@ -328,7 +370,15 @@ class Warmup:
             cpu = self._config.cpu
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
             machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
+            if self._libraries_only:
+                machine["compiler"] = NOT_NEEDED
             self.fingerprint = Fingerprint(machine=machine, app=app)
+
+    async def _import_compiler(self) -> None:
+        # Nothing where it was done during __init__; where that is under way this waits for it.
+        await asyncio.to_thread(compiler.import_compiler)
+        self._warn_of_late_settings()
+        self._keep_profile()
 
     def _choose_cpu(self) -> None:
         lacking = compiler.pin_portable_cpu() if self._config.cpu == "portable" else ()
@@ -337,6 +387,16 @@ class Warmup:
                 f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
                 "no portable artifact fits it, and it compiles for itself alone"
             )
+            self._warnings.append(text)
+            logger.warning("%s", text)
+
+    def _keep_profile(self) -> None:
+        if self._config.pgo == "off":
+            return
+        why = pgo.keep_profile(self._replica.deployment)
+        self._by_profile = not why
+        if why:
+            text = f"pgo: on does nothing here: {why}"
             self._warnings.append(text)
             logger.warning("%s", text)
 
@@ -407,8 +467,15 @@ class Warmup:
 
     async def _load(self, deadline: Deadline) -> None:
         uri = self._config.artifact
-        if uri is None:
-            return
+        if uri is not None:
+            await self._load_from(uri, deadline)
+        if self._libraries_only and not self._has_libraries:
+            # It compiles after all: at a build, or where nothing was loaded.
+            with self._timed(Stage.PENDING):
+                await self._import_compiler()
+            compiler.require_compiler(environment())
+
+    async def _load_from(self, uri: str, deadline: Deadline) -> None:
         self._artifact = ArtifactUse(store=redact(uri))
         try:
             ready = await self._pull(uri, deadline)
@@ -458,7 +525,7 @@ class Warmup:
             # Also when the start itself is cancelled: nobody waits for a try that still runs.
             given_up.set()
         elapsed_s = time.perf_counter() - start
-        early = taken.done_early(elapsed_s) if taken else 0.0
+        early = taken.early if taken else 0.0
         download_s, verify_s = pulled.download_s, pulled.verify_s
         waited_s = verify_s * (1 - early)
         self._times.append(
@@ -538,18 +605,12 @@ class Warmup:
             # anyway: the probe stays.
             answers = pulled.manifest.facts.get(ISA_FACT)
             compiler.defer_precompiled_headers()
-            # Of another shape where another release built it: then the probe runs.
-            if isinstance(answers, dict):
+            # Of another shape where another release built it: then the probe runs. So it does where
+            # the compiler may be another one, since libraries need none.
+            compiler_is_the_same = pulled.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
+            if isinstance(answers, dict) and compiler_is_the_same:
                 compiler.isa_checks().give({str(k): bool(v) for k, v in answers.items()})
-        handed_over = _handed_over()
-        if "precompiled" in pulled.raw and handed_over is not None:
-            with folders.temporary_folder() as scratch:
-                folder = scratch / "entries"
-                folder.mkdir(mode=0o700)
-                prefetch.unpack(pulled.raw["precompiled"], folder)
-                why = handed_over.load(folder)
-            if why:
-                self._warnings.append(f"no entry is used, and Dynamo traces every call: {why}")
+        self._load_entries(pulled, _handed_over())
         if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(
             pulled.raw["torch_bytes"].read()
         ):
@@ -558,6 +619,26 @@ class Warmup:
                 reason="bad_archive",
                 hint="build the artifact again with this version of torch",
             )
+
+    def _load_entries(self, pulled: transfer.Pulled, handed_over: Any) -> None:
+        names = [name for name in LEVEL_PARTS.values() if name in pulled.raw]
+        if not names or handed_over is None:
+            return
+        unpacked = []
+        with folders.temporary_folder() as scratch:
+            for name in names:
+                if name == "exported":
+                    # For as long as the process: a library is opened when something first fits.
+                    folder = compiler.private_directory()
+                else:
+                    folder = scratch / name
+                    folder.mkdir(mode=0o700)
+                prefetch.unpack(pulled.raw[name], folder)
+                unpacked.append(folder)
+            why = handed_over.load(*unpacked)
+        self._has_libraries = "exported" in names and not why
+        if why:
+            self._warnings.append(f"not all entries can be used, and Dynamo traces calls: {why}")
 
     def _not_loaded(self, verdict: Verdict, error: ServeWarmError, policy: str) -> None:
         self._verdict = verdict
@@ -571,6 +652,7 @@ class Warmup:
         )
         # Whatever was written until now is not built upon.
         self._new_cache_directory()
+        self._has_libraries = False
         handed_over = _handed_over()
         if handed_over is not None:
             handed_over.unload()
@@ -706,6 +788,8 @@ class Warmup:
     def _new_cache_directory(self, made: Path | None = None) -> Path:
         self.cache_directory = compiler.private_directory() if made is None else made
         point_torch_caches_at(self.cache_directory)
+        if self._by_profile:
+            pgo.forget_profile()
         return self.cache_directory
 
     @contextlib.contextmanager
@@ -783,7 +867,7 @@ def _startup_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _lines(trace: Sequence[transfer.Considered]) -> tuple[str, ...]:
+def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
     """Return a line a variant, the accepted ones first, and no more than a report can hold."""
     shown = sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]
     rest = len(trace) - len(shown)
@@ -800,21 +884,32 @@ def _handed_over() -> Any:
     return used if used is not None and used.handed_over() else None
 
 
+def _only_libraries(arguments: Mapping[str, str]) -> bool:
+    """Return whether libraries are asked for in all that is compiled, as far as that is known.
+
+    `arguments` are those of what was found on the user's object.
+    """
+    handed_over = _handed_over()
+    if handed_over is None or any(words.startswith("inductor") for words in arguments.values()):
+        return False
+    return bool(handed_over.without_dynamo())
+
+
 def pack_parts(
-    cache_directory: Path, entries: Mapping[str, bytes] | None = None
+    cache_directory: Path, entries: Mapping[str, Mapping[str, bytes]] | None = None
 ) -> dict[str, bytes]:
     """Return the raw parts of an artifact from this process' caches. Once per process.
 
-    `entries` are the files of the part `precompiled`, if there are any.
+    `entries` are the files of the parts that have some, by the part's name.
     """
     parts = {"cache": artifact.pack_directory(cache_directory)}
-    if entries:
+    for name, files in (entries or {}).items():
         with folders.temporary_folder() as scratch:
-            folder = scratch / "entries"
+            folder = scratch / name
             folder.mkdir(mode=0o700)
-            for name, content in entries.items():
-                (folder / name).write_bytes(content)
-            parts["precompiled"] = artifact.pack_directory(folder)
+            for file, content in files.items():
+                (folder / file).write_bytes(content)
+            parts[name] = artifact.pack_directory(folder)
     torch_bytes = compiler.save_torch_bytes()
     if torch_bytes:
         parts["torch_bytes"] = torch_bytes

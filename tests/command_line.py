@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from artifacts import build, new_key
-from serve_warm import trust
+from serve_warm import trustfiles
 from serve_warm.cli import main
 from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
@@ -34,8 +34,8 @@ ESCAPES = "\x1b[2K\r\x9b31m\u202e\u2028trusted"
 MAIN = """
 import sys
 from pathlib import Path
-from serve_warm import trust
-trust.default_trust_files = lambda file=Path(sys.argv.pop(1)): (file,)
+from serve_warm import trustfiles
+trustfiles.default_trust_files = lambda file=Path(sys.argv.pop(1)): (file,)
 from serve_warm.cli import main
 """
 """The beginning of a program whose first argument is the trust file; it still has to call main."""
@@ -54,7 +54,7 @@ class Ended:
 def trust_file_fixture(tmp_path: Path) -> Path:
     """A machine that trusts KEY."""
     file = tmp_path / "trust.toml"
-    file.write_text(trust.trust_lines(KEY.public_key(), name="ci"))
+    file.write_text(trustfiles.trust_lines(KEY.public_key(), name="ci"))
     file.chmod(0o600)
     return file
 
@@ -64,7 +64,7 @@ def run_fixture(
     trust_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:
     """Run `serve-warm` as the console script does."""
-    monkeypatch.setattr(trust, "default_trust_files", lambda: (trust_file,))
+    monkeypatch.setattr(trustfiles, "default_trust_files", lambda: (trust_file,))
 
     def run_with(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["serve-warm", *map(str, arguments)])

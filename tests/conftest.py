@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from s3_servers import (  # noqa: F401 - fixtures of one session
     _fault_proxy,
@@ -25,7 +26,7 @@ from s3_servers import (  # noqa: F401 - fixtures of one session
     moto,
 )
 
-HANG_S = 120.0
+HANG_S = 400.0
 """No wait of a test is meant to last this long: it fails instead, and says what it saw."""
 
 POLL_S = 0.05
@@ -133,7 +134,13 @@ class Cluster:
         return apps
 
     def configure(
-        self, import_path: str, deployment: str, user_config: Any, *, name: str = ""
+        self,
+        import_path: str,
+        deployment: str,
+        user_config: Any,
+        *,
+        name: str = "",
+        num_replicas: int = 1,
     ) -> App:
         """Deploy by a Serve configuration, or change the application of that name so."""
         from ray.serve.context import _get_global_client
@@ -144,9 +151,11 @@ class Cluster:
             "name": unique,
             "route_prefix": f"/{unique}",
             "import_path": import_path,
-            "deployments": [{"name": deployment, "user_config": user_config}],
+            "deployments": [
+                {"name": deployment, "user_config": user_config, "num_replicas": num_replicas}
+            ],
         }
-        schema = ServeDeploySchema.model_validate({"applications": [application]})
+        schema = ServeDeploySchema(applications=[application])
         _get_global_client().deploy_apps(schema)
         return App(name=unique, url=f"{self.url}/{unique}")
 
@@ -155,6 +164,23 @@ class Cluster:
         from ray.serve.context import _get_global_client
 
         _get_global_client().delete_apps([app.name for app in apps.values()], blocking=False)
+
+
+class ByFile(LoadScopeScheduling):
+    """Hands test files to the processes of `-n`, and all that share a Ray cluster to one of them.
+
+    A file keeps its fixtures: a module's build is made once. Two clusters at a time, each with the
+    cores of the machine to itself as it thinks, would only stand in each other's way.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "tests/integration" if "/integration/" in path else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Tell pytest-xdist how tests are handed out."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

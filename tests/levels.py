@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from serve_warm.entries import Library
 
 
-def build(folder: Path, *calls: Callable[[], Any]) -> Library:
-    """Make an entry for each call, and write them into `folder`."""
+def build(folder: Path, *calls: Callable[[], Any], level: int = 2) -> Library:
+    """Make an entry for each call, and write those of a level into `folder`."""
     folder.mkdir(exist_ok=True)
     with torch.inference_mode(), precompile.building() as library:
         for call in calls:
             call()
-    for name, data in library.to_files().items():
+    for name, data in library.to_files(level).items():
         (folder / name).write_bytes(data)
     return library
 
@@ -63,12 +63,12 @@ def served(call: Callable[[], Any]) -> Served:
     if not changed:  # level 2, for not the first time: a hit is not counted
         return Served(value=value, level=2, reason="", call="", compiles=compiles)
     # The level that it ended with: the one that refused it may have counted first.
-    (text, level, reason) = min(changed, key=lambda use: use[1])
+    (text, level, reason, _) = min(changed, key=lambda use: use[1])
     return Served(value=value, level=level, reason=reason, call=text, compiles=compiles)
 
 
-def _uses() -> dict[tuple[str, int, str], int]:
-    return {(u.call, u.level, u.reason): u.calls for u in precompile.uses()}
+def _uses() -> dict[tuple[str, int, str, str], int]:
+    return {(u.call, u.level, u.reason, u.callable): u.calls for u in precompile.uses()}
 
 
 @contextlib.contextmanager

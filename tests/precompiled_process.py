@@ -5,7 +5,8 @@
     python precompiled_process.py '{"do": "build", "folder": "/entries", "path": "/where/app.py"}'
 
 The application is a Python file with `make()`, which returns what was compiled, and `calls()`,
-which lists positional arguments. `do` is `build`, `start` or `stock` (torch.compile alone).
+which lists positional arguments. `do` is `build`, `start` or `stock` (torch.compile alone). What is
+written by a build are the entries of `level`, 2 unless it is said.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from serve_warm import compiler, precompile
 
 
-def main(do: str, folder: str, path: str) -> dict[str, Any]:
+def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(path).parent))
     app = importlib.import_module(Path(path).stem)
@@ -42,7 +43,7 @@ def main(do: str, folder: str, path: str) -> dict[str, Any]:
         counts = watch.counts() - before
     if do == "build":
         refused = {call: reason for (_, call), reason in library.refused.items()}
-        for name, data in library.to_files().items():
+        for name, data in library.to_files(level).items():
             (Path(folder) / name).write_bytes(data)
     return {
         "why": why,
@@ -52,6 +53,7 @@ def main(do: str, folder: str, path: str) -> dict[str, Any]:
         "compiler_processes": counts.compiler_processes,
         "levels": [use.level for use in precompile.uses()],
         "reasons": sorted({use.reason for use in precompile.uses()}),
+        "imported": compiler.is_imported(),
     }
 
 

@@ -30,7 +30,7 @@ import pytest
 
 from components import require
 
-START_S = 90.0
+START_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def running(
     finally:
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -177,7 +177,7 @@ def moto_server(directory: Path) -> Iterator[Server]:
         keys = answer["Credentials"]
         iam.close()
         sts.close()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("POST", "/moto-api/reset-auth", body=b"0")
         assert connection.getresponse().status == 200
         connection.close()
@@ -319,7 +319,7 @@ def _create_container(port: int, key: bytes, name: str) -> int:
     text = "\n".join(["PUT", *[""] * 11, *signed, resource])
     signature = base64.b64encode(hmac.digest(key, text.encode(), "sha256")).decode()
     headers["Authorization"] = f"SharedKey {AZURITE_ACCOUNT}:{signature}"
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         path = f"/{AZURITE_ACCOUNT}/{name}?restype=container"
         connection.request("PUT", path, b"", headers)

@@ -31,8 +31,8 @@ from command_line import (  # noqa: F401 - fixtures
     trust_file_fixture,
 )
 from conftest import wait_until
-from serve_warm import trust
 from serve_warm.cli import screen
+from serve_warm.envelopes import sign
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +110,7 @@ def test_a_broken_statement_cannot_write_to_the_terminal(run, source):
     payload["predicate"]["deployment"] = ESCAPES
     payload["predicate"][ESCAPES] = 1
     name = f"statements/{DEPLOYMENT}/forged.dsse.json"
-    source.create(name, trust.sign(json.dumps(payload).encode(), KEY))
+    source.create(name, sign(json.dumps(payload).encode(), KEY))
 
     shown = run("inspect", source.root)
 
@@ -423,8 +423,10 @@ def test_interruption_is_exit_code_130(source, trust_file, tmp_path):
         # It can be opened for writing as soon as the command waits for somebody to write.
         writer = wait_until("the command reads the key", lambda: opened_for_writing(key))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        # A signal that comes just before it begins to read does not end the reading; this does,
+        # and then Python looks at its signals before it goes on.
         os.close(writer)
+        out, err = process.communicate()
 
     assert process.returncode == 130
     assert out == ""
@@ -462,6 +464,19 @@ def test_a_full_disk_under_stdout_is_one_sentence(trust_file, source):
     assert [line.partition(":")[0] for line in ran.stderr.splitlines()] == ["error", "hint"]
 
 
+def test_a_probe_says_the_same_as_json(run, tmp_path):
+    """Words and data have one reason: there is no replica yet."""
+    asked = ["probe", "--state-dir", str(tmp_path), "--raylet", "none", "--proxy", "none"]
+
+    words, plain = run(*asked), run(*asked, "--json")
+
+    assert (words.code, plain.code) == (1, 1)
+    found = json.loads(plain.out)
+    (check,) = found["checks"]
+    assert (found["ready"], found["replicas"]) == (False, [])
+    assert words.out == f"{check['check']}: {check['why']}\n"
+
+
 def test_every_command_has_help_and_json(run):
     """The commands that help lists all explain themselves, and all can print JSON."""
     listed = run("--help")
@@ -475,7 +490,7 @@ def test_every_command_has_help_and_json(run):
 
     assert set(names) == {
         *("build", "bench", "inspect", "verify", "diff"),
-        *("push", "pull", "keygen", "sign", "prune"),
+        *("push", "pull", "keygen", "sign", "prune", "probe"),
     }
     assert {name for name, help_ in helps.items() if "--json" not in help_.out} == set()
     assert "130  interrupted" in listed.out

@@ -174,6 +174,17 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 # diff -----------------------------------------------------------------------------------------
 
 
+def test_diff_says_what_is_refused_once(run, source, described, caplog):
+    """What the answer shows is not in the log as well."""
+    publish(source, STRANGER)
+    caplog.clear()
+
+    ended = run("diff", source.root, "--against", described(fingerprint().to_json()))
+
+    assert "untrusted" in ended.out
+    assert caplog.records == []
+
+
 def test_diff_shows_the_factors_that_differ(run, source, described):
     """Each difference is a row with both sides, of lists with what only one side has."""
     built_for = fingerprint(python="CPython 3.12.1", cpu_isa="avx2 avx512f amx_tile", threads="8")

@@ -23,8 +23,11 @@ from command_line import (  # noqa: F401 - fixtures
     trust_file_fixture,
 )
 from serve_warm import catalog
-from serve_warm.node import StateFile, default_directory
-from serve_warm.trust import load_signing_key, load_trust, user_key
+from serve_warm.folders import user_folder
+from serve_warm.keys import load_signing_key
+from serve_warm.node import StateFile
+from serve_warm.ownkey import user_key
+from serve_warm.trustfiles import load_trust
 
 
 @pytest.fixture
@@ -240,7 +243,7 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
 def test_what_a_replica_here_runs_on_is_kept(run, source, keys, monkeypatch):
     """The state files of this machine's replicas protect what they name."""
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
-    state = StateFile(default_directory(), application="a", deployment="d", replica="r")
+    state = StateFile(user_folder("state"), application="a", deployment="d", replica="r")
     state.write({"stage": "READY", "statement": keys["old"]})
 
     ended = run("prune", source.root, "--older-than", "10d", "--keep-newest", "0", "--json")

@@ -607,7 +607,7 @@ def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=500,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("TORCH")},
                 "TMPDIR": str(tmp_path),

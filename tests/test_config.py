@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at, resolve
@@ -83,6 +84,17 @@ def test_variables_are_text_that_becomes_the_field(
     config = resolve(WarmupConfig(), environ={variable: text})
 
     assert getattr(config, field) == value
+
+
+@pytest.mark.parametrize("name", ["overlap", "pgo"])
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("'on'", "on")])
+def test_on_and_off_are_words_in_yaml_too(name: str, text: str, value: str):
+    """YAML reads a bare on or off as a boolean, and documents write it bare."""
+    user_config = yaml.safe_load(f"warmup: {{{name}: {text}}}")
+
+    config = resolve(WarmupConfig(), user_config=user_config, environ={})
+
+    assert getattr(config, name) == value
 
 
 def test_other_variables_are_left_alone():

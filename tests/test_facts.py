@@ -11,6 +11,7 @@ import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
+
+
+class Side(enum.Flag):
+    LEFT = 1
+    RIGHT = 2
+    TOP = 4
 
 
 def says(callee: Any, *guards: Guard) -> Facts:
@@ -50,10 +57,12 @@ def value_at(path: str, value: Any) -> Guard:
         (torch.float32, torch.float16),
         (torch.float32, "torch.float32"),
         (Colour.RED, Colour.BLUE),
+        (Side.LEFT | Side.TOP, Side.RIGHT | Side.TOP),
         ({"a": 1}, {"a": True}),
         (torch.Size([1]), (1,)),
         (range(3), range(4)),
         (frozenset({1}), {1}),
+        (np.float64(1), 1.0),
     ],
 )
 def test_a_value_is_told_from_its_likes(one: Any, other: Any):
@@ -247,6 +256,10 @@ def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
         ("LIST_LENGTH", None, None),
         ("DICT_KEYS_MATCH", None, {"b": 1}),
         ("DICT_KEYS_MATCH", None, 5),
+        ("MAPPING_KEYS_CHECK", None, {"b": 1}),
+        ("BUILTIN_MATCH", None, torch.abs),
+        ("ID_MATCH", None, Colour.BLUE),
+        ("CONSTANT_SUBCLASS_MATCH", None, np.float64(2)),
         ("DICT_CONTAINS", "a", {}),
         ("DICT_CONTAINS", "a", 5),
         ("HASATTR", "items", 5),
@@ -257,7 +270,13 @@ def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
 )
 def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: Any, now: Any):
     """Whatever stands there at a start, the answer is a sentence."""
-    was = torch.ones(2) if kind == "TENSOR_MATCH" else {"a": 1, "c": 2}
+    others = {
+        "TENSOR_MATCH": torch.ones(2),
+        "BUILTIN_MATCH": torch.neg,
+        "ID_MATCH": Colour.RED,
+        "CONSTANT_SUBCLASS_MATCH": np.float64(1),
+    }
+    was = others.get(kind, {"a": 1, "c": 2})
     callee = SimpleNamespace(thing=was)
     known = says(callee, Guard(path="callee.thing", kind=kind, value=was, argument=argument))
 

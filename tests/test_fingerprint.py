@@ -250,6 +250,17 @@ def test_machine_factors_come_first() -> None:
     assert [mismatch.factor for mismatch in mismatches] == ["gpu", "torch", "autocast", "threads"]
 
 
+@pytest.mark.parametrize("here", ["g++ 12.2.0", "none", "not needed"])
+def test_what_an_artifact_does_not_need_is_no_difference(here: str) -> None:
+    """Its libraries fit whatever compiler there is; one that needs a compiler is not made fit."""
+    libraries = Fingerprint(machine={"compiler": "not needed"}, app={})
+    kernels = Fingerprint(machine={"compiler": "g++ 13.1.0"}, app={})
+    machine = Fingerprint(machine={"compiler": here}, app={})
+
+    assert libraries.compare(machine) == ()
+    assert [mismatch.factor for mismatch in kernels.compare(machine)] == ["compiler"]
+
+
 def test_unknown_fits_nothing() -> None:
     """Two machines whose instruction sets could not be read are not taken for equal."""
     machine = Fingerprint(machine={"cpu_isa": "unknown"}, app={})

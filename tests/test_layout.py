@@ -30,13 +30,16 @@ PACKAGE = Path(serve_warm.__file__).parent
 LAYERS = (
     ("redaction", "importing"),
     ("errors", "report"),
-    ("folders",),
-    ("fingerprint", "inputs", "config", "trust", "facts"),
-    ("artifact", "disassembly", "recorder", "stores"),
-    ("landing", "ahead", "unfinished"),
-    ("nodecache", "calls"),
+    ("folders", "wholefiles"),
+    ("keys",),
+    ("fingerprint", "inputs", "config", "envelopes", "trust", "facts"),
+    ("trustfiles",),
+    ("artifact", "disassembly", "recorder", "stores", "verification", "ownkey"),
+    ("landing", "ahead", "unfinished", "statements"),
+    ("nodecache", "calls", "parts", "choosing"),
+    ("libraries",),
     ("entries", "parity"),
-    ("transfer", "compiler"),
+    ("transfer", "compiler", "exported", "pgo"),
     ("precompile", "replay"),
     ("catalog", "publish", "prefetch"),
     ("stages",),
@@ -61,12 +64,14 @@ OWNED = {
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
-    *("redaction", "errors", "report", "folders", "fingerprint", "inputs", "config", "trust"),
-    *("artifact", "stores", "landing", "nodecache", "transfer", "catalog", "publish"),
-    *("node", "cli"),
+    *("redaction", "errors", "report", "folders", "wholefiles", "fingerprint", "inputs", "config"),
+    *("keys", "envelopes", "trust", "trustfiles", "verification", "ownkey"),
+    *("artifact", "stores", "landing", "nodecache", "statements", "parts", "choosing"),
+    *("transfer", "catalog", "publish", "node", "cli"),
 }
 
-ENVIRONMENT_READERS = {"config"}
+# `node` also runs as a file by itself, where there is no `config` to ask.
+ENVIRONMENT_READERS = {"config", "node"}
 
 # One broad handler each, because what they call is the user's and may not break the caller.
 BROAD_HANDLERS = {
@@ -282,7 +287,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (weight_violations, "config", "class C:\n import torch._dynamo", "torch._dynamo"),
         (environment_violations, "trust", "import os\nx = os.environ['HOME']", "os.environ"),
         (environment_violations, "cli", "import os\ndef f(): return os.getenv('X')", "os.getenv"),
-        (environment_violations, "node", "from os import environ", "imports os.environ"),
+        (environment_violations, "trust", "from os import environ", "imports os.environ"),
         (handler_violations, "trust", "try: f()\nexcept Exception: ...", "lines [2], 0 allowed"),
         (handler_violations, "trust", "try: f()\nexcept: ...", "lines [2], 0 allowed"),
         (handler_violations, "cli", "try: f()\nexcept (OSError, BaseException): ...", "lines [2]"),

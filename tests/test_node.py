@@ -1,34 +1,77 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The state files of a node: whole, private, and of replicas that are alive."""
+"""The state files of a node: whole, private, and of replicas that are alive; and what is read."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
+import logging
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from serve_warm.node import STATE_SCHEMA, StateFile, default_directory, read_states
+from conftest import wait_until
+from serve_warm import folders, node
+from serve_warm.node import (
+    STATE_SCHEMA,
+    Heartbeat,
+    Policy,
+    Replica,
+    StateFile,
+    boot_s,
+    default_directory,
+    look,
+    read_states,
+    warmth,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 REWRITES = 2_000
 
+OPEN: list[StateFile] = []
+
+
+@pytest.fixture(autouse=True)
+def locks() -> Iterator[None]:
+    """Keep the locks of a test's own replicas until it ends."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
 
 def state_file(directory: Path, replica: str = "Embedder#1") -> StateFile:
-    return StateFile(directory, application="app", deployment="Embedder", replica=replica)
+    file = StateFile(directory, application="app", deployment="Embedder", replica=replica)
+    OPEN.append(file)
+    return file
 
 
 def test_what_is_written_is_read(tmp_path: Path):
-    """Identity, facts and time of a living replica."""
-    state_file(tmp_path / "state").write({"stage": "REPLAYING", "inputs_done": 3})
+    """Identity, facts and times of a living replica."""
+    before = boot_s()
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING", "inputs_done": 3})
+    file.write({"stage": "READY", "inputs_done": 3})
+    file.write({"stage": "READY", "inputs_done": 3})
 
     (state,) = read_states(tmp_path / "state")
 
+    times = [state.pop(f"{name}_boot_s") for name in ("began", "stage", "heartbeat")]
+    in_order = [before, *times, boot_s()]
+    assert in_order == sorted(in_order)
+    assert state.pop("ready_boot_s") == times[1] < times[2]
     assert state.pop("updated_unix") > 0
     assert state == {
         "schema": STATE_SCHEMA,
@@ -36,7 +79,8 @@ def test_what_is_written_is_read(tmp_path: Path):
         "deployment": "Embedder",
         "replica": "Embedder#1",
         "pid": os.getpid(),
-        "stage": "REPLAYING",
+        "pid_start": int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]),
+        "stage": "READY",
         "inputs_done": 3,
     }
 
@@ -62,7 +106,7 @@ def test_a_reader_never_sees_half_a_state(tmp_path: Path):
     file, stop = state_file(tmp_path / "state"), tmp_path / "stop"
     file.write({"number": 0, "text": "0" * 4000})
     reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(file.path), str(stop)],
+        [sys.executable, "-c", READER, file.path, str(stop)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -72,7 +116,7 @@ def test_a_reader_never_sees_half_a_state(tmp_path: Path):
     for number in range(REWRITES):
         file.write({"number": number, "text": str(number) * 4000})
     stop.touch()
-    output, errors = reader.communicate(timeout=60)
+    output, errors = reader.communicate(timeout=400)
 
     assert reader.returncode == 0, errors
     seen, backwards = map(int, output.split())
@@ -89,7 +133,8 @@ def test_replicas_have_a_file_each(tmp_path: Path):
     states = list(read_states(tmp_path / "state"))
 
     assert sorted(state["replica"] for state in states) == sorted(names)
-    assert len(list((tmp_path / "state").iterdir())) == len(names)
+    assert len(list((tmp_path / "state").glob("*.json"))) == len(names)
+    assert len(list((tmp_path / "state").iterdir())) == 2 * len(names)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
@@ -208,18 +253,224 @@ def test_a_directory_may_lie_in_tmp(tmp_path: Path):
     assert [state["stage"] for state in read_states(shared / "state")] == ["READY"]
 
 
-def test_dead_replicas_are_skipped(tmp_path: Path):
-    """A replica that was killed left its file: nobody reads it as a start that hangs."""
-    alive = state_file(tmp_path / "state", "alive")
-    alive.write({})
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    dead = {**json.loads(alive.path.read_text()), "replica": "dead", "pid": ended.pid}
-    (tmp_path / "state" / "dead.json").write_text(json.dumps(dead))
+def test_a_directory_may_lie_on_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The root of a mount may be everybody's, as an emptyDir is: but not if it is ours to be."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    really = os.lstat
 
-    states = list(read_states(tmp_path / "state"))
+    def mounted(path: str) -> os.stat_result:
+        status = really(path)
+        if path != str(volume):
+            return status
+        fields = [*status]
+        fields[stat.ST_DEV] += 1
+        return os.stat_result(fields)
 
-    assert [state["replica"] for state in states] == ["alive"]
+    with pytest.raises(PermissionError, match="can be written by group or others"):
+        state_file(volume / "state")
+    monkeypatch.setattr(os, "lstat", mounted)
+    state_file(volume / "state").write({"stage": "READY"})
+
+    assert [state["stage"] for state in read_states(volume / "state")] == ["READY"]
+    with pytest.raises(PermissionError, match="can be written by group or others"):
+        state_file(volume)
+
+
+# --- who is alive --------------------------------------------------------------------------
+
+REPLICA = """
+import json, os, sys
+from serve_warm.node import StateFile
+directory, deployment, replica = sys.argv[1:]
+file = StateFile(directory, application="app", deployment=deployment, replica=replica)
+for line in sys.stdin:
+    facts = json.loads(line)
+    if "fork" in facts:
+        if os.fork() == 0:
+            print("forked", flush=True)
+            while True:
+                __import__("time").sleep(60)
+        continue
+    file.write(facts)
+    print("written", flush=True)
+"""
+
+
+class Process:
+    """A replica that is a process of its own, and writes what it is told to."""
+
+    def __init__(self, directory: Path, replica: str, deployment: str = "Embedder") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", REPLICA, str(directory), deployment, replica],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def write(self, **facts: object) -> Process:
+        self.process.stdin.write(json.dumps(facts) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() in {"written\n", "forked\n"}
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(name="process")
+def process_fixture() -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(*arguments: object) -> Process:
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+def conditions(directory: Path, **options: float) -> dict[str, str]:
+    return {replica.names[2]: replica.condition for replica in look(directory, **options)}
+
+
+def test_a_killed_replica_is_dead_at_once(tmp_path: Path, process):
+    """The kernel frees its lock: nobody reads it as a start that hangs, or as warm."""
+    directory = tmp_path / "state"
+    process(directory, "alive").write(stage="READY")
+    killed = process(directory, "killed").write(stage="READY")
+    before = conditions(directory)
+
+    killed.kill()
+
+    assert before == {"alive": "warm", "killed": "warm"}
+    assert conditions(directory) == {"alive": "warm", "killed": "dead"}
+    assert [state["replica"] for state in read_states(directory)] == ["alive"]
+
+
+def test_children_do_not_keep_a_dead_replica_alive(tmp_path: Path, process):
+    """A forked worker has the replica's descriptors, and not its lock."""
+    directory = tmp_path / "state"
+    parent = process(directory, "parent").write(stage="READY").write(fork=True)
+    before = conditions(directory)
+
+    parent.kill()
+
+    assert before == {"parent": "warm"}
+    assert conditions(directory) == {"parent": "dead"}
+
+
+def test_process_ids_do_not_matter(tmp_path: Path):
+    """A sidecar has others: a living pid makes nobody alive, and an unknown one nobody dead."""
+    for replica, pid in (("dead", os.getpid()), ("alive", 1 << 30)):
+        file = state_file(tmp_path / "state", replica)
+        file.write({"stage": "READY"})
+        path = Path(file.path)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": pid}))
+        if replica == "dead":
+            file.close()
+
+    assert conditions(tmp_path / "state") == {"alive": "warm", "dead": "dead"}
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_readers_do_not_keep_a_replica_from_its_lock(tmp_path: Path, readers: int):
+    """Nor take each other for it: a start among many probes is seen by all of them."""
+    directory, stop = tmp_path / "state", threading.Event()
+    state_file(directory, "first").write({"stage": "READY"})
+    seen: set[str] = set()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.update(condition for condition in conditions(directory).values())
+
+    threads = [threading.Thread(target=read) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    for number in range(50):
+        state_file(directory, f"replica {number}").write({"stage": "READY"})
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert set(conditions(directory).values()) == {"warm"}
+    assert seen <= {"warm", "warming", "dead"}
+
+
+def test_a_replica_that_has_only_begun_is_seen(tmp_path: Path):
+    """Between its lock and its first state it is there, by name, and not warm."""
+    state_file(tmp_path / "state")
+
+    (replica,) = look(tmp_path / "state")
+
+    assert replica.names == ("app", "Embedder", "Embedder#1")
+    assert replica.condition == "warming"
+
+
+def stopped_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    really = boot_s()
+    monkeypatch.setattr(node, "boot_s", lambda: really + ahead_s)
+
+
+@pytest.mark.parametrize(("ahead_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
+def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, monkeypatch, ahead_s, condition):
+    """Half a minute after the last one, though its process is there."""
+    state_file(tmp_path / "state").write({"stage": "READY"})
+    stopped_clock(monkeypatch, ahead_s)
+
+    (replica,) = look(tmp_path / "state")
+
+    assert replica.condition == condition
+    assert replica.why == ("" if condition == "warm" else replica.why)
+    assert "no heartbeat for 31 s" in replica.why or condition == "warm"
+
+
+def test_a_stopped_process_is_stale_and_comes_back(tmp_path: Path, process):
+    """What hangs holds its lock: it is not warm until it writes again."""
+    directory = tmp_path / "state"
+    hanging = process(directory, "hanging").write(stage="READY")
+    hanging.process.send_signal(signal.SIGSTOP)
+
+    wait_until("it is stale", lambda: conditions(directory, stale_s=0.2) == {"hanging": "stale"})
+    hanging.process.send_signal(signal.SIGCONT)
+    hanging.write(stage="READY")
+
+    assert conditions(directory) == {"hanging": "warm"}
+
+
+def test_a_heartbeat_of_the_future_is_none(tmp_path: Path, monkeypatch):
+    """Of another boot or machine: what it says of now is unknown."""
+    state_file(tmp_path / "state").write({"stage": "READY"})
+    stopped_clock(monkeypatch, -3600.0)
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "stale"}
+
+
+def test_a_clock_that_is_set_changes_nothing(tmp_path: Path, monkeypatch):
+    """Readiness knows nothing of the time of day."""
+    file = state_file(tmp_path / "state")
+    monkeypatch.setattr(node.time, "time", lambda: 0.0)
+    file.write({"stage": "READY"})
+    monkeypatch.setattr(node.time, "time", lambda: 4e9)
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
+# --- what is none of ours ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock as a replica does that has written nothing sensible."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 NAMES = b'"application": "a", "deployment": "d", "replica": "odd"'
@@ -228,42 +479,261 @@ NAMES = b'"application": "a", "deployment": "d", "replica": "odd"'
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"{", b"[]", b"7", b"\xff\xfe", b'{"schema": 2, "pid": 1}', b"{}"),
-        b'{"schema": 1, %s}' % NAMES,
-        b'{"schema": 1, "pid": "self", %s}' % NAMES,
-        b'{"schema": 1, "pid": true, %s}' % NAMES,
-        b'{"schema": 1, "pid": null, %s}' % NAMES,
-        b'{"schema": 1, "pid": 1}',
-        b'{"schema": 1, "pid": 1, "application": "a", "deployment": 7, "replica": "odd"}',
-        b'{"schema": 1, "pid": 1, %s}' % NAMES + b" " * (1 << 20) + b"x",
+        *(b"", b"{", b"[]", b"7", b"\xff\xfe", b'{"schema": 1, "pid": 1}', b"{}"),
+        *(b"[" * 100_000, b'{"schema": 2, %s, "pid": 1' % NAMES),
+        b'{"schema": 2, %s}' % NAMES,
+        b'{"schema": 1, "pid": 1, %s}' % NAMES,
+        b'{"schema": "2", "pid": 1, %s}' % NAMES,
+        b'{"schema": 2, "pid": "self", %s}' % NAMES,
+        b'{"schema": 2, "pid": true, %s}' % NAMES,
+        b'{"schema": 2, "pid": null, %s}' % NAMES,
+        b'{"schema": 2, "pid": 1}',
+        b'{"schema": 2, "pid": 1, "application": "a", "deployment": 7, "replica": "odd"}',
+        b'{"schema": 2, "pid": 1, %s}' % NAMES + b" " * (1 << 20) + b"x",
     ],
-    ids=lambda content: repr(content[:60]),
+    ids=lambda content: repr(content[:99]),
 )
-def test_files_that_are_none_of_ours_are_skipped(tmp_path: Path, content: bytes):
-    """One odd file does not hide the others."""
-    state_file(tmp_path / "state").write({})
-    (tmp_path / "state" / "a.json").write_bytes(content)
+def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
+    """Half a file or an odd one does not hide the others, and does not make a node ready."""
+    state_file(tmp_path / "state").write({"stage": "READY"})
+    (tmp_path / "state" / "z.json").write_bytes(content)
 
-    states = list(read_states(tmp_path / "state"))
+    with held(tmp_path / "state" / "z.lock"):
+        found = look(tmp_path / "state")
+        states = list(read_states(tmp_path / "state"))
 
+    assert [replica.condition for replica in found] == ["warm", "unreadable"]
     assert [state["replica"] for state in states] == ["Embedder#1"]
+    assert "z.json " in warmth(found, Policy())[0][0]
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
-def test_what_is_no_file_is_skipped(tmp_path: Path, kind: str):
-    """A pipe is not waited for, and a link not followed, wherever it leads."""
+STAGES = [None, 7, "", "ready", "READYISH", ["READY"], {"READY": 1}]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=repr)
+def test_only_ready_is_warm(tmp_path: Path, stage: object):
+    """No other word for a stage is taken for it, and none breaks the reader."""
+    state_file(tmp_path / "state").write({"stage": stage})
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory", "another user's"])
+@pytest.mark.parametrize("suffix", [".json", ".lock"])
+def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: str):
+    """A pipe is not waited for, a link not followed, a stranger not believed; and it is said."""
     file = state_file(tmp_path / "state")
-    file.write({})
-    odd = tmp_path / "state" / "a.json"
-    {
-        "pipe": os.mkfifo,
-        "link": lambda path: path.symlink_to(file.path),
-        "directory": Path.mkdir,
-    }[kind](odd)
+    file.write({"stage": "READY"})
+    odd = (tmp_path / "state" / "z").with_suffix(suffix)
+    if kind == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        odd.write_text(Path(file.path).read_text())
+        os.chown(odd, 65534, 65534)
+    else:
+        {
+            "pipe": os.mkfifo,
+            "link": lambda path: path.symlink_to(file.path),
+            "directory": Path.mkdir,
+        }[kind](odd)
 
-    states = list(read_states(tmp_path / "state"))
+    with held(tmp_path / "state" / "z.lock") if suffix == ".json" else contextlib.nullcontext():
+        warm, refused = look(tmp_path / "state")
 
-    assert [state["replica"] for state in states] == ["Embedder#1"]
+    assert (warm.condition, refused.condition) == ("warm", "unreadable")
+    assert refused.state is None
+    assert str(refused).startswith("z: z" + suffix)
+
+
+# --- what cannot be written ----------------------------------------------------------------
+
+
+def test_a_replica_goes_on_when_its_files_are_removed(tmp_path: Path):
+    """They are made again by the next write: with the directory, and with a lock that is held."""
+    file = state_file(tmp_path / "state")
+    for remove, but in (("*.lock", "none"), ("*.lock", "others"), ("*.json", ""), ("*", "")):
+        file.write({"stage": "READY"})
+        for path in (tmp_path / "state").glob(remove):
+            path.unlink()
+            if but == "others":
+                path.touch()
+        if remove == "*":
+            (tmp_path / "state").rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            file.write({"stage": "READY"})
+        file.write({"stage": "READY"})
+
+        assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
+@pytest.fixture(name="small")
+def small_fixture(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few pages."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    directory = tmp_path / "small"
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(directory)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_a_full_directory_keeps_the_heartbeat(small: Path):
+    """What was warm stays so on a full disk, and no half file is left."""
+    file = state_file(small)
+    file.write({"stage": "READY"})
+    (first,) = look(small)
+    with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        file.write({"stage": "READY"})
+    (second,) = look(small)
+
+    assert caught.value.errno == errno.ENOSPC
+    assert second.condition == "warm"
+    assert second.heartbeat_s > first.heartbeat_s
+    assert list(small.glob("*.tmp")) == []
+
+
+def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptureFixture):
+    """The replica goes on without a state, and writes it when it can."""
+    caplog.set_level(logging.INFO, logger="serve_warm.node")
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    turns: list[int] = []
+    beat = heartbeat(small, lambda: turns.append(1) or {"stage": "READY"})
+    for count in (2, 3, 4):
+        wait_until("it tries", lambda count=count: len(turns) >= count - 1)
+        beat.changed()
+    said, meanwhile = caplog.text.count("it serves all the same"), conditions(small)
+    subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
+    beat.changed()
+    wait_until("it says so", lambda: "can be written again" in caplog.text)
+    after = conditions(small)
+    beat.stop()
+
+    assert said == 1
+    assert (meanwhile, after) == ({}, {"Embedder#1": "warm"})
+
+
+def heartbeat(directory: Path, facts: Callable[[], dict[str, object]]) -> Heartbeat:
+    return Heartbeat(
+        directory, application="app", deployment="Embedder", replica="Embedder#1", facts=facts
+    )
+
+
+def test_a_heartbeat_goes_on_without_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By itself, from the first moment on, until it is stopped; then the replica is dead."""
+    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
+    turns: list[int] = []
+    beat = heartbeat(tmp_path / "state", lambda: turns.append(1) or {"stage": "READY"})
+
+    wait_until("it goes on", lambda: len(turns) > 5)
+    alive = conditions(tmp_path / "state")
+    beat.stop()
+
+    assert alive == {"Embedder#1": "warm"}
+    assert conditions(tmp_path / "state") == {"Embedder#1": "dead"}
+
+
+def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, monkeypatch, caplog):
+    """A report that is read while it changes fails once, and not for good."""
+    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
+    raising = iter([RuntimeError("changed size"), TypeError("x"), ValueError("y")])
+
+    def facts() -> dict[str, object]:
+        for error in raising:
+            raise error
+        return {"stage": "READY"}
+
+    beat = heartbeat(tmp_path / "state", facts)
+    wait_until("it writes", lambda: conditions(tmp_path / "state") == {"Embedder#1": "warm"})
+    beat.stop()
+
+    assert caplog.text.count("it serves all the same: changed size") == 1
+
+
+def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, caplog):
+    """It is said, with what to do, by the thread: nobody waits for it and nothing raises."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+
+    beat = heartbeat(tmp_path / "state", lambda: {"stage": "READY"})
+    wait_until("it is said", lambda: "is not a private directory" in caplog.text)
+    beat.stop()
+
+    assert "chmod go-w" in caplog.text
+
+
+def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):
+    """When it is old: the last figures of one that has just died are still exported."""
+    for replica, age_s in (("old", 3600.0), ("new", 1.0)):
+        state_file(tmp_path / "state", replica).write({"stage": "READY"})
+        OPEN.pop().close()
+        for path in (tmp_path / "state").glob(f"*{replica}*"):
+            os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    left = tmp_path / "state" / "half.4711.tmp"
+    left.touch()
+    os.utime(left, (0, 0))
+
+    state_file(tmp_path / "state", "later").write({"stage": "READY"})
+
+    assert conditions(tmp_path / "state") == {"later": "warm", "new": "dead"}
+    assert len(list((tmp_path / "state").iterdir())) == 4
+
+
+def test_a_living_replica_is_never_swept(tmp_path: Path):
+    """However old its files look: a clock may have been set."""
+    alive = state_file(tmp_path / "state", "alive")
+    alive.write({"stage": "READY"})
+    for path in (tmp_path / "state").iterdir():
+        os.utime(path, (0, 0))
+
+    state_file(tmp_path / "state", "later").write({"stage": "READY"})
+
+    assert conditions(tmp_path / "state") == {"alive": "warm", "later": "warm"}
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "number"),
+    [
+        *((os, "open", errno.EMFILE), (os, "open", errno.EACCES), (os, "read", errno.EIO)),
+        (fcntl, "flock", errno.ENOLCK),
+    ],
+)
+def test_a_lock_that_cannot_be_looked_at_is_not_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module, call: str, number: int
+):
+    """Its replica is not taken for dead, nothing of it is swept, and the trouble is named."""
+    directory = tmp_path / "state"
+    state_file(directory).write({"stage": "READY"})
+    for path in directory.iterdir():
+        os.utime(path, (0, 0))
+    before = sorted(directory.iterdir())
+    really = getattr(module, call)
+
+    def fail(what: object, *arguments: object, **options: object) -> object:
+        if call == "open" and not str(what).endswith(".lock"):
+            return really(what, *arguments, **options)
+        raise OSError(number, os.strerror(number))
+
+    folder = os.open(directory, os.O_RDONLY)
+    with monkeypatch.context() as broken:
+        broken.setattr(module, call, fail)
+        (found,) = look(directory)
+        node._sweep(folder)
+    os.close(folder)
+
+    assert found.condition == "unreadable"
+    assert f".lock cannot be looked at: {os.strerror(number)}" in found.why
+    assert warmth([found], Policy())[0]
+    assert sorted(directory.iterdir()) == before
+
+
+# --- where it is ---------------------------------------------------------------------------
 
 
 def test_a_node_without_states_has_none(tmp_path: Path):
@@ -271,6 +741,107 @@ def test_a_node_without_states_has_none(tmp_path: Path):
     assert list(read_states(tmp_path / "nowhere")) == []
 
 
-def test_the_default_directory_is_the_users_own():
-    """It has the user's id in its name, so that users do not meet."""
-    assert default_directory().parts[-2:] == (f"serve_warm-{os.geteuid()}", "state")
+def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.MonkeyPatch):
+    """The probe that runs alone finds them, also where /tmp is not safe and they go elsewhere."""
+    temporary = Path(tempfile.gettempdir())
+    monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    found = []
+    for mode in (0o1777, 0o777):
+        temporary.chmod(mode)
+        expected = folders.user_folder("state")
+        state_file(expected)
+        found.append((default_directory(), str(expected)))
+
+    assert [mine for mine, _ in found] == [theirs for _, theirs in found]
+    assert found[0] != found[1]
+
+
+def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
+    """As for replicas."""
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
+
+    assert default_directory() == "/run/warm/state"
+
+
+# --- the policy ----------------------------------------------------------------------------
+
+
+def replica(
+    name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
+) -> Replica:
+    state = {"began_boot_s": 1.0 + began, "ready_boot_s": ready and 1.0 + ready}
+    return Replica(name, ("app", of, name), condition, "" if condition == "warm" else "why", state)
+
+
+WARM = replica("w", "warm", began=0, ready=10)
+ADDED = replica("a", "warming", began=20)
+WITH_IT = replica("b", "warming", began=5)
+DEAD = replica("d", "dead", ready=3)
+OTHER = replica("o", "warm", began=0, ready=11, of="Other")
+
+
+@pytest.mark.parametrize(
+    ("policy", "replicas", "ready", "excused"),
+    [
+        # all: there is one, and each is warm
+        (Policy(), [], False, ""),
+        (Policy(), [DEAD], False, ""),
+        (Policy(), [WARM], True, ""),
+        (Policy(), [WARM, DEAD], True, ""),
+        (Policy(), [WITH_IT], False, ""),
+        (Policy(), [WARM, WITH_IT], False, ""),
+        (Policy(), [WARM, ADDED], True, "a"),
+        (Policy(), [ADDED], False, ""),
+        (Policy(), [ADDED, DEAD], False, ""),
+        (Policy(latch="off"), [WARM, ADDED], False, ""),
+        (Policy(), [WARM, WITH_IT, ADDED], False, ""),
+        # a moment at which all were ready is not when the first of them was
+        (Policy(), [replica("x", "warm", began=8, ready=30), WARM, ADDED], False, ""),
+        (Policy(), [replica("x", "warm", began=8, ready=15), WARM, ADDED], True, "a"),
+        # what has not been ready yet is excused, whatever becomes of it; what has been is not
+        (Policy(), [WARM, replica("f", "failed", began=20)], True, "f"),
+        (Policy(), [WARM, replica("f", "stale", began=20)], True, "f"),
+        (Policy(), [WARM, replica("f", "unreadable", began=20)], False, ""),
+        (Policy(), [WARM, replica("f", "stale", began=20, ready=25)], False, ""),
+        (Policy(), [WARM, replica("f", "warming", began=0, ready=9)], False, ""),
+        # allow-idle: nothing is fine, and what is here is warm or came later
+        (Policy("allow-idle"), [], True, ""),
+        (Policy("allow-idle"), [DEAD], True, ""),
+        (Policy("allow-idle"), [WARM], True, ""),
+        (Policy("allow-idle"), [WITH_IT], True, "b"),
+        (Policy("allow-idle", latch="off"), [WITH_IT], False, ""),
+        (Policy("allow-idle"), [replica("s", "stale", ready=3)], False, ""),
+        # min=N counts
+        (Policy("min", 1), [], False, ""),
+        (Policy("min", 1), [WARM, WITH_IT, ADDED], True, ""),
+        (Policy("min", 2), [WARM, ADDED], False, ""),
+        (Policy("min", 2), [WARM, OTHER], True, ""),
+        # named ones: each of them, and no other counts
+        (Policy(deployments=("D",)), [WARM], True, ""),
+        (Policy(deployments=("app#D",)), [WARM], True, ""),
+        (Policy(deployments=("other#D",)), [WARM], False, ""),
+        (Policy(deployments=("D",)), [WARM, replica("o", "warming", of="Other")], True, ""),
+        (Policy(deployments=("D", "Other")), [WARM], False, ""),
+        (Policy(deployments=("D", "Other")), [WARM, OTHER], True, ""),
+        (Policy(deployments=("D", "Other")), [WARM, OTHER, ADDED], True, "a"),
+        (Policy(deployments=("D", "Other")), [OTHER, ADDED], False, ""),
+        (Policy("min", 2, ("D", "Other")), [WARM, OTHER], False, ""),
+        (Policy("allow-idle", deployments=("D", "Other")), [WARM], True, ""),
+    ],
+)
+def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):
+    """Who counts, and when the node is warm."""
+    reasons, without = warmth(replicas, policy)
+
+    assert (not reasons) == ready
+    assert "".join(r.stem for r in without) == excused
+
+
+@pytest.mark.parametrize(
+    "text", ["", "any", "min", "min=", "min=0", "min=-1", "min=x", "min=1.5", "all=2", "min=²"]
+)
+def test_other_policies_are_refused(text: str):
+    """A typing error is no policy, and the text says what is."""
+    with pytest.raises(ValueError, match="none of all, allow-idle and min=N"):
+        Policy.of(text)

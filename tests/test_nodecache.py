@@ -604,7 +604,7 @@ def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=60)[0] for process in processes]
+    said = [process.communicate(timeout=400)[0] for process in processes]
 
     assert said == 6 * ["True\n"]
     assert len(calls.read_text().split()) == 1
@@ -619,7 +619,7 @@ def test_a_killed_download_is_made_again_by_another(root: Path, tmp_path: Path, 
     process.stdin.flush()
     wait_until("the download has begun", lambda: calls.exists() and len(names(root)) == 1)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=400)
     (left,) = names(root)
     download = Download()
 
@@ -646,7 +646,7 @@ def test_a_download_that_hangs_is_not_waited_for_without_end(
         found = fetched(cache, download)
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=400)
 
     assert (found, download.calls) == (DATA, 1)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import enum
 import functools
 import io
+import itertools
 import json
 import os
 import pickle
@@ -488,11 +490,13 @@ def test_only_changes_of_what_is_compiled_are_looked_at(monkeypatch: pytest.Monk
     below = changes.generation
     model[0].weight = nn.Parameter(torch.zeros(4, 4))
     replaced = changes.generation
+    around.load_state_dict(around.state_dict())
+    loaded = changes.generation
     changes.look_at(len)  # whose modules nobody knows
     nn.Linear(2, 2)
 
     assert elsewhere == 0
-    assert elsewhere < below < replaced < changes.generation
+    assert elsewhere < below < replaced < loaded < changes.generation
 
 
 @torch.inference_mode()
@@ -1061,6 +1065,313 @@ def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
     assert "\n" not in refused
     assert (result.level, result.reason) == (1, refused)
     assert result.value.shape == model(x()).shape
+
+
+class Counts(nn.Module):
+    """What its call changes is what its graph is built on; `step` changes it and returns it."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.step = step() if step is a_cell else step
+        self.n = 0
+        self.ratio = 0.5
+        self.seen: list[int] = []
+        self.table = {"n": 0}
+        self.part = nn.Identity()
+        self.part.n = 0
+        self.left, self.right = [1.0], [2.0]
+        self.colour = Colour.RED
+        self.sort: Callable[..., Any] = torch.neg
+        self.ticket = itertools.count()
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(given, given, given, alpha=self.step(self))
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def an_attribute(model: Any) -> Any:
+    model.n += 1
+    return model.n
+
+
+def a_float(model: Any) -> Any:
+    model.ratio += 0.5
+    return model.ratio
+
+
+def a_length(model: Any) -> Any:
+    model.seen.append(1)
+    return len(model.seen)
+
+
+def a_dictionary(model: Any) -> Any:
+    model.table["n"] += 1
+    return model.table["n"]
+
+
+def a_key(model: Any) -> Any:
+    model.table[str(len(model.table))] = 1
+    return len(model.table)
+
+
+def an_attribute_of_a_part(model: Any) -> Any:
+    model.part.n += 1
+    return model.part.n
+
+
+def a_swap(model: Any) -> Any:
+    model.left, model.right = model.right, model.left
+    return model.left[0]
+
+
+def a_first_time(model: Any) -> Any:
+    if hasattr(model, "known"):
+        return 3
+    model.known = True
+    return 2
+
+
+def a_member_of_an_enum(model: Any) -> Any:
+    was, model.colour = model.colour, Colour.BLUE
+    return 1 if was is Colour.RED else 2
+
+
+def a_function_of_torch(model: Any) -> Any:
+    was, model.sort = model.sort, torch.abs
+    return 1 if was is torch.neg else 2
+
+
+def a_global(_: Any) -> Any:
+    global STEPS  # noqa: PLW0603
+    STEPS += 1
+    return STEPS
+
+
+STEPS = 0
+
+
+def a_cell() -> Callable[[Any], Any]:
+    n = 0
+
+    def step(_: Any) -> Any:
+        nonlocal n
+        n += 1
+        return n
+
+    return step
+
+
+def a_ticket(model: Any) -> Any:
+    return next(model.ticket)
+
+
+CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
+    "attribute": (an_attribute, "callee.n is int 1, and was int 0"),
+    "float": (a_float, "callee.ratio is float 1.0, and was float 0.5"),
+    "length of a list": (a_length, "callee.seen is length 1, and was length 0"),
+    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, and was int 0"),
+    "key of a dict": (a_key, "callee.table is "),
+    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, and was int 0"),
+    "there and back": (a_swap, "t[0] is float "),
+    "once": (a_first_time, "'known'"),
+    "enum": (a_member_of_an_enum, "Colour BLUE, and was test_precompile.Colour RED"),
+    "function of torch": (a_function_of_torch, ".abs, and was torch"),
+    "global": (a_global, ".STEPS is int 1, and was int 0"),
+    "closure": (a_cell, "cell_contents is int 1, and was int 0"),
+    "iterator": (a_ticket, "callee.ticket is a count, not a plain value"),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "why"), [pytest.param(*case, id=name) for name, case in CHANGING.items()]
+)
+@torch.inference_mode()
+def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
+    step: Callable[..., Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second call would be answered as the first; the report says what the call changes."""
+    model = serve_warm.compile(Counts(step), dynamic=False)
+    library = build(tmp_path, lambda: model(x(3, 3)))
+    eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
+
+    monkeypatch.setitem(globals(), "STEPS", 0)
+    expected = [eager(x(3, 3)) for _ in range(3)]
+    monkeypatch.setitem(globals(), "STEPS", 0)
+    with started(tmp_path), eager_below():
+        results = [served(lambda: ours(x(3, 3))) for _ in range(3)]
+
+    (refused,) = library.refused.values()
+    assert why in refused
+    assert [(r.level, r.reason) for r in results] == [(1, refused)] * 3
+    assert all(torch.equal(r.value, e) for r, e in zip(results, expected, strict=True))
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.last: Any = None
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return given @ given.T
+
+
+class Totals(Counted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.total += 1
+        return super().forward(given) * self.total
+
+
+class Noted(Counted):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.last = given.shape[0]
+        return given @ given.T
+
+
+def appends(rows: list[Any], given: torch.Tensor) -> torch.Tensor:
+    rows.append(given + 1)
+    return given * 2
+
+
+def removes(rows: dict[str, Any], given: torch.Tensor) -> torch.Tensor:
+    return rows.pop("first") + given
+
+
+@pytest.mark.parametrize(
+    ("forward", "rows"), [(appends, [x()]), (removes, {"first": x(), "second": x()})]
+)
+@torch.inference_mode()
+def test_a_call_that_changes_what_it_is_given_has_no_entry(forward: Any, rows: Any, tmp_path: Path):
+    """An entry is given lists and dicts of its own: the caller's would stay as they are."""
+    function = serve_warm.compile(forward, dynamic=False)
+    library = build(tmp_path, lambda: function(copy.copy(rows), x()))
+    ours, eager = copy.copy(rows), copy.copy(rows)
+
+    with started(tmp_path), eager_below():
+        function(ours, x())
+    forward(eager, x())
+
+    assert list(library.refused.values()) == ["its call changes a list or dict that it is given"]
+    assert len(ours) == len(eager) != len(rows)
+
+
+@torch.inference_mode()
+def test_a_count_of_calls_goes_on(tmp_path: Path):
+    """Compiled code would write the count of the build: it has no entry, and counts."""
+    model = serve_warm.compile(Counted(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+    model._orig_mod.calls = 0
+
+    with started(tmp_path), eager_below():
+        results = [served(lambda: model(x())) for _ in range(3)]
+
+    assert "callee.calls is int 1, and was int 0" in next(iter(library.refused.values()))
+    assert [r.level for r in results] == [1, 1, 1]
+    assert model._orig_mod.calls == 3
+    assert torch.equal(results[-1].value, x() @ x().T)
+
+
+@torch.inference_mode()
+def test_what_is_written_and_never_read_is_no_obstacle(tmp_path: Path):
+    """An entry writes it as eager does, the same at each call."""
+    model = serve_warm.compile(Noted(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+    model._orig_mod.last = None
+
+    with started(tmp_path), compiler.forbid():
+        result = served(lambda: model(x()))
+
+    assert (library.refused, result.level, model._orig_mod.last) == ({}, 2, 3)
+
+
+class Phases(nn.Module):
+    """Two calls of it that share what one writes and the other is built on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 1
+
+    def forward(self, given: torch.Tensor, *, first: bool) -> torch.Tensor:
+        if first:
+            self.length = given.shape[0]
+            return given @ given.T
+        return torch.addmm(given, given, given, alpha=self.length)
+
+
+@torch.inference_mode()
+def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
+    """The entry fitted when it was made and does not any more; the other one is kept."""
+    model = serve_warm.compile(Phases(), dynamic=False)
+    library = build(
+        tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
+    )
+    model._orig_mod.length = 1
+
+    with started(tmp_path), eager_below():
+        first = served(lambda: model(x(5, 3), first=True))
+        second = served(lambda: model(x(3, 3), first=False))
+
+    (why,) = library.refused.values()
+    assert "from call to call: callee.length is int 5, and was int 1" in why
+    assert (first.level, second.level, second.reason) == (2, 1, why)
+    assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
+    assert [name for name in library.to_files() if name.startswith("entry")] == [
+        entry.file for unit in library.units.values() for entry in unit.entries
+    ]
+
+
+@torch.inference_mode()
+def test_a_build_withdraws_nothing_of_an_earlier_one(tmp_path: Path):
+    """What was changed since then is found by whoever loads that one."""
+    first, second = (serve_warm.compile(Phases(), dynamic=False) for _ in range(2))
+    before = build(tmp_path / "first", lambda: first(x(3, 3), first=False))
+    first._orig_mod.length = 5
+
+    after = build(tmp_path / "second", lambda: second(x(3, 3), first=False))
+
+    assert (before.refused, after.refused) == ({}, {})
+    assert before.has_entries()
+    assert after.has_entries()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.train(model.training), lambda model: model.eval()],
+    ids=["the same unit", "another unit"],
+)
+@torch.inference_mode()
+def test_what_was_looked_at_anew_is_withdrawn_too(change: Any, tmp_path: Path):
+    """An entry that did not fit any more when the callable was looked at again is not published."""
+    model = serve_warm.compile(Phases(), dynamic=False)
+
+    def handler() -> None:
+        model._orig_mod.length = 5
+        change(model._orig_mod)
+        model(x(2, 3), first=True)
+
+    library = build(tmp_path, lambda: model(x(3, 3), first=False), handler)
+
+    assert len(library.refused) == 1
+    assert "callee.length is int " in next(iter(library.refused.values()))
+
+
+@torch.inference_mode()
+def test_a_refused_call_leaves_the_buffers_of_the_build_as_they_were(tmp_path: Path):
+    """Comparing an entry with eager is a rehearsal: the call itself is what is seen."""
+    model = serve_warm.compile(Totals(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+
+    assert "its call changes" in next(iter(library.refused.values()))
+    assert model._orig_mod.total == 1
 
 
 @torch.inference_mode()

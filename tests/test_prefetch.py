@@ -34,7 +34,7 @@ from serve_warm.prefetch import Prefetch, Taken
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stages import Warmup
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust import trust_lines
+from serve_warm.trustfiles import trust_lines
 from test_stages import (  # noqa: F401 - `process` is a fixture
     KEY,
     StandIn,
@@ -51,10 +51,10 @@ from test_stages import (  # noqa: F401 - `process` is a fixture
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
-HANG_S = 60.0
-ENDS_S = 20.0
+HANG_S = 300.0
+ENDS_S = 120.0
 """Less than any time-out of a store."""
 OLDER, NEWER = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(2))
 KERNEL = Path("24", "c244b2rga7kqcbbf2xhyb.so")
@@ -266,7 +266,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
     file = tmp_path / "trust.toml"
     lines = trust_lines(KEY.public_key(), name="builder")
     file.write_text(lines)
-    monkeypatch.setattr("serve_warm.trust.default_trust_files", lambda: (file,))
+    monkeypatch.setattr("serve_warm.trustfiles.default_trust_files", lambda: (file,))
     work, taken = prefetched(replica, artifact=store.uri)
     digest = taken.pulled.manifest.parts[0].sha256
     file.write_text(f'denied = ["sha256:{digest}"]\n{lines}' if withdrawn == "artifact" else "")
@@ -477,6 +477,95 @@ def test_the_compiler_is_imported_once_torch_is(tmp_path: Path):
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.split() == ["TORCHINDUCTOR_FREEZING"]
     assert completed.stderr == ""
+
+
+CHOOSING = """
+import sys, threading, time, torch
+from pathlib import Path
+from serve_warm.config import WarmupConfig
+from serve_warm.prefetch import Prefetch
+from serve_warm.trust import unsigned_ok
+
+uri, driver, then = sys.argv[1:]
+torch.version.cuda = "13.0"
+asked = []
+for name in "is_available device_count _lazy_init get_device_properties get_device_name".split():
+    setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
+trust = unsigned_ok(uri, reason="a test")
+config = WarmupConfig(artifact=uri)
+work = Prefetch(config, deployment="Embedder", trust=trust, driver=[Path(driver)])
+work.begin()
+while not any(span.ended for span in work._spans):
+    time.sleep(0.02)
+time.sleep(0.5)
+print("torch._inductor.compile_fx" in sys.modules, len(work._spans), asked)
+if then == "initialised":
+    torch.cuda._initialized = True
+else:
+    work.init_ended()
+for thread in threading.enumerate():
+    if thread.name.startswith("serve_warm"):
+        thread.join()
+print("torch._inductor.compile_fx" in sys.modules, len(work._spans))
+"""
+
+
+@pytest.mark.parametrize(
+    # One span is Dynamo, the second this machine, the third Inductor.
+    ("then", "shown"),
+    [("initialised", "True 3"), ("ended", "False 2")],
+)
+def test_devices_are_asked_for_after_user_code_has_chosen_them(
+    store: LocalStore, tmp_path: Path, then: str, shown: str
+):
+    """With a driver Inductor and the machine wait until CUDA is initialised or `__init__` ended."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+
+    completed = subprocess.run(
+        [sys.executable, "-c", CHOOSING, store.uri, str(driver), then],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+
+    assert completed.stdout.splitlines() == ["False 1 []", shown], completed.stderr
+
+
+FORKING = """
+import os, sys, time
+from serve_warm.config import WarmupConfig
+from serve_warm.prefetch import Prefetch
+
+work = Prefetch(WarmupConfig(artifact=sys.argv[1]), deployment="Embedder", trust=None)
+work.begin()
+import torch
+while "torch._dynamo" not in sys.modules:
+    time.sleep(0.001)
+under_way = work._spans[-1].ended is None
+child = os.fork()
+if child == 0:
+    import torch._inductor.compile_fx
+    os._exit(int(torch.compile(lambda x: x + 6, backend="eager")(torch.ones(1))))
+_, status = os.waitpid(child, 0)
+print(under_way, os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_process_that_init_forks_can_compile(tmp_path: Path):
+    """Forked in the middle of the import it has a whole compiler."""
+    completed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+
+    assert completed.stdout == "True 7\n", completed.stderr
 
 
 DYING = """

@@ -753,7 +753,7 @@ def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
     """One bad trust file lets nothing in and takes no replica down."""
     bad = tmp_path / "trust.toml"
     bad.write_text("[[keys")
-    monkeypatch.setattr("serve_warm.trust.default_trust_files", lambda: (bad,))
+    monkeypatch.setattr("serve_warm.trustfiles.default_trust_files", lambda: (bad,))
     replica = StandIn()
     replica._trust = None
     publish(store, here(replica))
@@ -1010,13 +1010,27 @@ def test_what_user_code_raises_is_redacted():
 
 def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     """Torch loads what it finds there without a signature; off, there is nothing to say."""
-    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "1")
+    names = ["TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"]
+    for name in names:
+        monkeypatch.setenv(name, "1")
     on = warm_up(StandIn()).report()
-    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "0")
+    for name in names:
+        monkeypatch.setenv(name, "0")
     off = warm_up(StandIn()).report()
 
-    assert [w for w in on.warnings if "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE" in w]
-    assert not [w for w in off.warnings if "REMOTE_CACHE" in w]
+    assert [w for w in on.warnings if ", ".join(names) in w]
+    assert not [w for w in off.warnings if "REMOTE" in w]
+
+
+def test_a_torch_without_profiles_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    """The setting does nothing there, and costs nothing: the start is as without it."""
+    monkeypatch.delattr("torch._dynamo.pgo.reset_code_state")
+
+    report = warm_up(StandIn(), pgo="on").report()
+
+    assert [w for w in report.warnings if w.startswith("pgo: on does nothing here: torch 2.")]
+    assert len(report.warnings) == 1
+    assert report.stage is Stage.READY
 
 
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):

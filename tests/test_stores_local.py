@@ -76,7 +76,7 @@ store.create(key, data)
 
 def write_until(store: LocalStore, limit: int, action: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WRITER, store.uri, KEY, str(limit), action]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4096, len(DATA) - 1])
@@ -141,7 +141,7 @@ def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: 
         racer.stdout.readline()
 
     go.touch()
-    results = [racer.communicate(timeout=60)[0].strip() for racer in racers]
+    results = [racer.communicate(timeout=400)[0].strip() for racer in racers]
 
     assert sorted(results) == ["lost"] * 7 + ["won"]
     assert raw.read("blobs/x") == str(results.index("won")).encode() * 300_000

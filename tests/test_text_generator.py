@@ -79,7 +79,7 @@ async def together(*tasks: Awaitable[list[int]]) -> list[list[int]]:
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, timeout=60))
+    return asyncio.run(asyncio.wait_for(coroutine, timeout=400))
 
 
 def prompt(length: int) -> list[int]:

@@ -5,7 +5,8 @@
     python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
 
 `load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards,
-and `traffic` is a batch that the model is called with in the end, declared or not.
+and `traffic` is a batch that the model is called with in the end, declared or not. `batches` and
+`dynamic` say what is declared and how the model is compiled.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from serve_warm import compiler
 from serve_warm.artifact import Manifest, pack_part, utc_now
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
+from serve_warm.keys import TrustedKey
 from serve_warm.publish import push
-from serve_warm.stages import ISA_FACT, Warmup, build_facts, pack_parts
+from serve_warm.stages import ISA_FACT, Warmup
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust import Trust, TrustedKey
+from serve_warm.trust import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,14 +49,13 @@ AVX512_FEATURES = (
 class Classifier:
     """Two layers and a softmax: one kernel of its own for each of the two shapes."""
 
-    buckets = Buckets(batch=[1, 8])
-
-    def __init__(self) -> None:
+    def __init__(self, batches: Sequence[int] = (1, 8), *, dynamic: bool | None = False) -> None:
+        self.buckets = Buckets(batch=list(batches))
         torch.manual_seed(0)
         self.eager = torch.nn.Sequential(
             torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4), torch.nn.Softmax(-1)
         ).eval()
-        self.model = torch.compile(self.eager, dynamic=False)
+        self.model = torch.compile(self.eager, dynamic=dynamic)
 
     async def classify(self, pixels: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
@@ -70,9 +71,9 @@ class Replica:
 
     application, deployment, replica = "app", "Classifier", "Classifier#1"
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Any, owner: Classifier) -> None:
         self.unwatched_compiles_before = compiler.unwatched_compiles()
-        self.owner = Classifier()
+        self.owner = owner
         self._key = key
 
     async def warmup_inputs(self) -> list[Input]:
@@ -122,13 +123,15 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("claims_avx2"):
         for name in AVX512_FEATURES:
             setattr(torch.cpu, name, lambda: False)
-    replica = Replica(key)
+    chosen = {name: options[name] for name in ("batches", "dynamic") if name in options}
+    replica = Replica(key, Classifier(**chosen))
     start = Warmup(
         replica,
         WarmupConfig(
             artifact=store.uri if options["load"] else None,
             parts=options.get("parts", ["cache"]),
             cpu=options.get("cpu", "native"),
+            pgo=options.get("pgo", "off"),
         ),
     )
     report = asyncio.run(start.run())
@@ -138,8 +141,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     errors = [asyncio.run(replica.owner.classify(x)) - replica.owner.eager(x) for x in batches]
     parts = {}
     if options.get("publish"):
-        parts = pack_parts(start.cache_directory)
-        facts = dict(build_facts(start.report()))
+        parts, said = asyncio.run(start.pack())
+        facts = dict(said)
         publish(start, parts, facts, store, key)
         # And once more without what torch's ISA probe was answered.
         del facts[ISA_FACT]

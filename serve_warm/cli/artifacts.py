@@ -13,12 +13,12 @@ import click
 from serve_warm import catalog, publish
 from serve_warm.cli import NO, screen
 from serve_warm.stores import Object, Sink, Store, open_store
-from serve_warm.trust import load_trust
+from serve_warm.trustfiles import load_trust
 
 if TYPE_CHECKING:
     from serve_warm.artifact import Manifest
+    from serve_warm.parts import Progress
     from serve_warm.publish import OnTaken
-    from serve_warm.transfer import Progress
 
 
 # Looking ----------------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
-from serve_warm import transfer
+from serve_warm import choosing, transfer
 from serve_warm.cli import NO, screen
 from serve_warm.config import environment
+from serve_warm.envelopes import parse_json
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
 from serve_warm.stores import open_store
-from serve_warm.trust import load_trust, parse_json
+from serve_warm.trustfiles import load_trust
 
 BY_REPLICA = "set by the replica"
 """Shown for a factor of the app where no app is known: threads and modes are those of a replica."""
@@ -48,7 +49,7 @@ def diff(
     opened = open_store(store)
     here = _this_machine() if against is None else _described_in(against)
     # It logs what it refuses, which is shown here with everything else.
-    with screen.quiet(transfer.__name__):
+    with screen.quiet(choosing.__name__):
         considered = transfer.explain(
             opened, fingerprint=here, trust=load_trust(), deployment=deployment
         )
@@ -95,7 +96,7 @@ def diff(
 class _Compared:
     """An artifact and a machine: what differs, what is equal, and what nobody knows yet."""
 
-    considered: transfer.Considered
+    considered: choosing.Considered
     equal: tuple[Mismatch, ...] = ()
     """Factors with the same value on both sides."""
     by_replica: tuple[Mismatch, ...] = ()
@@ -129,7 +130,7 @@ class _Compared:
         }
 
 
-def _compare(considered: transfer.Considered, here: Fingerprint) -> _Compared:
+def _compare(considered: choosing.Considered, here: Fingerprint) -> _Compared:
     if considered.reason not in ("fits", "fingerprint"):
         return _Compared(considered=considered)
     artifact = _of_artifact(considered, here)
@@ -153,7 +154,7 @@ def _compare(considered: transfer.Considered, here: Fingerprint) -> _Compared:
     return _Compared(considered=considered, equal=tuple(equal), by_replica=tuple(by_replica))
 
 
-def _of_artifact(considered: transfer.Considered, here: Fingerprint) -> Fingerprint:
+def _of_artifact(considered: choosing.Considered, here: Fingerprint) -> Fingerprint:
     """Return what an artifact is for: what is here, but for the differences."""
     factors = here.to_json()
     for mismatch in considered.mismatches:

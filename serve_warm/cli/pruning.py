@@ -16,10 +16,11 @@ from packaging.version import InvalidVersion, Version
 from serve_warm import catalog
 from serve_warm.cli import screen
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.node import default_directory, read_states
+from serve_warm.envelopes import parse_json
+from serve_warm.folders import user_folder
+from serve_warm.node import read_states
+from serve_warm.statements import STATEMENTS
 from serve_warm.stores import open_store
-from serve_warm.transfer import STATEMENTS
-from serve_warm.trust import parse_json
 
 DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 SIZES = {"b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_000_000_000}
@@ -142,7 +143,7 @@ def _show(pruned: catalog.Pruned, did: str) -> None:
 
 def _running_here() -> set[str]:
     directory = resolve(WarmupConfig()).state_dir
-    states = read_states(default_directory() if directory is None else Path(directory))
+    states = read_states(user_folder("state") if directory is None else Path(directory))
     return {state["statement"] for state in states if isinstance(state.get("statement"), str)}
 
 

@@ -193,7 +193,7 @@ def shown(text: str) -> str:
 
 
 def levels(entries: Any) -> list[str]:
-    """Return how many kinds of calls skip Dynamo, and a line for each that does not, with why.
+    """Return how many kinds of calls have which level, and a line for each that has less, with why.
 
     `entries` is what a report or a manifest has; anything else, of another release, is no lines.
 
@@ -201,10 +201,15 @@ def levels(entries: Any) -> list[str]:
     ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']
     """
     kinds = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-    rest = [entry for entry in kinds if entry.get("level") == 1]
-    lines = [f"level 2     {len(kinds) - len(rest)} of {len(kinds)} kinds of calls"]
+    libraries = sum(entry.get("level") == 3 for entry in kinds)
+    rest = [entry for entry in kinds if entry.get("level") in (1, 2) and entry.get("reason")]
+    ahead = sum(entry.get("level") == 2 for entry in kinds)
+    lines = [f"level 3     {libraries} of {len(kinds)} kinds of calls"] if libraries else []
+    if ahead or not libraries:
+        lines.append(f"level 2     {ahead} of {len(kinds)} kinds of calls")
     lines += [
-        shown(f"level 1     {e.get('callable')}{e.get('call')}: {e.get('reason')}") for e in rest
+        shown(f"level {e['level']}     {e.get('callable')}{e.get('call')}: {e.get('reason')}")
+        for e in rest
     ]
     return lines if kinds else []
 

@@ -3,22 +3,25 @@
 """Starts of one model by everything that a user could use instead, side by side.
 
     python tests/benchmarks/bench_startup.py [--workloads minilm,recipe64] [--systems cold,eager]
-        [--levels 1,2] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
+        [--levels 1,2,3] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
 
 Each start is a fresh process with empty cache directories and one thread. Each system's artifact is
-made once, before, and not measured. Then the systems start in turns, one after the other and all
-again, so that whatever else the machine does meets them all; ratios are medians of ratios within a
-turn. There is no Ray: its own start-up is the same for all. The clocks:
+made once, before, and not measured: two of them at a time. Then the systems start in turns, one
+after the other and all again, so that whatever else the machine does meets them all; ratios are
+medians of ratios within a turn. There is no Ray: its own start-up is the same for all. The clocks:
 
     to_proof_s     model built → end of the proof: import of the compiler, artifact, passes
     overhead_s     to_proof_s less the steady compute of the passes
-    past_import_s  overhead_s less the import of the compiler too
+    import_left_s  what of the import of the compiler falls into overhead_s: all of it, unless it
+                   began while the model was built
+    past_import_s  overhead_s less import_left_s
     ready_s        process start → end of the proof
     cpu_s          CPU of the process and of the compilers it waited for, process start → proof
     floor_s        imports, weights and passes, with nothing in between
 
 serve_warm works while the weights load. So the imports and weights of its `floor_s` are those of
 another process of the same turn, which does them one by one and nothing else: the row `floor`.
+There are two of these: up to level 2 the compiler is among the imports, at level 3 it is not.
 
 On a fresh node the folder for temporary files is empty too: torch precompiles its C++ headers into
 it, about 5 s that the first start on a node pays. `--node used` leaves it to all starts.
@@ -33,8 +36,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import shlex
 import shutil
 import socket
 import statistics
@@ -43,6 +48,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +59,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks import picture, workloads  # noqa: E402 - found through the line above
+from benchmarks import picture, start_process, workloads  # noqa: E402 - found through the line above
 from serve_warm.bench import machine  # noqa: E402
 
 PROGRAM = HERE / "start_process.py"
@@ -71,9 +77,9 @@ NEEDS = {
     "redis": "a server that every replica reaches, and a C++ compiler",
     "caching_precompile": "an experimental switch, torch's bytes and the directory",
     "aotinductor": "a model that torch.export takes; a package for each input, weights in each; "
-    "an equal CPU, which nothing checks",
+    "an equal CPU, of which a warning is all; a C++ compiler for the probe of the CPU behind it",
     "serve_warm": "an artifact and a key that is trusted",
-    "floor": "imports and weights one by one, and the passes of serve_warm's highest level",
+    "floor": "the imports that the level needs and the weights one by one, and the level's passes",
 }
 """What a start by each system rests on. The keys are the systems, in their order."""
 
@@ -83,6 +89,9 @@ MUST_WORK = {"eager", "cold", "serve_warm"}
 
 PRODUCERS = {"torch_bytes": "cold", "copied_dir": "cold"}
 """Whose producing run makes a system's artifact, where it is another one's."""
+
+AT_ONCE = 2
+"""Artifacts that are made at the same time; a compile is busy on one core for most of its time."""
 
 WITHOUT_ARTIFACT = {"eager", "cold", "floor"}
 
@@ -119,7 +128,9 @@ class Row:
     to_proof_s: float | None = None
     overhead_s: float | None = None
     past_import_s: float | None = None
-    """`overhead_s` less the import of the compiler."""
+    """`overhead_s` less `import_left_s`."""
+    import_left_s: float | None = None
+    """What of `overhead_s` is import of the compiler."""
     cpu_s: float | None = None
     ready_s: float | None = None
     floor_s: float | None = None
@@ -162,15 +173,8 @@ class Row:
 
 
 MEDIANS = (
-    *(
-        "to_proof_s",
-        "overhead_s",
-        "past_import_s",
-        "cpu_s",
-        "ready_s",
-        "floor_s",
-        "compiler_processes",
-    ),
+    *("to_proof_s", "overhead_s", "past_import_s", "import_left_s", "cpu_s", "ready_s"),
+    *("floor_s", "compiler_processes"),
     *("artifact_bytes", "steady_p50_s", "steady_largest_p50_s", "peak_rss_bytes", "passes"),
     "compute_s",
 )
@@ -190,28 +194,22 @@ class Bench:
     redis_port: int | None
     """Of a Redis server of our own; `None` where there is none."""
 
-    def produce(self, workload: str, entrant: Entrant) -> str:
-        """Make the artifact of a system, and return why it cannot be measured, or nothing.
+    def produce(self, workload: str, producer: Entrant) -> str:
+        """Make an artifact; return why it cannot be made here, or nothing.
 
         Raises:
             Failed: it could be made and was not.
         """
-        if entrant.system == "redis":
+        if producer.system == "redis":
             if self.redis_port is None:
                 return "redis-server is not installed: apt-get install redis-server"
             empty_redis(self.redis_port)
-        folder = self.folder(workload, entrant)
-        if entrant.system in WITHOUT_ARTIFACT or folder.exists():
-            return ""
-        folder.mkdir(parents=True)
-        producer = Entrant(
-            system=PRODUCERS.get(entrant.system, entrant.system), level=entrant.level
-        )
+        self.folder(workload, producer).mkdir(parents=True)
         return str(self.start(workload, producer, role="produce").get("unavailable", ""))
 
     def folder(self, workload: str, entrant: Entrant) -> Path:
-        name = PRODUCERS.get(entrant.system, entrant.system)
-        return self.work / workload / f"{name}-{entrant.level or 0}"
+        producer = producer_of(entrant) or entrant
+        return self.work / workload / f"{producer.system}-{producer.level or 0}"
 
     def start(self, workload: str, entrant: Entrant, *, role: str = "start") -> dict[str, Any]:
         """Start one process and return what it says.
@@ -270,6 +268,14 @@ class Bench:
         }
 
 
+def producer_of(entrant: Entrant) -> Entrant | None:
+    """Return whose producing run makes the artifact of a system; `None` where it needs none."""
+    if entrant.system in WITHOUT_ARTIFACT:
+        return None
+    name = PRODUCERS.get(entrant.system, entrant.system)
+    return Entrant(system=name, level=entrant.level)
+
+
 class Failed(Exception):
     """A process did not end as it should."""
 
@@ -321,31 +327,33 @@ def empty_redis(port: int) -> None:
 
 
 def measure(
-    bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int
+    bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int, plan: Plan
 ) -> Sequence[Row]:
     """Return a row for each system: artifacts first, then all in turns."""
     runs: dict[Entrant, list[dict[str, Any]]] = {entrant: [] for entrant in entrants}
-    not_measured: dict[Entrant, str] = {}
-    failures: dict[Entrant, str] = {}
+    not_measured, failures = make_artifacts(bench, workload, entrants, plan)
     for entrant in entrants:
-        say(f"{workload}: {entrant}: making the artifact")
-        try:
-            not_measured[entrant] = bench.produce(workload, entrant)
-        except Failed as error:
-            failures[entrant] = f"no artifact: {error}"
-            say(f"{workload}: {entrant}: {failures[entrant]}")
+        if entrant.system == "floor":
+            # A floor is that of a level.
+            ours = Entrant(system="serve_warm", level=entrant.level)
+            not_measured[entrant] = not_measured.get(ours, "")
+    out = {entrant for entrant in entrants if not_measured.get(entrant) or entrant in failures}
+    plan.drop(workload, out)
     for turn in range(1, repeats + 1):
         for entrant in entrants:
-            if not_measured.get(entrant) or entrant in failures:
+            if entrant in out:
                 continue
             try:
-                found = bench.start(workload, entrant)
+                with plan.step(workload, entrant, turn):
+                    found = bench.start(workload, entrant)
             except Failed as error:
                 failures[entrant] = str(error)
-                say(f"{workload}: {entrant} {turn}/{repeats}: {error}")
+                out.add(entrant)
+                plan.drop(workload, {entrant})
+                plan.say(f"{workload}: {entrant} {turn}/{repeats}: {error}")
                 continue
             runs[entrant].append({"turn": turn, **found})
-            say(
+            plan.say(
                 f"{workload}: {entrant} {turn}/{repeats}: to proof {found['to_proof_s']:.2f} s, "
                 f"overhead {found['overhead_s']:.2f} s, ready {found['ready_s']:.2f} s, "
                 f"compiler runs {found['compiler_processes']}"
@@ -363,6 +371,89 @@ def measure(
             for entrant in entrants
         ]
     )
+
+
+def make_artifacts(
+    bench: Bench, workload: str, entrants: Sequence[Entrant], plan: Plan
+) -> tuple[dict[Entrant, str], dict[Entrant, str]]:
+    """Make what the starts load; return why which of them are not measured, or have failed."""
+    producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
+    not_measured: dict[Entrant, str] = {}
+    failures: dict[Entrant, str] = {}
+
+    def make(producer: Entrant) -> None:
+        words = "artifact made"
+        try:
+            with plan.step(workload, producer, PRODUCING):
+                not_measured[producer] = bench.produce(workload, producer)
+            words = not_measured[producer] or words
+        except Failed as error:
+            failures[producer] = words = f"no artifact: {error}"
+        plan.say(f"{workload}: {producer}: {words}")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(make, producers))
+
+    def of_its_producer(found: Mapping[Entrant, str]) -> dict[Entrant, str]:
+        made_by = {entrant: producer_of(entrant) for entrant in entrants}
+        return {entrant: found[made] for entrant, made in made_by.items() if made in found}
+
+    return of_its_producer(not_measured), of_its_producer(failures)
+
+
+PRODUCING = 0
+"""The turn in which artifacts are made."""
+
+
+class Plan:
+    """All steps of a run, and about how long what is left of them will take.
+
+    A step takes as long as its like did: the same in other turns, or else on other models, or else
+    the average of all. Artifacts are made side by side.
+    """
+
+    def __init__(self, names: Sequence[str], entrants: Sequence[Entrant], repeats: int) -> None:
+        producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
+        self._began = time.monotonic()
+        self.left = {(name, one, PRODUCING) for name in names for one in producers}
+        self.left |= set(itertools.product(names, entrants, range(1, repeats + 1)))
+        self.took: dict[tuple[str, Entrant, int], float] = {}
+
+    @contextlib.contextmanager
+    def step(self, workload: str, entrant: Entrant, turn: int) -> Iterator[None]:
+        """Time a step; one that raises is over as well."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left.discard((workload, entrant, turn))
+            self.took[workload, entrant, turn] = time.monotonic() - begin
+
+    def drop(self, workload: str, entrants: set[Entrant]) -> None:
+        """Take out what will not be measured on this model."""
+        self.left = {step for step in self.left if step[0] != workload or step[1] not in entrants}
+
+    def left_s(self) -> float:
+        """Return about how many seconds are left, 0 while nothing is known."""
+        took = self.took
+        if not took:
+            return 0.0
+        total = 0.0
+        for workload, entrant, turn in self.left:
+            making = turn == PRODUCING
+            alike = {key: s for key, s in took.items() if (key[2] == PRODUCING) == making}
+            same = [s for key, s in alike.items() if key[1] == entrant]
+            here = [s for key, s in alike.items() if key[:2] == (workload, entrant)]
+            total += statistics.mean(here or same or took.values()) / (AT_ONCE if making else 1)
+        return total
+
+    def say(self, text: str) -> None:
+        passed, left = time.monotonic() - self._began, self.left_s()
+        done = len(self.took)
+        say(
+            f"[{passed / 60:.1f} min, about {left / 60:.0f} left, "
+            f"step {done} of {done + len(self.left)}] {text}"
+        )
 
 
 def say(text: str) -> None:
@@ -405,37 +496,50 @@ def row_of(
 
 
 def with_floor(runs: Mapping[Entrant, list[dict[str, Any]]]) -> None:
-    """Put serve_warm's passes on the floor's imports and weights, start by start of a turn.
+    """Put serve_warm's passes on the imports and weights of its floor, start by start of a turn.
 
-    Where there is no start of both in a turn nothing is changed.
+    A floor takes the passes of its own level. Where there is no start of both in a turn nothing is
+    changed.
     """
-    floor = {run["turn"]: run for run in runs.get(Entrant(system="floor"), ())}
-    before_s = {
-        turn: run["stages"]["imports"] + run["stages"]["weights"] + run["stages"]["compiler"]
-        for turn, run in floor.items()
+    ours = [entrant for entrant in runs if entrant.system == "serve_warm"]
+    floors = {
+        needs_compiler(entrant.level): entrant for entrant in runs if entrant.system == "floor"
     }
-    ours = [(entrant.level, entrant) for entrant in runs if entrant.system == "serve_warm"]
-    for _, entrant in sorted(ours):  # the highest level last, which is what stays
+    for entrant in ours:
+        floor = floors.get(needs_compiler(entrant.level))
+        by_turn = {run["turn"]: run for run in runs[floor]} if floor else {}
         for run in runs[entrant]:
-            turn = run["turn"]
-            if turn not in floor:
+            base = by_turn.get(run["turn"])
+            if base is None:
                 continue
-            run["floor_s"] = before_s[turn] + run["compute_s"]
+            stages, cpu_stages = base["stages"], base["cpu_stages"]
+            before = ("imports", "weights", "compiler")
+            run["floor_s"] = sum(stages[name] for name in before) + run["compute_s"]
+            if floor != Entrant(system="floor", level=entrant.level):
+                continue
             a_pass_s = run["compute_s"] / run["passes"]
             quiet_s = a_pass_s * (run["passes"] - 2)
             passes = {"load": 0.0, "first_pass": a_pass_s, "quiet": quiet_s, "proof": a_pass_s}
-            compiler_s = floor[turn]["stages"]["compiler"]
-            floor[turn].update(
-                to_proof_s=compiler_s + run["compute_s"],
-                overhead_s=compiler_s,
+            base.update(
+                to_proof_s=stages["compiler"] + run["compute_s"],
+                overhead_s=stages["compiler"],
+                import_left_s=stages["compiler"],
                 past_import_s=0.0,
                 ready_s=run["floor_s"],
                 floor_s=run["floor_s"],
-                stages={**floor[turn]["stages"], **passes},
+                # One thread computes.
+                cpu_s=sum(cpu_stages[name] for name in before) + run["compute_s"],
+                stages={**stages, **passes},
+                cpu_stages={**cpu_stages, **passes},
                 **{name: run[name] for name in ("passes", "compute_s", "steady_p50_s")},
                 steady_largest_p50_s=run["steady_largest_p50_s"],
                 note=f"passes of level {entrant.level}",
             )
+
+
+def needs_compiler(level: int | None) -> bool:
+    """Whether a start at a level imports Dynamo and Inductor."""
+    return (level or 0) < start_process.WITHOUT_COMPILER
 
 
 def compared(rows: Sequence[Row]) -> Sequence[Row]:
@@ -466,8 +570,17 @@ def table(rows: Sequence[Row], title: str) -> Table:
     shown = Table(title=title, title_justify="left", caption_justify="left")
     shown.add_column("system", no_wrap=True)
     columns = (
-        *("to proof s", "overhead s", "of cold", "of bytes", "past import s", "of cold"),
-        *("of bytes", "ready s", "of floor", "CPU s", "compiler runs", "artifact MB", "peak MB"),
+        *("to proof s", "overhead s", "of cold", "of bytes", "import left s", "past import s"),
+        *(
+            "of cold",
+            "of bytes",
+            "ready s",
+            "of floor",
+            "CPU s",
+            "compiler runs",
+            "artifact MB",
+            "peak MB",
+        ),
         *("steady ms", "largest ms", "error"),
     )
     for column in columns:
@@ -484,6 +597,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
             number(row.overhead_s),
             number(row.ratios.get("overhead_to_cold"), digits=3),
             number(row.ratios.get("overhead_to_torch_bytes"), digits=3),
+            number(row.import_left_s),
             number(row.past_import_s),
             number(row.ratios.get("past_import_to_cold"), digits=3),
             number(row.ratios.get("past_import_to_torch_bytes"), digits=3),
@@ -505,19 +619,37 @@ def number(value: float | None, *, digits: int = 2, scale: float = 1.0) -> str:
     return "" if value is None else f"{value * scale:.{digits}f}"
 
 
-def document(rows: Sequence[Row], *, repeats: int, node: str) -> dict[str, Any]:
+def document(
+    rows: Sequence[Row], *, repeats: int, node: str, command: str, took_s: float
+) -> dict[str, Any]:
     """Return all that was found, as it is written."""
-    return {
-        "benchmark": "starts side by side",
-        "machine": machine(),
-        "threads": 1,
-        "repeats": repeats,
-        "node": node,
-        "tolerance": TOLERANCE,
-        "needs": NEEDS,
-        "titles": {row.workload: workloads.ALL[row.workload].title for row in rows},
-        "rows": [row.to_json() for row in rows],
-    }
+    found: dict[str, Any] = rounded(
+        {
+            "benchmark": "starts side by side",
+            "command": command,
+            "took_s": took_s,
+            "machine": machine(),
+            "threads": 1,
+            "repeats": repeats,
+            "node": node,
+            "tolerance": TOLERANCE,
+            "needs": NEEDS,
+            "titles": {row.workload: workloads.ALL[row.workload].title for row in rows},
+            "rows": [row.to_json() for row in rows],
+        }
+    )
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """Return `value` with seven digits of each number that is no count: no clock has more."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
 
 
 def write(path: Path, text: str) -> None:
@@ -532,8 +664,18 @@ def entrants_of(systems: Sequence[str], levels: Sequence[int]) -> Sequence[Entra
         Entrant(system=system, level=level)
         for system in SYSTEMS
         if system in systems
-        for level in (levels if system == "serve_warm" else (None,))
+        for level in levels_of(system, levels)
     ]
+
+
+def levels_of(system: str, levels: Sequence[int]) -> Sequence[int | None]:
+    """Return at which levels a system starts; `None` where it knows none."""
+    if system == "serve_warm":
+        return levels
+    if system == "floor":
+        # One for each set of imports, with the passes of the highest level that needs them.
+        return sorted({needs_compiler(level): level for level in sorted(levels)}.values())
+    return (None,)
 
 
 def names_in(known: Sequence[str]) -> Any:
@@ -574,17 +716,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, action="append", default=[], help="may be repeated")
     parser.add_argument("--picture", type=Path, help="SVG")
     options = parser.parse_args(arguments)
+    began = time.monotonic()
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "tests/benchmarks/bench_startup.py", *words])
     entrants = entrants_of(options.systems, options.levels)
     rows: list[Row] = []
     console = Console(width=200)
     with tempfile.TemporaryDirectory(prefix="sw-bench-") as work, redis_server(Path(work)) as port:
         bench = Bench(work=Path(work), node=options.node, redis_port=port)
+        plan = Plan(options.workloads, entrants, options.repeats)
         for workload in options.workloads:
-            measured = measure(bench, workload, entrants, options.repeats)
+            measured = measure(bench, workload, entrants, options.repeats, plan)
             rows += measured
             console.print(table(measured, workloads.ALL[workload].title))
             # After each: what is there when somebody loses patience is worth having.
-            found = document(rows, repeats=options.repeats, node=options.node)
+            found = document(
+                rows,
+                repeats=options.repeats,
+                node=options.node,
+                command=command,
+                took_s=time.monotonic() - began,
+            )
             for path in options.json:
                 write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
             if options.picture:

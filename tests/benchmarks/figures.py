@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_warm import metrics
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import limits
+from serve_warm import metrics, node
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -80,7 +85,253 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {"figures": (README, figures), "metrics": (REFERENCE, metrics.markdown)}
+# The comparison of starts ---------------------------------------------------------------------
+
+START = (
+    ("first to be ready", "ready_s", "{:.1f} s", 1),
+    ("least overhead", "overhead_s", "{:.2f} s", 1),
+    ("least CPU until then", "cpu_s", "{:.1f} s", 1),
+    ("smallest artifact", "artifact_bytes", "{:.2f} MB", 1e-6),
+    ("least memory", "peak_rss_bytes", "{:.0f} MB", 1e-6),
+)
+"""What whoever starts a compiled model can be best in: words, key, how the figure is written."""
+
+CALL = (
+    ("fastest call, smallest input", "steady_p50_s", "{:.2f} ms", 1e3),
+    ("fastest call, largest input", "steady_largest_p50_s", "{:.1f} ms", 1e3),
+)
+"""The same for what answers calls, the eager model included."""
+
+WHY: Mapping[str, Mapping[str, str]] = {
+    "eager": {
+        "steady": "torch's own kernels for the large operations are as good on this CPU; what is "
+        "compiled saves only what lies between them"
+    },
+    "aotinductor": {
+        "": "it builds no model: the packages hold the weights, a copy in each, and its loader "
+        "imports less than Dynamo and Inductor; it checks no shapes, and only warns of another CPU",
+        "steady": "its call checks no argument: C++ with nothing of Dynamo or of ours before it",
+    },
+    "torch_bytes": {"artifact": "it holds sources: every start runs g++ again"},
+    "redis": {"artifact": "it holds sources: every start runs g++ again"},
+}
+"""Why one that is not serve_warm can be best, by what the key begins with; the last that fits."""
+
+FOR_ALL = {
+    "steady": "its kernels are the same; the difference is chance",
+    "peak_rss": "it has no library for stores, signatures and settings in memory",
+}
+"""As `WHY`, for all others."""
+
+UNKNOWN = "no reason is known"
+
+
+def comparison() -> str:
+    """Return the comparison of starts: its tables, what is claimed of it, and who is best."""
+    return compared(load("startup"))
+
+
+def compared(found: Mapping[str, Any]) -> str:
+    """Return the text of a document as bench_startup.py writes it."""
+    machine = found["machine"]
+    lines = [
+        (
+            f"`{found['command']}`, medians of {found['repeats']} turns on {machine['cpus']} "
+            f"shared cores ({machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB), "
+            f"{found['threads']} thread, no GPU; torch {machine['torch']}, Python "
+            f"{machine['python']}, serve_warm {machine['serve_warm']}; "
+            f"{found['took_s'] / 60:.0f} minutes."
+        ),
+    ]
+    for workload, title in found["titles"].items():
+        rows = [row for row in found["rows"] if row["workload"] == workload]
+        lines += ["", f"### {title}", "", *starts(rows)]
+    lines += ["", "### What each start rests on", "", "| system | needs |", "|---|---|"]
+    lines += [f"| {system} | {words} |" for system, words in found["needs"].items()]
+    lines += ["", "## What is asked of it", "", *asked(found)]
+    lines += ["", "## Who is best in what, and why", "", *best(found)]
+    return "\n".join(lines)
+
+
+def label(row: Mapping[str, Any]) -> str:
+    return row["system"] if row["level"] is None else f"{row['system']} level {row['level']}"
+
+
+def starts(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Return the table of one workload, and a line for each system without figures."""
+    head = (
+        *("system", "to proof s", "overhead s", "of cold", "of bytes", "import left s", "CPU s"),
+        *("ready s", "floor s", "ready / floor", "compiler runs", "artifact MB", "peak MB"),
+        *("call ms, smallest", "largest", "error"),
+    )
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    without = []
+    for row in rows:
+        if row["ready_s"] is None:
+            said = row["failure"].replace("`", "'")
+            why_not = f"fails: `{said}`" if said else f"not measured: {row['not_measured']}"
+            without.append(f"- {label(row)} {why_not}")
+            lines.append(f"| {label(row)} |{' – |' * (len(head) - 1)}")
+            continue
+        ratios = row["ratios"]
+        ready_to_floor = "" if row["system"] == "floor" else f"{ratios['ready_to_floor']:.2f}"
+        cells = (
+            *(f"{row['to_proof_s']:.2f}", f"{row['overhead_s']:.2f}"),
+            *(part(ratios.get("overhead_to_cold")), part(ratios.get("overhead_to_torch_bytes"))),
+            *(f"{row['import_left_s']:.2f}", f"{row['cpu_s']:.1f}", f"{row['ready_s']:.2f}"),
+            *(f"{row['floor_s']:.2f}", ready_to_floor, str(row["compiler_processes"])),
+            *(f"{row['artifact_bytes'] * 1e-6:.2f}", f"{row['peak_rss_bytes'] * 1e-6:.0f}"),
+            *(f"{row['steady_p50_s'] * 1e3:.2f}", f"{row['steady_largest_p50_s'] * 1e3:.1f}"),
+            f"{row['max_error']:.0e}",
+        )
+        lines.append(f"| {label(row)} | {' | '.join(cells)} |")
+    return [*lines, "", *without] if without else lines
+
+
+def part(value: float | None) -> str:
+    """Write a ratio the way limits are: `1/40` where it is a small part."""
+    if value is None:
+        return ""
+    if value <= 0:
+        return "0"
+    return f"{value:.2f}" if value > 0.5 else f"1/{1 / value:.3g}"
+
+
+def asked(found: Mapping[str, Any]) -> Sequence[str]:
+    """Return the limits and what was found, and each claim that does not hold with its reason."""
+    lines = [
+        "| | claim | limit | found | without the import that was left | |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    all_checks = limits.checks(found)
+    missed = [check for check in all_checks if not check.held]
+    for check in all_checks:
+        if check.limit == 1.0 and check.held:
+            continue  # counted below
+        verdict = "held" if check.held else "**missed**"
+        lines.append(
+            f"| {found['titles'][check.workload]} | {check.claim} | {part(check.limit)} "
+            f"| {part(check.value)} | {part(check.past_import)} | {verdict} |"
+        )
+    faster = [check for check in all_checks if check.limit == 1.0]
+    lines += [
+        "",
+        (
+            f"Sooner ready than each alternative, and with less overhead: "
+            f"{sum(check.held for check in faster)} of {len(faster)} comparisons of levels "
+            f"{' and '.join(map(str, limits.FASTER))} with {', '.join(limits.ALTERNATIVES)}, where "
+            "these did not fail; only what does not hold is in the table. The overhead of "
+            "aotinductor is not compared: it includes the weights."
+        ),
+    ]
+    if missed:
+        lines.append("")
+    for check in missed:
+        reason = limits.MISSED.get(check.key, UNKNOWN)
+        title = found["titles"][check.workload]
+        lines.append(f"- {title}, {check.claim}: {part(check.value)}. {sentence(reason)}")
+    return lines
+
+
+def best(found: Mapping[str, Any]) -> Sequence[str]:
+    """Return who is best in what on each workload, and the reason where it is not serve_warm."""
+    titles = found["titles"]
+    lines = [f"| | {' | '.join(titles.values())} |", "|---|" + "---|" * len(titles)]
+    won: dict[tuple[str, str], dict[str, None]] = {}
+    eager = {row["workload"]: row for row in found["rows"] if row["system"] == "eager"}
+    for words, key, form, scale in (*START, *CALL):
+        cells = []
+        for workload in titles:
+            # Who serves eager pays nothing for compiling, and gets nothing: that is said below.
+            out = {"floor"} if key.startswith("steady") else {"floor", "eager"}
+            rows = [
+                row
+                for row in found["rows"]
+                if row["workload"] == workload and row["system"] not in out and row[key]
+            ]
+            if not rows:
+                cells.append("")
+                continue
+            first = min(rows, key=lambda row: row[key])
+            cells.append(f"{label(first)}, {form.format(first[key] * scale)}")
+            if first["system"] != "serve_warm":
+                won.setdefault((first["system"], why(first["system"], key)), {})[words] = None
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    lines.append("")
+    for (system, reason), words in won.items():
+        lines.append(f"- {system} ({'; '.join(words)}): {reason}.")
+    for workload, title in titles.items():
+        ours = [
+            row
+            for row in found["rows"]
+            if row["workload"] == workload and row["system"] == "serve_warm" and row["ready_s"]
+        ]
+        if not ours or not eager.get(workload, {}).get("ready_s"):
+            continue
+        row, other = min(ours, key=lambda row: row["ready_s"]), eager[workload]
+        calls = " and ".join(f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
+        lines.append(
+            f"- eager, which compiles nothing, is ready after {other['ready_s']:.1f} s on {title}, "
+            f"{label(row)} after {row['ready_s']:.1f} s; its calls take {calls} times as long "
+            "(smallest and largest input)."
+        )
+    return lines
+
+
+def why(system: str, key: str) -> str:
+    known = [*FOR_ALL.items(), *WHY.get(system, {}).items()]
+    return ([reason for start, reason in known if key.startswith(start)] or [UNKNOWN])[-1]
+
+
+def sentence(words: str) -> str:
+    return words[:1].upper() + words[1:] + "."
+
+
+def side_by_side(found: Mapping[str, Any]) -> str:
+    """Return the comparison in two sentences, for the README."""
+    rows = {
+        (row["workload"], row["system"], row["level"]): row
+        for row in found["rows"]
+        if row["ready_s"] is not None
+    }
+    words = []
+    for workload, title in found["titles"].items():
+        named = [
+            *[(f"{n}", rows.get((workload, "serve_warm", n))) for n in (1, 2, 3)],
+            ("cold", rows.get((workload, "cold", None))),
+            ("torch's bytes", rows.get((workload, "torch_bytes", None))),
+        ]
+        levels = [
+            f"{row['overhead_s']:.2f}" for name, row in named if row is not None and name.isdigit()
+        ]
+        others = [
+            f"{row['overhead_s']:.0f} s {name}"
+            for name, row in named
+            if row is not None and not name.isdigit()
+        ]
+        words.append(f"{title.split(',')[0]} {' / '.join(levels)} s ({', '.join(others)})")
+    systems = {row["system"] for row in found["rows"]} - {"floor", "serve_warm"}
+    return (
+        f"Side by side with {len(systems)} other ways to start, overhead at levels 1 / 2 / 3: "
+        f"{'; '.join(words)}. All of it, where another one wins and why: "
+        "[docs/benchmarks.md](docs/benchmarks.md)."
+    )
+
+
+def node_metrics() -> str:
+    """Return the table of what the server of a node exports by itself."""
+    rows = [
+        f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
+        for name, (kind, labels, text) in node.NODE_METRICS.items()
+    ]
+    return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
+
+
+SECTIONS = {
+    "figures": (README, figures),
+    "metrics": (REFERENCE, metrics.markdown),
+    "node metrics": (REFERENCE, node_metrics),
+}
 """File and text, by section."""
 
 

@@ -9,10 +9,11 @@ With `"role": "produce"` it is the run that leaves the system's artifact in the 
 system is switched on by. A failure is an exit status and a line on stderr that begins with
 `failure=`.
 
-The clock of `to_proof_s` starts when the model is built, and covers the same for all systems: the
-import of the compiler, the artifact, wrapping, and at least three passes over all inputs. Only
-AOTInductor builds no model, because its packages hold the weights: there it starts where the
-weights would.
+The clock of `to_proof_s` starts when the model is built, and covers the same for all systems: what
+is left of the import of the compiler, the artifact, wrapping, and passes over all inputs until one
+compiles nothing, with the proof after it. Who compiles nothing in the first pass needs no more,
+whoever it is. Only AOTInductor builds no model, because its packages hold the weights: there the
+clock starts where the weights would.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import asyncio
 import contextlib
 import importlib
 import json
-import math
 import os
 import resource
 import shlex
@@ -41,12 +41,21 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 if TYPE_CHECKING:
     from benchmarks.workloads import Example, Workload
 
+WITHOUT_COMPILER = 3
+"""From this level on a start imports neither Dynamo nor Inductor."""
+
+AS_WRONG_AS_CAN_BE = 1e300
+"""What a difference counts as that is no number: JSON has neither NaN nor infinity."""
+
 MAX_PASSES = 8
 STEADY_CALLS = 30
+STEADY_CALLS_AT_LEAST = 5
+STEADY_S = 1.5
+"""Calls that a steady latency is the median of: no more than fit into this."""
 STAGES = ("imports", "weights", "compiler", "load", "first_pass", "quiet", "proof")
 """In their order; `to_proof_s` is the sum of those after `weights`."""
 
-PARTS = {1: ["cache"], 2: ["cache", "precompiled"]}
+PARTS = {1: ["cache"], 2: ["cache", "precompiled"], 3: ["exported"]}
 """What of an artifact serve_warm loads at a level."""
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
@@ -161,7 +170,7 @@ class Eager:
 
 
 class Floor(Eager):
-    """What no start of a compiled model is without: all imports one by one, the weights, passes.
+    """What no start is without: the imports that its level needs, one by one, weights, passes.
 
     The passes are those of the eager model; the caller puts the compiled one's in their place.
     """
@@ -171,7 +180,11 @@ class Floor(Eager):
         importlib.import_module("serve_warm.stages")
 
     def import_compiler(self) -> None:
-        import_compiler()
+        if (self.options.level or 0) < WITHOUT_COMPILER:
+            import_compiler()
+
+    def note(self) -> str:
+        return "passes of the eager model"
 
 
 class Cold(Eager):
@@ -275,7 +288,11 @@ class CachingPrecompile(Cold):
 
 
 class AOTInductor(Eager):
-    """One package for each input, made by torch.export; holds the weights, needs no compiler."""
+    """One package for each input, made by torch.export; holds the weights.
+
+    torch's loader probes the CPU with a C++ compiler, for a warning where it is another one
+    (torch 2.13, `torch/export/pt2_archive/_package.py`).
+    """
 
     builds_model = False
 
@@ -362,7 +379,8 @@ class ServeWarm(Eager):
 
         from serve_warm.stages import Warmup
 
-        import_compiler()
+        if not self._without_compiler:
+            import_compiler()
         clock.end("compiler")
         replica = Replica(self._compiled(module), inputs, key=self._key())
         self._warmup = Warmup(
@@ -385,6 +403,10 @@ class ServeWarm(Eager):
         if self.options.role == "start" and below:
             message = f"{len(below)} of {len(report.entries)} kinds of call: {below[0]}"
             raise RuntimeError(message)
+        if self._without_compiler and report.compiler_imported == "start":
+            message = "torch's compiler was imported, which libraries do without"
+            raise RuntimeError(message)
+        self._compiler = report.compiler_imported
 
         def call(example: Example) -> Any:
             with torch.inference_mode():
@@ -396,6 +418,10 @@ class ServeWarm(Eager):
             steady_s=sum(result.steady_s for result in report.inputs),
         )
 
+    @property
+    def _without_compiler(self) -> bool:
+        return self.options.level == 3 and self.options.role == "start"
+
     def _compiled(self, module: Any) -> Any:
         import torch
 
@@ -403,7 +429,7 @@ class ServeWarm(Eager):
             return torch.compile(module, dynamic=False)
         import serve_warm
 
-        return serve_warm.compile(module, dynamic=False)
+        return serve_warm.compile(module, level=self.options.level, dynamic=False)
 
     def save(self) -> None:
         from serve_warm.artifact import Manifest, pack_part, utc_now
@@ -436,6 +462,10 @@ class ServeWarm(Eager):
     @property
     def _store(self) -> Path:
         return self.folder / "store"
+
+    def note(self) -> str:
+        # A library of the app's own may import it: transformers does, for most models.
+        return "the app imports torch's compiler" if self._compiler == "app" else ""
 
     def artifact_bytes(self) -> int:
         return size_of(self._store)
@@ -505,7 +535,8 @@ class Replica:
 
 
 def trusted(key: Any) -> Any:
-    from serve_warm.trust import Trust, TrustedKey
+    from serve_warm.keys import TrustedKey
+    from serve_warm.trust import Trust
 
     raw = key.public_key().public_bytes_raw()
     return Trust(keys=(TrustedKey(name="bench", raw=raw),))
@@ -530,7 +561,10 @@ def import_compiler() -> None:
 
 
 def until_proven(call: Call, inputs: Sequence[Example], clock: Clock) -> Proven:
-    """Call with all inputs until a pass compiles nothing, then once with compiling forbidden."""
+    """Call with all inputs until a pass compiles nothing, then once with compiling forbidden.
+
+    As `serve_warm.replay` does: a first pass that is quiet is enough.
+    """
     import torch
 
     def in_serving_mode(example: Example) -> Any:
@@ -545,18 +579,17 @@ def until_proven(call: Call, inputs: Sequence[Example], clock: Clock) -> Proven:
             took += time.perf_counter() - begin
         return took
 
-    one_pass()
-    clock.end("first_pass")
-    passes = 1
-    while passes < MAX_PASSES:
+    passes, quiet = 0, False
+    while not quiet:
+        if passes == MAX_PASSES:
+            message = f"still compiles after {MAX_PASSES} passes"
+            raise RuntimeError(message)
         before = compiled_frames()
         one_pass()
         passes += 1
-        if compiled_frames() == before:
-            break
-    else:
-        message = f"still compiles after {MAX_PASSES} passes"
-        raise RuntimeError(message)
+        quiet = compiled_frames() == before
+        if passes == 1:
+            clock.end("first_pass")
     clock.end("quiet")
     with forbidden():
         steady_s = one_pass()
@@ -618,8 +651,8 @@ def peak_rss_bytes() -> int:
 
 
 def steady_p50_s(call: Call, example: Example) -> float:
-    took = []
-    for _ in range(STEADY_CALLS):
+    took: list[float] = []
+    while len(took) < STEADY_CALLS_AT_LEAST or (len(took) < STEADY_CALLS and sum(took) < STEADY_S):
         begin = time.perf_counter()
         call(example)
         took.append(time.perf_counter() - begin)
@@ -636,8 +669,8 @@ def max_error(workload: Workload, call: Call, module: Any, inputs: Sequence[Exam
             wanted = workload.tensor(module(*example.args, **example.kwargs))
             got = workload.tensor(call(example))
             difference = (got - wanted).abs().max().item()
-        # JSON has no infinity, and no comparison with NaN is true.
-        worst = max(worst, sys.float_info.max if math.isnan(difference) else difference)
+        # JSON has no infinity, and no comparison with NaN is true: min() keeps its first here.
+        worst = max(worst, min(AS_WRONG_AS_CAN_BE, difference))
     return worst
 
 
@@ -669,6 +702,7 @@ def run(options: Options, clock: Clock) -> dict[str, Any]:
     result = {
         "to_proof_s": clock.to_proof_s,
         "overhead_s": max(0.0, clock.to_proof_s - compute_s),
+        "import_left_s": clock.seconds["compiler"],
         "past_import_s": max(0.0, clock.to_proof_s - compute_s - clock.seconds["compiler"]),
         "cpu_s": clock.cpu_s,
         "ready_s": clock.ready_s,

@@ -108,6 +108,9 @@ class SlowToWarm(Embedder.func_or_class):
         await asyncio.sleep(self.pause_s)
 
 
+slow_to_warm = SlowToWarm.bind(1.0)
+
+
 @deployment()
 class Stuck(Embedder.func_or_class):
     """Has an input that never ends, after those that do."""
@@ -226,8 +229,8 @@ class OneThread(WarmupMixin, Noting):
     async def joined(self) -> list[dict[str, Any]]:
         return self.reports
 
-    def warm_up_on_another_loop(self) -> dict[str, Any]:
-        return asyncio.run(self.warm_up())
+    async def warm_up_on_another_loop(self) -> dict[str, Any]:
+        return await asyncio.to_thread(lambda: asyncio.run(self.warm_up()))
 
 
 routes = FastAPI()

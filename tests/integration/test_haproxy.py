@@ -27,7 +27,7 @@ def test_no_request_is_answered_before_the_proof_behind_haproxy():
         [sys.executable, "-W", "ignore", str(SCRIPT)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=500,
         check=False,
     )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ray
 
-HANG_S = 60.0
+HANG_S = 300.0
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 """The same in every process that imports this."""
 

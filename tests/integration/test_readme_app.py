@@ -13,9 +13,9 @@ import requests
 
 from serve_warm import bench, builder, catalog
 from serve_warm.stores import open_store
-from serve_warm.trust import load_trust
+from serve_warm.trustfiles import load_trust
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 README = Path(__file__).parent.parent.parent / "README.md"
 CLIENTS = 8
@@ -66,7 +66,7 @@ def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
     def client(number: int) -> list[int]:
         with requests.Session() as session:
             return [
-                session.post(started.url, json=rows(number * 131 + index), timeout=60).status_code
+                session.post(started.url, json=rows(number * 131 + index), timeout=400).status_code
                 for index in range(REQUESTS // CLIENTS)
             ]
 

@@ -82,6 +82,7 @@ def test_tokens_come_before_the_answer_ends(started):
     assert 0 < len(arrivals[after_another]) < count
 
 
+@pytest.mark.stress  # for most of a minute; other models serve eight clients in every run
 def test_eight_clients_get_the_eager_tokens_and_compile_nothing(started):
     """Hundreds of requests of mixed lengths, more at once than slots: no error, no compile."""
 

@@ -22,7 +22,7 @@ from conftest import wait_until
 from serve_warm import Input, WarmupMixin, builder
 from serve_warm.unfinished import LIST_NAME
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 GATE = "unfinished-gate"
 """While a file of this name is in the folder for temporary files, the second input waits; the
@@ -132,6 +132,7 @@ def test_the_next_build_goes_on_from_an_interrupted_one(
     assert not folder.exists()
 
 
+@pytest.mark.stress  # kills a builder, for most of a minute
 def test_a_build_goes_on_from_a_replica_that_is_killed(
     uninterrupted: int, loaded, on, gate: Path, tmp_path: Path
 ):

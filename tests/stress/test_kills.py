@@ -79,7 +79,7 @@ def _report_of_successor(name: str, dead: int) -> dict[str, Any]:
         # Serve notices the death in its own time; until then calls fail or wait.
         try:
             handle = serve.get_deployment_handle("Victim", app_name=name)
-            report: dict[str, Any] = handle.warmup_report.remote().result(timeout_s=30)
+            report: dict[str, Any] = handle.warmup_report.remote().result(timeout_s=200)
         except (RayError, TimeoutError):
             continue
         if report["pid"] != dead:

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that asks whether this node is ready: `probe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from serve_warm import node
+from serve_warm.cli import FAILED, screen
+from serve_warm.config import WarmupConfig, resolve
+from serve_warm.folders import user_folder
+
+
+def _option(name: str) -> click.Option:
+    meta, default, text = node.OPTIONS[name]
+    return click.Option(
+        [name], metavar=meta, default=default, show_default=bool(default), help=text
+    )
+
+
+@click.command(params=[_option(name) for name in node.OPTIONS])
+@click.option("--deployment", "deployments", multiple=True, help=node.DEPLOYMENT_HELP)
+@click.option("--no-latch", "latch", flag_value="off", default="on", help=node.LATCH_HELP)
+@click.option("--verbose", is_flag=True, help="Show each check and replica.")
+@click.option("--json", "as_json", is_flag=True, help="Print each check and replica as JSON.")
+@click.pass_context
+def probe(
+    context: click.Context,
+    *,
+    state_dir: str,
+    expect: str,
+    deployments: tuple[str, ...],
+    latch: str,
+    stale_s: str,
+    raylet: str,
+    proxy: str,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Say whether this node is ready: its replicas are warm, its raylet and its proxy are healthy.
+
+    Ends with 0 when it is; with 1 when it is not, and prints why, a reason a line. A probe of
+    Kubernetes runs the file alone, in a few hundredths of a second: python -I -S
+    .../serve_warm/node.py probe, with the same options.
+    """
+    configured = resolve(WarmupConfig()).state_dir
+    try:
+        settings = node.settings_of(
+            state_dir=state_dir or configured or str(user_folder("state")),
+            expect=expect,
+            deployments=deployments,
+            latch=latch,
+            stale_s=float(stale_s),
+            raylet=raylet,
+            proxy=proxy,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    readiness = node.judge(settings)
+    if as_json:
+        screen.data(_plain(readiness))
+    else:
+        for line in readiness.said(verbose=verbose):
+            click.echo(line)
+    if not readiness.ready:
+        context.exit(FAILED)
+
+
+def _plain(readiness: node.Readiness) -> dict[str, Any]:
+    failed = dict(readiness.reasons)
+    return {
+        "ready": readiness.ready,
+        "checks": [{"check": name, "why": failed.get(name, "")} for name in readiness.checks],
+        "replicas": [
+            {
+                **dict(zip(("application", "deployment", "replica"), each.names, strict=True)),
+                "condition": each.condition,
+                "why": each.why,
+                "counts": each not in readiness.excused and each.condition != "dead",
+            }
+            for each in readiness.replicas
+        ],
+    }

@@ -1,0 +1,193 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a signed statement: a DSSE envelope around an in-toto statement, in JSON.
+
+A statement says what an artifact is. It travels in an envelope (https://github.com/secure-systems-
+lab/dsse), whose signatures are over the exact bytes of the statement. Both may come from an enemy,
+so what could be read in two ways (a repeated name, loose base64) is not read at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
+from serve_warm.keys import TrustedKey, distinct, key_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MAX_ENVELOPE_BYTES = 1 << 20
+MAX_SIGNATURES = 16
+"""Signatures looked at in one envelope; bounds the work an unsigned envelope can cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """One signature of an envelope, not yet checked."""
+
+    key_id: str
+    """A hint by whoever wrote the envelope. It chooses the words of a refusal, nothing else."""
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """A DSSE envelope taken apart. Nothing in it is to be believed before `verify`."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Envelope:
+        """Take an envelope apart, within its cap.
+
+        Raises:
+            ArtifactRefused: `too_large` or `bad_statement`.
+        """
+        if len(data) > MAX_ENVELOPE_BYTES:
+            raise ArtifactRefused(
+                f"the envelope has {len(data)} bytes, the limit is {MAX_ENVELOPE_BYTES}",
+                reason="too_large",
+            )
+        try:
+            return cls._parse(parse_json(data))
+        except ValueError as error:
+            raise ArtifactRefused(
+                f"not a DSSE envelope: {error}", reason="bad_statement"
+            ) from error
+
+    @classmethod
+    def _parse(cls, fields: Any) -> Envelope:
+        if not isinstance(fields, dict):
+            raise ValueError("the top level is not an object")  # noqa: TRY004 - one error type
+        if fields.get("payloadType") != PAYLOAD_TYPE:
+            raise ValueError(f"payloadType is not {PAYLOAD_TYPE}")
+        signatures = fields.get("signatures")
+        if not isinstance(signatures, list) or len(signatures) > MAX_SIGNATURES:
+            raise ValueError(f"signatures is not a list of at most {MAX_SIGNATURES}")
+        return cls(
+            payload=_base64(fields.get("payload"), what="payload"),
+            signatures=tuple(cls._signature(item) for item in signatures),
+        )
+
+    @staticmethod
+    def _signature(item: Any) -> Signature:
+        if not isinstance(item, dict) or not isinstance(item.get("keyid", ""), str):
+            raise ValueError("a signature is not an object with sig and keyid")  # noqa: TRY004
+        return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
+
+    def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
+        """Return those of `keys` that signed this payload. Each counts once."""
+        message = _pae(self.payload)
+        return tuple(
+            key
+            for key in distinct(keys)
+            if any(key.signed(message, signature.value) for signature in self.signatures)
+        )
+
+
+def _base64(text: Any, *, what: str) -> bytes:
+    # Strict: a lenient decoder drops foreign characters, and two envelopes would read as one.
+    if not isinstance(text, str):
+        raise ValueError(f"{what} is not a string")  # noqa: TRY004
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError(f"{what} is not base64") from error
+
+
+def _pae(payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding: the type is signed together with the bytes."""
+    return b"DSSEv1 %d %s %d %s" % (
+        len(PAYLOAD_TYPE),
+        PAYLOAD_TYPE.encode(),
+        len(payload),
+        payload,
+    )
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON that may come from an enemy: UTF-8, no repeated names, no NaN.
+
+    Raises:
+        ValueError: anything else, nesting beyond the recursion limit included.
+    """
+    try:
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=_no_repeats, parse_constant=_no_constants
+        )
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name is repeated in a JSON object")
+    return fields
+
+
+def _no_constants(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
+    """Return the envelope of `payload`, with one signature a key.
+
+    The same payload and keys give the same bytes, so publishing twice is publishing once.
+
+    Raises:
+        ConfigError: no key was given, or more than readers look at.
+        BuildFailed: the envelope is larger than any reader accepts.
+    """
+    return _signed(Envelope(payload=payload, signatures=()), keys)
+
+
+def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
+    """Return the envelope with signatures by `keys` added; for rotation, no part is touched.
+
+    The payload and the signatures that are there stay, valid or not, each once; a key that has
+    signed already adds nothing. Nothing is checked: whoever signs should have verified it first,
+    because a signature vouches for all of the payload.
+
+    Raises:
+        ArtifactRefused: `too_large` or `bad_statement`: not an envelope.
+        ConfigError: no key was given, or the signatures would be more than readers look at.
+        BuildFailed: the new envelope is larger than any reader accepts.
+    """
+    return _signed(Envelope.parse(envelope), keys)
+
+
+def _signed(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    if not keys:
+        raise ConfigError("a statement must be signed by at least one key")
+    message = _pae(opened.payload)
+    added = [Signature(key_id=key_id(key.public_key()), value=key.sign(message)) for key in keys]
+    signatures = tuple(dict.fromkeys((*opened.signatures, *added)))
+    if len(signatures) > MAX_SIGNATURES:
+        raise ConfigError(
+            f"the statement would carry {len(signatures)} signatures, readers look at no more "
+            f"than {MAX_SIGNATURES}",
+            hint="build and push again, which begins with no signature",
+        )
+    fields = {
+        "payload": base64.b64encode(opened.payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [
+            {"keyid": signature.key_id, "sig": base64.b64encode(signature.value).decode()}
+            for signature in signatures
+        ],
+    }
+    envelope = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+    if len(envelope) > MAX_ENVELOPE_BYTES:
+        raise BuildFailed(
+            f"the signed statement has {len(envelope)} bytes, the limit is {MAX_ENVELOPE_BYTES}",
+            hint="record fewer facts about the build",
+        )
+    return envelope

@@ -1,0 +1,387 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a library is made for one call: Dynamo captures a graph, AOTInductor compiles it.
+
+The capture is the one of level 2, so that a library stands on the same facts as an entry. What
+Dynamo's bytecode does around the graph becomes a plan instead, as data: where each input comes from
+and what is made of the outputs. What no plan can say is refused: a forward that changes objects
+other than tensors, results of classes that cannot be built from their parts.
+
+Weights are inputs of the graph, not constants, so that no library holds any
+(`serve_warm.libraries`). Seen in torch 2.11 to 2.13:
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/compile_fx.py
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_warm import ahead, facts, folders, libraries
+from serve_warm.calls import module_of
+from serve_warm.facts import NoEntry
+from serve_warm.libraries import Input
+from serve_warm.parity import copied
+
+SMALL = {
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.enable_frame_pointer": False,
+}
+"""Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them. Only
+those that this torch has are set; 2.11 has neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """One library, as it goes into an artifact and as it can be called here and now."""
+
+    fn: Callable[..., Any]
+    """Takes the callee and then the tensors; as `libraries.load` returns it."""
+    data: bytes
+    """The shared library: code to be opened only once it has been verified. No weights."""
+    plan: Mapping[str, Any]
+    """What `libraries.load` needs beside it; JSON can hold it."""
+    facts: facts.Facts
+    conditions: Sequence[str]
+    """As of `ahead.Made`, and so are the sources."""
+    sources: Mapping[str, str]
+
+
+def make(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> Made:
+    """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
+
+    Raises:
+        NoEntry: there is a graph break, or something in it that a library cannot do.
+    """
+    with ahead.as_reasons(), ahead.side_effects() as changes:
+        graph = _Graph(_settings(arguments), _places(callee, tensors), changes)
+        settings = {"backend": graph.take, "dynamic": arguments.get("dynamic")}
+        captured = ahead.capture(function, callee, tensors, settings)
+        returned = captured.entry.fn(callee, *tensors)
+        plan = graph.plan(tensors, returned)
+        if not graph.data:
+            graph.compile()
+        plan["sha256"] = hashlib.sha256(graph.data).hexdigest()
+        # Not where others might exchange it before it is opened.
+        with folders.temporary_folder() as folder:
+            path = folder / "library.so"
+            path.write_bytes(graph.data)
+            fn = libraries.load(path, plan)
+        graph.refuse_other_aliases(fn.native)
+        graph.refuse_other_result(fn.result, tensors, returned)
+        return Made(
+            fn=fn,
+            data=graph.data,
+            plan=plan,
+            facts=captured.facts,
+            conditions=captured.conditions,
+            sources=captured.sources,
+        )
+
+
+def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of Inductor that stand behind arguments of torch.compile."""
+    from torch._inductor import config, list_mode_options
+
+    options = dict(arguments.get("options") or {})
+    if arguments.get("mode") not in (None, "default"):
+        options = dict(list_mode_options(arguments["mode"], arguments.get("dynamic")))
+    known: Any = config
+    small = {name: value for name, value in SMALL.items() if name in known._config}
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    return {**small, **given}
+
+
+# The graph ------------------------------------------------------------------------------------
+
+
+class _Graph:
+    """What Dynamo hands to a backend, compiled; and one run of it, to see what goes in and out."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        places: Mapping[int, Input],
+        changes: Mapping[str, None],
+    ) -> None:
+        self._settings = dict(settings)
+        self._places = places
+        self._changes = changes
+        self.data = b""
+        self._graph: Any = None
+        self._fakes: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._aliases: list[str] = []
+        self._writes = False
+
+    def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+        """Take a graph from Dynamo, as a backend does; compile it if its sizes are dynamic."""
+        if self._changes:
+            raise NoEntry(f"it changes {', '.join(self._changes)}, which a library cannot")
+        if any(isinstance(x, torch.Tensor) and id(x) not in self._places for x in inputs):
+            raise NoEntry("its graph takes a tensor that is neither an argument nor in its module")
+        if [*graph.parameters(), *graph.buffers()]:
+            raise NoEntry("its graph holds a tensor as a constant")
+        _without_sizes(graph)
+        self._fakes = [_fake(node) for node in graph.graph.nodes if node.op == "placeholder"]
+        elsewhere = {str(fake.device) for fake in self._fakes} - {"cpu"}
+        if elsewhere:
+            raise NoEntry(f"it computes on {', '.join(elsewhere)}, and libraries are for the CPU")
+        self._graph = graph
+        # What Inductor finds out about sizes becomes a condition while Dynamo is at it, and not
+        # later. A graph of static sizes is compiled when all else is known to be possible; 2.11
+        # cannot do it any earlier, so that it makes no dynamic ones.
+        if any(map(_is_dynamic, self._fakes)):
+            self.compile()
+        return _callable(self._run_eagerly)
+
+    def compile(self) -> None:
+        """Compile the graph into `data`."""
+        from torch._inductor.compile_fx import compile_fx_aot
+
+        # The tensors that Dynamo traced with, in the mode they belong to: their symbols are those
+        # of the conditions.
+        mode = self._fakes[0].fake_mode
+        graph = copy.deepcopy(self._graph)  # what compiles it also changes it
+        with torch._guards.tracing(torch._guards.TracingContext(mode)):
+            path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
+        _refuse_foreign(Path(path))
+        self.data = Path(path).read_bytes()
+
+    def _run_eagerly(self, *inputs: Any) -> list[Any]:
+        """Stand in for the compiled graph in the bytecode around it, once."""
+        self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
+        copies = copied(self._inputs, inference=False)
+        versions = [copy._version for copy in copies]
+        with torch.random.fork_rng(devices=[]):
+            outputs = list(self._graph(*copies))
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise NoEntry("its graph computes something that is no tensor")
+        self._writes = versions != [copy._version for copy in copies]
+        self._aliases = _aliases(outputs, copies)
+        # Where the graph returns one of its inputs, the caller gets that very tensor.
+        by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
+        self._outputs = [by_id.get(id(output), output) for output in outputs]
+        return self._outputs
+
+    def plan(self, tensors: Sequence[Any], returned: Any) -> dict[str, Any]:
+        """Return the plan of a run that returned this.
+
+        Raises:
+            NoEntry: something in it can be said in no plan.
+        """
+        inputs = [
+            _input(given, fake, self._places[id(given)])
+            for given, fake in zip(self._inputs, self._fakes, strict=True)
+        ]
+        # Later ones first: a tensor is best named by what the caller has in hands.
+        known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
+        known |= {id(t): ["input", n] for n, t in enumerate(self._inputs)}
+        known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
+        dynamic = any("*" in given.said for given in inputs)
+        result = _plain(returned, known, dynamic=dynamic)
+        return {
+            "inputs": [_without_defaults(given) for given in inputs],
+            "outputs": len(self._outputs),
+            "result": result,
+            "writes": self._writes,
+        }
+
+    def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        """Raise `NoEntry` where outputs share memory otherwise than eager's do."""
+        copies = copied(self._inputs, inference=False)
+        with torch.random.fork_rng(devices=[]):
+            outputs = native(copies)
+        given = {id(tensor) for tensor in self._inputs}
+        found = _aliases(outputs, copies)
+        for eager, ours, output in zip(self._aliases, found, self._outputs, strict=True):
+            if eager != ours and id(output) not in given:
+                raise NoEntry(
+                    f"an output of it shares memory with {ours}, and eager's with {eager}"
+                )
+
+    def refuse_other_result(
+        self, result: libraries.Build, tensors: Sequence[Any], returned: Any
+    ) -> None:
+        """Raise `NoEntry` where what is built of the same tensors is not what was returned."""
+        if not _same(result(self._outputs, self._inputs, tensors), returned):
+            raise NoEntry(f"the {type(returned).__qualname__} it returns is more than its parts")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise `NoEntry` where code calls torch's dispatcher, by a table that lies beside it."""
+    table = path.with_suffix(".json")
+    if table.exists():
+        nodes = json.loads(table.read_text())["nodes"]
+        names = sorted({str(node["node"]["target"]) for node in nodes})
+        raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
+
+
+def _without_sizes(graph: Any) -> None:
+    """Let a graph take its sizes from its tensors: AOTInductor has no other inputs than those."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    tensors = [node for node in inputs if isinstance(_fake(node), torch.Tensor)]
+    where = {
+        size.node.expr: (tensor, dim)
+        for tensor in reversed(tensors)
+        for dim, size in enumerate(_fake(tensor).shape)
+        if isinstance(size, torch.SymInt)
+    }
+    for node in inputs:
+        if node in tensors:
+            continue
+        if not isinstance(_fake(node), torch.SymInt) or _fake(node).node.expr not in where:
+            raise NoEntry(f"its graph takes {_fake(node)}, which is no size of a tensor")
+        with graph.graph.inserting_after(inputs[-1]):
+            size = graph.graph.call_function(
+                torch.ops.aten.sym_size.int, where[_fake(node).node.expr]
+            )
+        size.meta["example_value"] = _fake(node)
+        node.replace_all_uses_with(size)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _fake(node: Any) -> Any:
+    return node.meta["example_value"]
+
+
+def _callable(run: Callable[..., Any]) -> Any:
+    """Return it as the kind of object that torch takes from a backend here; it is never saved."""
+    from torch._dynamo.aot_compile_types import SerializableCallable
+
+    class Once(SerializableCallable):
+        def __call__(self, *inputs: Any) -> Any:
+            return run(*inputs)
+
+        @classmethod
+        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+            raise NotImplementedError
+
+        @classmethod
+        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
+            raise NotImplementedError
+
+    return Once()
+
+
+def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
+    """Return for each output whose memory it shares, and which part; empty where it is its own."""
+    owners = {
+        tensor.untyped_storage().data_ptr(): f"input {number}"
+        for number, tensor in enumerate(inputs)
+        if tensor.numel()
+    }
+    found = []
+    for number, output in enumerate(outputs):
+        own = f"output {number}"
+        owner = owners.setdefault(output.untyped_storage().data_ptr(), own)
+        where = f"{owner} from {output.storage_offset()} in steps of {output.stride()}"
+        found.append("" if owner == own or not output.numel() else where)
+    return found
+
+
+# The plan -------------------------------------------------------------------------------------
+
+
+def _places(callee: Any, tensors: Sequence[Any]) -> dict[int, Input]:
+    """Return where each tensor of a call can be found, by its id."""
+    root = module_of(callee)
+    places: dict[int, Input] = {}
+    for owner, module in root.named_modules() if root is not None else ():
+        for kind, found in (
+            ("attribute", vars(module)),
+            ("buffer", module._buffers),
+            ("parameter", module._parameters),
+        ):
+            for name, value in found.items():
+                if isinstance(value, torch.Tensor):
+                    places.setdefault(id(value), Input(kind=kind, owner=owner, name=name))
+    for index, tensor in enumerate(tensors):
+        places[id(tensor)] = Input(kind="argument", index=index)
+    return places
+
+
+def _is_dynamic(fake: Any) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride()))
+
+
+def _input(given: Any, fake: Any, place: Input) -> Input:
+    free = _is_dynamic(fake)
+    if free and place.kind != "argument":
+        raise NoEntry(f"the sizes of its {place.kind} {place.name} are dynamic")
+    return dataclasses.replace(place, said=libraries.describe(given, free=free))
+
+
+def _without_defaults(given: Input) -> dict[str, Any]:
+    return {
+        field.name: getattr(given, field.name)
+        for field in dataclasses.fields(given)
+        if getattr(given, field.name) != field.default
+    }
+
+
+def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
+    """Return what a callee returned as `libraries.load` reads it."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            raise NoEntry("it returns a tensor that its graph neither takes nor computes")
+        return known[id(value)]
+    if value is None or kind in (bool, str) or (kind in (int, float) and not dynamic):
+        if kind is float and not math.isfinite(value):
+            raise NoEntry(f"it returns the number {value}")
+        return ["plain", value]
+    if kind in (int, float):
+        raise NoEntry("it returns a number, which may depend on a size that is dynamic")
+    if kind in (list, tuple):
+        return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
+    if kind is dict and all(type(key) in (str, int, bool) for key in value):
+        return ["dict", [[k, _plain(item, known, dynamic=dynamic)] for k, item in value.items()]]
+    return _of_class(value, known, dynamic=dynamic)
+
+
+def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
+    kind = type(value)
+    where = facts.where(kind)
+    parts: list[Any] = []
+    if where is not None and isinstance(value, tuple):
+        how = "sequence"
+        parts = [_plain(item, known, dynamic=dynamic) for item in value]
+    elif where is not None and dataclasses.is_dataclass(value):
+        how = "fields"
+        parts = [
+            [field.name, _plain(getattr(value, field.name), known, dynamic=dynamic)]
+            for field in dataclasses.fields(value)
+            if field.init
+        ]
+    else:
+        raise NoEntry(f"it returns a {kind.__qualname__}, which cannot be built from its parts")
+    return [how, list(where), facts.name_of_class(kind), parts]
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Return whether two values are built alike of the very same tensors."""
+    if type(left) is not type(right) or isinstance(left, torch.Tensor):
+        return left is right
+    if isinstance(left, Mapping) and not _same([*left.items()], [*right.items()]):
+        return False
+    if isinstance(left, (list, tuple)) and not (
+        len(left) == len(right) and all(map(_same, left, right))
+    ):
+        return False
+    if hasattr(left, "__dict__"):
+        return _same([*vars(left).items()], [*vars(right).items()])
+    return isinstance(left, (Mapping, list, tuple)) or bool(left == right)

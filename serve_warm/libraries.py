@@ -1,0 +1,268 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a library made by AOTInductor is opened and called: without Dynamo, Inductor or a compiler.
+
+A library holds machine code and no weights. They go in with the arguments of each call, read from
+the callee then: loaded, replaced or moved weights are right at the next call, and modules of one
+structure share a library. Beside the library stands its plan (`serve_warm.exported` writes it):
+where the inputs come from, what they were like, and what is made of the outputs.
+
+It is called through its C interface, without Python's lock, and not by torch's own runner, which
+imports Inductor and probes the CPU. Seen in torch 2.11 to 2.13:
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_runtime/interface.h
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_warm import ahead, facts
+from serve_warm.facts import NoEntry
+
+Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+"""Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
+
+DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSError)
+"""What opening a library raises that is another one, or is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """Where an input of the native code comes from."""
+
+    kind: str
+    """`argument`, a tensor of the call; or, in a module, `parameter`, `buffer` and `attribute`."""
+    owner: str = ""
+    """Path of the module, as in `named_modules`."""
+    name: str = ""
+    index: int = 0
+    """Which argument."""
+    said: str = ""
+    """What compiled code takes for granted of it."""
+
+
+def load(path: Path, plan: Mapping[str, Any]) -> Function:
+    """Return the function of a library, of (callee, *tensors). Executes what is in the file.
+
+    Only open what was verified. The function raises `NoEntry`, before it computes anything, where
+    tensors or module are not like those of the build.
+
+    Raises:
+        NoEntry: it cannot be opened here.
+    """
+    try:
+        # The loader maps the file as it is: a part that is missing would be a bus error later on.
+        if hashlib.sha256(path.read_bytes()).hexdigest() != plan["sha256"]:
+            raise NoEntry(f"its library {path.name} is damaged")
+        inputs = tuple(Input(**plain) for plain in plan["inputs"])
+        result = _result(plan["result"])
+        native = Native(path, inputs=len(inputs), outputs=int(plan["outputs"]))
+    except DAMAGED as error:
+        raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
+    return Function(native, inputs, result=result, writes=bool(plan["writes"]))
+
+
+class Function:
+    """The code of a library with what it takes from the callee, and what it returns."""
+
+    def __init__(
+        self,
+        native: Callable[[Sequence[Any]], Sequence[Any]],
+        inputs: Sequence[Input],
+        *,
+        result: Build,
+        writes: bool,
+    ) -> None:
+        self.native = native
+        self.result = result
+        self._writes = writes
+        """Whether it writes into its inputs: then none of them may overlap another."""
+        self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
+        self._takes = [(i.kind, rows.get(i.owner, 0), i.name, i.index) for i in inputs]
+        self._said = [i.said for i in inputs]
+        self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
+        self._checks: tuple[Callable[..., bool], ...] = ()
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run it; `NoEntry` is raised before anything is computed."""
+        inputs = self._inputs(callee, tensors)
+        if not any(same(*inputs) for same in self._checks):
+            self._learn(inputs)
+        if self._writes:
+            ahead.refuse_overlap(inputs)
+        return self.result(self.native(inputs), inputs, tensors)
+
+    def _inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
+        inputs: list[Any] = []
+        try:
+            modules = [getattr(callee, "__self__", callee)]
+            for parent, name in self._modules:
+                modules.append(modules[parent]._modules[name])
+            for kind, row, name, index in self._takes:
+                if kind == "parameter":
+                    inputs.append(modules[row]._parameters[name])
+                elif kind == "argument":
+                    inputs.append(tensors[index])
+                elif kind == "buffer":
+                    inputs.append(modules[row]._buffers[name])
+                else:
+                    inputs.append(vars(modules[row])[name])
+        except (AttributeError, LookupError, TypeError) as error:
+            raise NoEntry(f"its module is another one: no {error}") from error
+        return inputs
+
+    def _learn(self, inputs: Sequence[Any]) -> None:
+        """Compare tensors with those of the build, and remember how to do so in C++."""
+        for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
+            if not isinstance(tensor, torch.Tensor):
+                raise NoEntry(f"a tensor that its graph finds by itself is {tensor!r:.40}")
+            ahead.refuse_unusual(tensor)
+            now = describe(tensor, free=number in self._free)
+            if now != was:
+                raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
+        # Inference tensors and others are told apart by the check, and are one to the code.
+        self._checks = (ahead.tensor_check(inputs, free=self._free), *self._checks[:3])
+
+
+def describe(tensor: Any, *, free: bool) -> str:
+    """Return what native code takes for granted of a tensor; with `free`, its sizes are open."""
+    every = range(tensor.dim()) if free else ()
+    return facts.describe_tensor(tensor, free=(every, every))
+
+
+def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
+    """Return a row for each module on the way to these, and the row of each path."""
+    rows = {"": 0}
+    steps: list[tuple[int, str]] = []
+    for owner in owners:
+        path = ""
+        for name in owner.split("."):
+            parent, path = rows[path], f"{path}.{name}".lstrip(".")
+            if path not in rows:
+                steps.append((parent, name))
+                rows[path] = len(steps)
+    return steps, rows
+
+
+# What is returned -----------------------------------------------------------------------------
+
+
+TENSORS = ("output", "input", "argument")
+"""Which tensor is returned, in the order of what a `Build` takes."""
+
+
+def _result(plain: Sequence[Any]) -> Build:
+    """Return the function that builds what the callee returns; each part of a plan is a list."""
+    kind, *rest = plain
+    if kind in TENSORS:
+        place, index = TENSORS.index(kind), int(rest[0])
+        return lambda *given: given[place][index]
+    if kind == "plain":
+        value = rest[0]
+        return lambda *_: value
+    if kind == "dict":
+        pairs = [(key, _result(item)) for key, item in rest[0]]
+        return lambda *given: {key: item(*given) for key, item in pairs}
+    if kind in ("list", "tuple"):
+        items = [_result(item) for item in rest[0]]
+        made = list if kind == "list" else tuple
+        return lambda *given: made(item(*given) for item in items)
+    return _of_class(kind, *rest)
+
+
+def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) -> Build:
+    found: Any = facts.resolve(where[0], where[1])
+    if facts.name_of_class(found) != name:
+        raise ValueError(f"{where[1]} is not the class of the build")
+    make: Callable[..., Any] = found
+    if kind == "fields" and dataclasses.is_dataclass(found):
+        fields = {field: _result(item) for field, item in parts}
+        return lambda *given: make(**{field: item(*given) for field, item in fields.items()})
+    if kind == "sequence" and issubclass(found, tuple):
+        items = [_result(item) for item in parts]
+        make = getattr(found, "_make", make)  # named tuples take their items one by one
+        return lambda *given: make([item(*given) for item in items])
+    raise ValueError(f"nothing is built by {kind!r} of {where[1]}")
+
+
+# The C interface ------------------------------------------------------------------------------
+
+
+class Native:
+    """One shared library, and the models in it; each model runs one call at a time.
+
+    It is never closed: the code may be running, and torch keeps what it registered.
+    """
+
+    def __init__(self, path: Path, *, inputs: int, outputs: int) -> None:
+        self._library = ctypes.CDLL(str(path))  # its calls release Python's lock
+        self._run = self._library.AOTInductorModelRun
+        self._run.argtypes = [ctypes.c_void_p] * 3
+        self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
+        self._inputs: Any = ctypes.c_void_p * inputs
+        self._outputs: Any = ctypes.c_void_p * outputs
+        # torch's own container of models lets a waiting thread sleep on when more threads call
+        # than it has models. Here nobody waits: who finds none idle makes another one.
+        self._idle = [self._model()]
+
+    def _model(self) -> ctypes.c_void_p:
+        model = ctypes.c_void_p()
+        create = self._library.AOTInductorModelCreate
+        create.argtypes = [ctypes.c_void_p] * 2
+        if create(ctypes.byref(model), None):
+            raise NoEntry(f"its library cannot be started: {self._why()}")
+        found = ctypes.c_size_t()
+        self._library.AOTInductorModelGetNumOutputs(model, ctypes.byref(found))
+        if found.value != self._outputs._length_:
+            raise NoEntry(f"its library has {found.value} outputs")
+        return model
+
+    def _why(self) -> str:
+        text = ctypes.c_char_p()
+        if self._last_error is not None:
+            self._last_error(ctypes.byref(text))
+        return (text.value or b"no reason given").decode(errors="replace")
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run on tensors as they are, and return the outputs.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        try:
+            model = self._idle.pop()
+        except IndexError:
+            model = self._model()
+        outputs = self._outputs()
+        # Owned by what runs from now on, also where it fails.
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
+        given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
+        failed = self._run(model, given, outputs)
+        if failed:
+            # What it was at is unknown, so that this model is not used again.
+            raise RuntimeError(f"the library of a compiled call failed: {self._why()}")
+        self._idle.append(model)
+        tensors: list[Any] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
+            [_capsule(output, None, None) for output in outputs]
+        )
+        return tensors
+
+
+def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+_get_pointer = _prototype(
+    "PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
+)
+_capsule = _prototype(
+    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)

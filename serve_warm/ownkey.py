@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The signing key of this user, made and trusted by the user alone when it is first needed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from serve_warm import folders, trustfiles
+from serve_warm.errors import ConfigError
+from serve_warm.keys import load_signing_key, make_signing_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
+    """Return this user's own signing key, made and trusted on first use.
+
+    It stands in `~/.config/serve_warm` of the password database's home as `signing_key.pem`, and
+    its public half in `trust.toml` beside it, so that what a user builds that user can load.
+    Callers at the same time get the same key. To stop trusting it, delete both.
+
+    Raises:
+        ConfigError: the files cannot be written, or others could read or write them.
+    """
+    directory = directory or trustfiles.user_directory()
+    if directory is None:
+        raise ConfigError(
+            f"user id {os.geteuid()} has no entry in the password database, so no home for a key",
+            hint="name a key file",
+        )
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = folders.folder_problems(directory)
+        if found:
+            raise ConfigError(
+                f"no place for a signing key: {folders.sentence(found)}", hint=folders.fixes(found)
+            )
+        path = directory / "signing_key.pem"
+        if not path.exists():
+            # Of many callers the first wins, and the others read its key.
+            with suppress(FileExistsError):
+                make_signing_key(path)
+        key = load_signing_key(path)
+        name = f"{_login()}@{socket.gethostname()}"
+        trustfiles.add_key(key.public_key(), directory / "trust.toml", name=name)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written: {error.strerror}") from error
+    return key
+
+
+def _login() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

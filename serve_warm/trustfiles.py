@@ -1,0 +1,219 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+r"""The files that say whom this machine and this user trust: where, by whom written, what in them.
+
+They are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`, where `~` is the home
+in the password database and never `$HOME`: whoever can set a variable of the process must not be
+able to add a key.
+
+    pinned = ["sha256:9f2c..."]         # optional: statements believed whoever signed them
+    denied = ["sha256:41aa..."]         # optional: statements or parts refused whoever signed them
+    max_age_days = 90                   # optional: older artifacts are refused
+
+    [[keys]]
+    name = "ci"
+    pem = "-----BEGIN PUBLIC KEY-----\n...\n-----END PUBLIC KEY-----\n"
+
+    [[keys]]
+    name = "release"
+    file = "release.pem"                # relative to this file
+
+    [[unsigned_ok]]                     # optional: everything in this very store is believed
+    store = "file:///home/me/artifacts"
+    reason = "my own experiments"
+
+They add up. One that somebody other than root and this user could have written is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serve_warm import folders, wholefiles
+from serve_warm.errors import ConfigError
+from serve_warm.keys import TrustedKey, distinct, public_pem
+from serve_warm.trust import Trust, UnsignedOk, parse_digest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+SYSTEM_TRUST_FILE = Path("/etc/serve_warm/trust.toml")
+MAX_TRUST_FILE_BYTES = 1 << 20
+
+
+def default_trust_files() -> tuple[Path, ...]:
+    """Return the files that name trusted keys on this machine, existing or not."""
+    user = user_directory()
+    return (SYSTEM_TRUST_FILE,) if user is None else (SYSTEM_TRUST_FILE, user / "trust.toml")
+
+
+def user_directory() -> Path | None:
+    """Return where this user's own files are, made or not; None for a user without a home."""
+    home = folders.user_home()
+    return None if home is None else home / ".config" / "serve_warm"
+
+
+def load_trust(files: Sequence[Path] | None = None) -> Trust:
+    """Return what the trust files of this machine say, taken together.
+
+    A file that does not exist says nothing. `files` replaces the default places.
+
+    Raises:
+        ConfigError: a file is malformed, or somebody other than root and this user could
+            have written it.
+    """
+    found: list[Trust] = []
+    for path in default_trust_files() if files is None else files:
+        data = _read_guarded(path)
+        if data is not None:
+            found.append(_parse(data, path))
+    return reduce(operator.or_, found, Trust())
+
+
+def trust_lines(key: Ed25519PublicKey, *, name: str) -> str:
+    """Return the three lines of a trust file that make `key` a trusted one."""
+    pem = public_pem(key).decode()
+    # A JSON string is a TOML basic string as long as nothing is written as a surrogate pair.
+    quoted_name, quoted_pem = (json.dumps(text, ensure_ascii=False) for text in (name, pem))
+    return f"[[keys]]\nname = {quoted_name}\npem = {quoted_pem}\n"
+
+
+def how_to_trust() -> str:
+    """Return the advice for a machine that trusts nobody, or not the one who signed."""
+    files = " or ".join(str(path) for path in default_trust_files())
+    return (
+        f"add the public key of whoever builds your artifacts to {files}:\n"
+        "[[keys]]\n"
+        'name = "builder"\n'
+        r'pem = "-----BEGIN PUBLIC KEY-----\n...\n-----END PUBLIC KEY-----\n"'
+    )
+
+
+def add_key(key: Ed25519PublicKey, path: Path, *, name: str) -> None:
+    """Make `key` a trusted one in a trust file, which may be new; what stands there is kept.
+
+    Raises:
+        ConfigError: as `load_trust`; or the file is in a notation that cannot be extended.
+        OSError: it cannot be written.
+    """
+    data = _read_guarded(path) or b""
+    if key.public_bytes_raw() in {trusted.raw for trusted in _parse(data, path).keys}:
+        return
+    lines = trust_lines(key, name=name)
+    gap = b"" if not data else b"\n" if data.endswith(b"\n") else b"\n\n"
+    extended = data + gap + lines.encode()
+    try:
+        tomllib.loads(extended.decode())
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be extended", hint=f"add by hand:\n{lines}") from error
+    # Two callers at once write the same lines: no lock is needed.
+    target = Path(os.path.realpath(path))
+    wholefiles.write_beside(target, extended, mode=0o600).replace(target)
+
+
+def _parse(data: bytes, path: Path) -> Trust:
+    try:
+        fields = tomllib.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    lists = ("keys", "pinned", "denied", "unsigned_ok")
+    unknown = sorted(set(fields) - {*lists, "max_age_days"})
+    if unknown:
+        raise ConfigError(
+            f"{path}: unknown setting {unknown[0]!r}",
+            hint="it has keys, pinned, denied, max_age_days and unsigned_ok",
+        )
+    for name in lists:
+        if not isinstance(fields.setdefault(name, []), list):
+            raise ConfigError(
+                f"{path}: {name} is not a list",
+                hint="[[keys]] and [[unsigned_ok]] are tables, pinned and denied are lists",
+            )
+    return Trust(
+        keys=distinct(_parse_key(table, path) for table in fields["keys"]),
+        pinned=frozenset(parse_digest(text, where=f"{path}: pinned") for text in fields["pinned"]),
+        denied=frozenset(parse_digest(text, where=f"{path}: denied") for text in fields["denied"]),
+        max_age_s=_parse_age(fields["max_age_days"], path) if "max_age_days" in fields else None,
+        unsigned_ok=tuple(_parse_unsigned_ok(table, path) for table in fields["unsigned_ok"]),
+    )
+
+
+def _parse_age(days: Any, path: Path) -> float:
+    # Not isinstance: true would pass for a number, and TOML has inf and nan.
+    if type(days) not in (int, float) or not 0 < days * 86400 < math.inf:
+        raise ConfigError(f"{path}: max_age_days is not a number above 0: {days!r}")
+    return float(days * 86400)
+
+
+def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
+    if (
+        not isinstance(table, dict)
+        or set(table) != {"store", "reason"}
+        or not all(isinstance(value, str) for value in table.values())
+    ):
+        raise ConfigError(
+            f"{path}: an unsigned_ok is incomplete or has unknown settings",
+            hint="each of [[unsigned_ok]] has a store and a reason, both of them strings",
+        )
+    try:
+        return UnsignedOk(**table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _parse_key(table: Any, path: Path) -> TrustedKey:
+    wanted = "each of [[keys]] has a name, and either pem or file, all of them strings"
+    if (
+        not isinstance(table, dict)
+        or set(table) not in ({"name", "pem"}, {"name", "file"})
+        or not all(isinstance(value, str) and value for value in table.values())
+    ):
+        raise ConfigError(f"{path}: a key is incomplete or has unknown settings", hint=wanted)
+    if "pem" in table:
+        return TrustedKey.from_pem(table["pem"], name=table["name"])
+    pem = _read_guarded(path.parent / table["file"])
+    if pem is None:
+        raise ConfigError(f"{path}: key {table['name']!r}: there is no file {table['file']}")
+    return TrustedKey.from_pem(pem, name=table["name"])
+
+
+def _read_guarded(path: Path) -> bytes | None:
+    """Read a file that only root or this user can have written; None when it is not there."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path} is not a regular file")
+            found = folders.file_problems(path, opened=file.fileno())
+            if found:
+                raise ConfigError(
+                    "whoever can change the trusted keys can run code here: "
+                    + folders.sentence(found),
+                    hint=folders.fixes(found),
+                )
+            data = file.read(MAX_TRUST_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_TRUST_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_TRUST_FILE_BYTES} bytes")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Not blocking, so that a pipe in the file's place cannot hang the start.
+    return os.open(path, flags | os.O_NONBLOCK)

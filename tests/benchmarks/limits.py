@@ -1,0 +1,139 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison of starts has to show, and what of it does not hold, with the reasons.
+
+It works on documents as bench_startup.py writes them; docs/benchmarks.md and the tests of the
+committed result say the same because both ask here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WORKLOADS = ("minilm", "resnet152", "decoder24")
+"""Held to `OVERHEAD` and `READY`; the others only to being faster than what there is instead."""
+
+OVERHEAD = {
+    1: {"cold": 1 / 4, "torch_bytes": 1 / 2},
+    2: {"cold": 1 / 40, "torch_bytes": 1 / 20},
+    3: {"cold": 1 / 60, "torch_bytes": 1 / 30},
+}
+"""Largest part that a level's `overhead_s` may be of another system's, in the same turn."""
+
+READY = {2: 1.25}
+"""Largest multiple of its floor that a level's `ready_s` may be."""
+
+FASTER = (2, 3)
+"""Levels that are to be faster than every alternative."""
+
+ALTERNATIVES = (
+    *("cold", "torch_bytes", "copied_dir", "redis", "caching_precompile"),
+    "aotinductor",
+)
+"""What a user could run instead to serve a compiled model."""
+
+IMPORT = (
+    "the model is built before the import of torch's compiler is over, and what is left of the "
+    "import is overhead; without it the limit holds"
+)
+
+MISSED: Mapping[tuple[str, str], str] = {
+    ("minilm", "level 2, overhead of cold"): IMPORT,
+    ("decoder24", "level 2, overhead of cold"): IMPORT,
+}
+"""Workload and claim of each check that does not hold, with its reason. An entry that has come to
+hold fails a test, as a check that is missed without one does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A claim about one workload: `value` is to be `limit` at most."""
+
+    workload: str
+    claim: str
+    """What is compared: `level 2, overhead of cold`, or `level 2, sooner ready than cold`."""
+    value: float
+    limit: float
+    past_import: float | None = None
+    """The value without the compiler's import on both sides, where some of it is left."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.workload, self.claim
+
+    @property
+    def held(self) -> bool:
+        return self.value <= self.limit
+
+
+def checks(found: Mapping[str, Any]) -> Sequence[Check]:
+    """Return what is claimed about the rows of a document; nothing where a side has failed."""
+    rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
+    result = []
+    for workload in dict.fromkeys(row["workload"] for row in found["rows"]):
+        ours = {
+            level: row
+            for level in OVERHEAD
+            if (row := rows.get((workload, "serve_warm", level))) and row["ready_s"] is not None
+        }
+        for level, row in ours.items():
+            result += _of_level(workload, level, row)
+            others = [rows.get((workload, name, None)) for name in ALTERNATIVES]
+            if level in FASTER:
+                result += _faster(workload, level, row, [other for other in others if other])
+    return result
+
+
+def _of_level(workload: str, level: int, row: Mapping[str, Any]) -> Iterator[Check]:
+    if workload not in WORKLOADS:
+        return
+    for other, limit in OVERHEAD[level].items():
+        if f"overhead_to_{other}" in row["ratios"]:
+            yield Check(
+                workload=workload,
+                claim=f"level {level}, overhead of {other}",
+                value=row["ratios"][f"overhead_to_{other}"],
+                past_import=(
+                    row["ratios"][f"past_import_to_{other}"] if row["import_left_s"] else None
+                ),
+                limit=limit,
+            )
+    if level in READY:
+        yield Check(
+            workload=workload,
+            claim=f"level {level}, ready of its floor",
+            value=row["ratios"]["ready_to_floor"],
+            limit=READY[level],
+        )
+
+
+def _faster(
+    workload: str, level: int, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> Iterator[Check]:
+    for other in others:
+        # A package of AOTInductor holds the weights: loading them is in its overhead, and building
+        # the model is not in ours.
+        claims = {"sooner ready": "ready_s", "less overhead": "overhead_s"}
+        if other["system"] == "aotinductor":
+            del claims["less overhead"]
+        for claim, clock in claims.items():
+            ratio = paired(row, other, clock)
+            if ratio is not None and other["ready_s"] is not None:
+                yield Check(
+                    workload=workload,
+                    claim=f"level {level}, {claim} than {other['system']}",
+                    value=ratio,
+                    limit=1.0,
+                )
+
+
+def paired(row: Mapping[str, Any], other: Mapping[str, Any], clock: str) -> float | None:
+    """Return the median of the ratios within a turn, `None` without a turn of both."""
+    theirs = {run["turn"]: run[clock] for run in other["runs"]}
+    ratios = [
+        run[clock] / theirs[run["turn"]] for run in row["runs"] if theirs.get(run["turn"], 0.0) > 0
+    ]
+    return statistics.median(ratios) if ratios else None

@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""On real Ray: a replica at level 3 starts without torch's compiler and without a C++ compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ray import serve
+
+import serve_warm
+from artifacts import trusting
+from serve_warm import Input, WarmupMixin, builder
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CLIENTS = 8
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+"""The same in every process that imports this."""
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=0)
+class Scoring(WarmupMixin):
+    """One library for each of two shapes."""
+
+    warmup_trust = trusting(KEY)
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.eager = torch.nn.Sequential(
+            torch.nn.Linear(16, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)
+        ).eval()
+        self.model = serve_warm.compile(self.eager, level=3, dynamic=False)
+
+    def warmup_inputs(self) -> list[Input]:
+        return [Input(target=self.run, args=(batch,), size=batch) for batch in (8, 2)]
+
+    async def run(self, batch: int) -> list[float]:
+        with torch.inference_mode():
+            x = torch.linspace(-1, 1, batch * 16).view(batch, 16)
+            return (self.model(x) - self.eager(x)).abs().flatten().tolist()
+
+    async def imported(self) -> list[str]:
+        return [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
+
+    async def path(self) -> str:
+        return os.environ.get("PATH", "")
+
+
+app = Scoring.bind()
+
+
+@serve.deployment(name="Scoring", ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=0)
+class WithoutCompiler(Scoring.func_or_class):
+    """The same on a machine without g++, and without anything else on its PATH."""
+
+    def __new__(cls) -> Any:
+        # Not in `runtime_env`: Ray's own start of a worker needs a PATH.
+        os.environ["PATH"] = "/nowhere"
+        os.environ.pop("CXX", None)
+        return super().__new__(cls)
+
+
+@pytest.fixture(scope="module")
+def store(cluster) -> Any:
+    """Where the artifact was published."""
+    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    with pytest.MonkeyPatch.context() as patch:
+        # The builder's folder for temporary files is that of the replicas.
+        patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
+        uri = str(cluster.state_dir.parent / "libraries")
+        told: list[str] = []
+        loaded = builder.load_app("integration.test_libraries:app")
+        built = builder.build(loaded, uri, on=on, key=KEY, progress=told.append)
+    return uri, built, told
+
+
+@pytest.fixture
+def without_compiler(start, store) -> Any:
+    """A replica whose PATH leads nowhere, with whatever the artifact has."""
+    warmup = {"artifact": store[0], "on_uncovered": "fail"}
+    return start(WithoutCompiler.options(user_config={"warmup": warmup}).bind()).ready()
+
+
+def test_a_build_proves_each_level_apart(store):
+    """The last round trip has the libraries alone, and nothing else was needed."""
+    _, built, told = store
+
+    labels = {text.partition(": ")[0] for text in told if text.startswith("round trip")}
+    assert labels == {"round trip", "round trip, libraries"}
+    assert sorted(built.parts) == ["cache", "exported", "torch_bytes"]
+    assert [use["level"] for use in built.round_trip["entries"]] == [3, 3]
+    assert built.round_trip["compiler_imported"] == ""
+
+
+def test_a_replica_is_proven_without_any_compiler(without_compiler):
+    """Neither Dynamo nor Inductor is imported, no g++ is there, and outputs are eager's."""
+    replica = without_compiler
+    errors = replica.call("run", 8) + replica.call("run", 2)
+    report = replica.report()
+
+    assert replica.call("path") == "/nowhere"
+    assert replica.call("imported") == []
+    assert report["compiler_imported"] == ""
+    assert (report["verdict"], report["warnings"]) == ("full_hit", [])
+    assert report["covered"] == {"expected": 2, "proven": 2}
+    assert [use["level"] for use in report["entries"]] == [3, 3]
+    assert report["fingerprint"]["machine"]["compiler"] == "not needed"
+    assert max(errors) < 1e-5
+
+
+def test_eight_clients_are_served_without_a_compile(without_compiler):
+    """Libraries are called from many requests at once: no error, and nothing is counted."""
+    replica = without_compiler
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda n: replica.call("run", (8, 2)[n % 2]), range(64)))
+    after_ready = replica.report()["after_ready"]
+
+    assert max(max(errors) for errors in answers) < 1e-5
+    assert after_ready == dict.fromkeys(after_ready, 0)
+    assert replica.call("imported") == []

@@ -1,0 +1,498 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries: made by AOTInductor for one call, opened and called without torch's compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from serve_warm import calls, exported, libraries
+from serve_warm.facts import NoEntry
+
+
+class Perceptron(torch.nn.Module):
+    """Two layers, one input that comes back, and a constant of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 4)
+        self.register_buffer("offset", torch.ones(4))
+        self.scale = 3.0
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x)) * torch.tensor([0.5, 2.0]).repeat(8)
+        return {"y": self.second(hidden) * self.scale + self.offset, "x": x}
+
+
+def made_of(callee, *tensors, **arguments):
+    """Make a library for one call, as the dispatcher does."""
+    with torch.inference_mode():
+        signature, found = calls.describe(tensors, {})
+        function = signature.function("entry")
+        return exported.make(function, callee, found, {"dynamic": False, **arguments})
+
+
+def run(fn, callee, *tensors):
+    with torch.inference_mode():
+        return fn(callee, *tensors)
+
+
+class Case(NamedTuple):
+    """A model, an input and the library for both."""
+
+    model: torch.nn.Module
+    x: torch.Tensor
+    made: exported.Made
+
+
+@pytest.fixture(scope="module")
+def perceptron() -> Case:
+    torch.manual_seed(0)
+    model, x = Perceptron().eval(), torch.randn(3, 8)
+    return Case(model, x, made_of(model, x))
+
+
+def written(made: exported.Made, folder: Path) -> Path:
+    path = folder / "library.so"
+    path.write_bytes(made.data)
+    return path
+
+
+def test_a_library_gives_what_eager_gives(perceptron):
+    """Outputs are those of the model, in its structure; an input that comes back is that tensor."""
+    ours = run(perceptron.made.fn, perceptron.model, perceptron.x)
+    eager = run(lambda callee, x: callee(x), perceptron.model, perceptron.x)
+
+    assert list(ours) == ["y", "x"]
+    assert ours["x"] is perceptron.x
+    torch.testing.assert_close(ours["y"], eager["y"])
+
+
+def test_a_start_imports_no_compiler(perceptron, tmp_path):
+    """A process that opens and calls a library imports neither Dynamo nor Inductor."""
+    written(perceptron.made, tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
+    torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
+
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("library_process.py"), tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["imported"] == []
+    expected = run(perceptron.made.fn, perceptron.model, perceptron.x)["y"]
+    assert torch.equal(torch.tensor(found["y"]), expected)
+
+
+# Weights --------------------------------------------------------------------------------------
+
+
+def loaded(model):
+    model.load_state_dict(Perceptron().state_dict())
+
+
+def exchanged(model):
+    model.first.weight.data = torch.randn(16, 8)
+
+
+def replaced(model):
+    model.first.weight = torch.nn.Parameter(torch.randn(16, 8))
+
+
+def written_over(model):
+    with torch.no_grad():
+        model.second.bias.fill_(5.0)
+
+
+def tied(model):
+    model.offset = model.second.bias.data
+
+
+@pytest.mark.parametrize("change", [loaded, exchanged, replaced, written_over, tied])
+def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
+    """However a weight was exchanged, and with the library's file gone, the next call is right."""
+    path = written(perceptron.made, tmp_path)
+    fn = libraries.load(path, perceptron.made.plan)
+    path.unlink()
+    model = Perceptron().eval()
+    before = run(fn, model, perceptron.x)["y"]
+
+    change(model)
+
+    after = run(fn, model, perceptron.x)["y"]
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, run(lambda m, x: m(x), model, perceptron.x)["y"])
+
+
+def test_weights_for_one_call_are_seen(perceptron):
+    """Weights that torch.func puts in for a call are those that it computes with."""
+    others = {name: torch.randn_like(value) for name, value in perceptron.model.named_parameters()}
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = perceptron.model
+
+        def forward(self, x):
+            return perceptron.made.fn(self.inner, x)
+
+    with torch.inference_mode():
+        inner = {f"inner.{name}": torch.nn.Parameter(value) for name, value in others.items()}
+        ours = torch.func.functional_call(Wrapped(), inner, (perceptron.x,))
+        eager = torch.func.functional_call(perceptron.model, others, (perceptron.x,))
+
+    torch.testing.assert_close(ours["y"], eager["y"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.double(), "float64"),
+        (lambda model: setattr(model.first, "weight", torch.nn.Parameter(torch.ones(9, 8))), "9"),
+        (lambda model: setattr(model, "first", torch.nn.Identity()), "another one"),
+        (lambda model: setattr(model.second, "bias", None), "None"),
+    ],
+)
+def test_a_module_that_differs_computes_nothing(perceptron, change, said):
+    """Weights of another type or shape are refused before native code reads them."""
+    model = Perceptron().eval()
+    change(model)
+
+    with pytest.raises(NoEntry, match=said):
+        run(perceptron.made.fn, model, perceptron.x)
+
+
+def test_values_that_were_read_are_facts(perceptron):
+    """What Python read while the graph was captured is a fact, as at level 2."""
+    other = Perceptron().eval()
+    other.scale = 4.0
+
+    assert perceptron.made.facts.broken(perceptron.model) == ""
+    assert "callee.scale is float 4.0" in perceptron.made.facts.broken(other)
+    assert __name__ in perceptron.made.sources
+
+
+# Calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(8, 3).t(), torch.randn(4, 8), torch.randn(3, 8, dtype=torch.float64)]
+)
+def test_tensors_that_differ_are_not_computed_with(perceptron, x):
+    """Native code checks no strides, sizes or types; they are checked before it runs."""
+    with pytest.raises(NoEntry, match="a tensor that its graph takes is"):
+        run(perceptron.made.fn, perceptron.model, x)
+
+
+def test_many_threads_call_one_library(perceptron):
+    """Calls at one time neither wait for one another forever nor mix their results."""
+    inputs = [torch.randn(3, 8) for _ in range(8)]
+    eager = [run(lambda m, x: m(x), perceptron.model, x)["y"] for x in inputs]
+
+    def call(number: int) -> float:
+        worst = 0.0
+        for _ in range(200):
+            ours = run(perceptron.made.fn, perceptron.model, inputs[number])["y"]
+            worst = max(worst, float((ours - eager[number]).abs().max()))
+        return worst
+
+    with ThreadPoolExecutor(8) as pool:
+        worst = max(pool.map(call, range(8), timeout=120))
+
+    assert worst < 1e-4
+
+
+def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
+    """A file that is no library, a plan of another kind and a class that is gone are reasons."""
+    path = written(perceptron.made, tmp_path)
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(perceptron.made.data[:1000])
+    plan = dict(perceptron.made.plan)
+
+    for file, other in (
+        (damaged, plan),
+        (tmp_path / "missing.so", plan),
+        (path, {}),
+        (path, {**plan, "outputs": 3}),
+        (path, {**plan, "inputs": [{"kind": "argument", "colour": "red"}]}),
+        (path, {**plan, "result": ["fields", ["gone", "Gone"], "gone.Gone", []]}),
+        (path, {**plan, "result": ["fields", ["subprocess", "Popen"], "subprocess.Popen", []]}),
+    ):
+        with pytest.raises(NoEntry):
+            libraries.load(file, other)
+
+
+def decorated(forward):
+    @functools.wraps(forward)
+    def wrapper(*args, **kwargs):
+        return forward(*args, **kwargs)
+
+    return wrapper
+
+
+class Shared(torch.nn.Module):
+    """Parameters that are neighbours in one storage, the same memory, or one and the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(2, 4)
+        self.a, self.b = torch.nn.Parameter(both[0]), torch.nn.Parameter(both[1])
+        self.same_memory = torch.nn.Parameter(both[1])
+        self.tied = self.a
+
+    @decorated
+    def forward(self, x):
+        return x * self.a + self.b - self.same_memory * 3 + self.tied
+
+
+def test_weights_on_one_storage_are_kept_apart():
+    """Weights that share a storage, a strided input and a decorated forward give what eager gives.
+
+    Also after one of the weights has left the storage.
+    """
+    model, x = Shared().eval(), torch.randn(4, 3).t()
+    made = made_of(model, x)
+
+    for _ in range(2):
+        ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
+        torch.testing.assert_close(ours, eager)
+        model.same_memory.data = torch.randn(4)
+
+
+class Recorder(torch.nn.Module):
+    """Writes into its buffer, a plain tensor of its own and its input, which it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.calls = torch.zeros(())
+
+    def step(self, x):
+        self.total.add_(x.sum(0))
+        self.calls.add_(1)
+        x.mul_(2)
+        return x, self.total + 1
+
+
+def test_what_is_written_in_place_is_written():
+    """Buffers, plain tensors and inputs hold after a call what eager leaves in them.
+
+    A call whose inputs overlap is refused before anything is written.
+    """
+    ours, eager, x = Recorder(), Recorder(), torch.randn(3, 4)
+    made = made_of(ours.step, x)
+    assert not ours.total.any()  # making it left no trace
+    assert not ours.calls.any()
+    mine, other = x.clone(), x.clone()
+
+    for _ in range(2):
+        out = run(made.fn, ours.step, mine)
+        expected = run(lambda step, x: step(x), eager.step, other)
+
+    assert out[0] is mine
+    torch.testing.assert_close(
+        [mine, out[1], ours.total, ours.calls], [other, expected[1], eager.total, eager.calls]
+    )
+    ours.total = mine[0]
+    with pytest.raises(NoEntry, match="overlaps"):
+        run(made.fn, ours.step, mine)
+
+
+@dataclasses.dataclass
+class Output:
+    y: torch.Tensor
+    parts: Any
+    note: str = "none"
+
+
+class Pair(NamedTuple):
+    weight: torch.Tensor
+    view: torch.Tensor
+
+
+class Aliases(torch.nn.Module):
+    """Returns its weight, a view of it and of the input, one tensor twice, and classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        y = x @ self.weight
+        found = torch.max(y, 0)
+        return Output(y, [Pair(self.weight, self.weight.t()), x[0], found, (y, y.view(-1), None)])
+
+
+def test_outputs_share_memory_as_those_of_eager_do():
+    """A weight that is returned is that weight, views are views, and classes are the callee's."""
+    model, x = Aliases().eval(), torch.randn(4, 4)
+    made = made_of(model, x)
+    assert json.loads(json.dumps(made.plan)) == made.plan
+
+    ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
+
+    assert type(ours) is Output
+    assert ours.note == "none"
+    pair, row, found, (y, flat, none) = ours.parts
+    assert none is None
+    assert type(pair) is Pair
+    assert pair.weight is model.weight
+    assert pair.view.data_ptr() == model.weight.data_ptr()
+    assert row.data_ptr() == x.data_ptr()
+    assert y is ours.y
+    assert flat.data_ptr() == y.data_ptr()
+    assert type(found) is type(eager.parts[2])
+    torch.testing.assert_close(
+        [ours.y, pair.view, *found], [eager.y, model.weight.t(), *eager.parts[2]]
+    )
+
+
+class Rows(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.layer(x).sum(0) * x.shape[0], x.new_zeros(x.shape[0])
+
+
+def test_sizes_that_are_dynamic_are_taken_as_they_come():
+    """One library serves the sizes that its conditions allow, and says which these are."""
+    model = Rows().eval()
+    made = made_of(model, torch.randn(3, 8), dynamic=True)
+    dynamic = calls.Dynamic(conditions=tuple(made.conditions))
+
+    assert dynamic.free(0) == ([0, 0], []) or 0 in dynamic.free(0)[0]
+    assert not dynamic.holds([torch.randn(1, 8)])
+    for rows in (2, 5, 17):
+        x = torch.randn(rows, 8)
+        assert dynamic.holds([x])
+        torch.testing.assert_close(run(made.fn, model, x), run(lambda m, x: m(x), model, x))
+    with pytest.raises(NoEntry, match="float64"):
+        run(made.fn, model, torch.randn(5, 8).double())
+
+
+def test_memory_that_is_shared_is_told_from_memory_that_is_not():
+    """Outputs are described by whose memory they are, and by which part of it."""
+    x = torch.randn(4, 4)
+    y = x * 2
+
+    shared = exported._aliases([x.t(), y, y[1], y + 0], [x])
+
+    assert shared == [
+        "input 0 from 0 in steps of (1, 4)",
+        "",
+        "output 1 from 4 in steps of (1,)",
+        "",
+    ]
+    assert exported._aliases([x.t().clone(), y, y[2], y], [x]) != shared
+
+
+# What no library can do -----------------------------------------------------------------------
+
+SEEN: list[Any] = []
+
+
+class SideEffects(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.last = kind, 0, None
+        self.seen: list[Any] = []
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        if self.kind == "attribute":
+            self.last = x
+        if self.kind == "number":
+            self.count += 1
+        if self.kind == "list":
+            self.seen.append(x)
+        if self.kind == "global":
+            SEEN.append(x)
+        if self.kind == "buffer":
+            self.total = x.sum(0)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("attribute", "callee"),
+        ("number", "callee"),
+        ("list", "seen"),
+        ("global", "SEEN"),
+        ("buffer", "_buffers"),
+    ],
+)
+def test_a_forward_that_changes_objects_is_refused(kind, named):
+    """What Python does beside the graph would not happen, so such a call has no library."""
+    model = SideEffects(kind).eval()
+    with pytest.raises(NoEntry, match=f"it changes .*{named}"):
+        made_of(model, torch.randn(3, 4))
+
+    assert (model.count, model.last, model.seen, SEEN) == (0, None, [], [])
+
+
+TABLE = torch.ones(4)
+
+
+def test_a_tensor_from_elsewhere_is_refused():
+    """A tensor of a Python module would have to be found by no path from the callee."""
+
+    class Elsewhere(torch.nn.Module):
+        def forward(self, x):
+            return x + TABLE
+
+    with pytest.raises(NoEntry, match="neither an argument nor in its module"):
+        made_of(Elsewhere(), torch.randn(3, 4))
+
+
+class Holder:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y = y
+
+
+def test_a_result_of_a_class_of_its_own_is_refused():
+    """An object that is not known to be the sum of its parts cannot be built."""
+
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return Holder(x + 1)
+
+    with pytest.raises(NoEntry, match="Holder, which cannot be built"):
+        made_of(Own(), torch.randn(3, 4))
+
+
+@torch.library.custom_op("serve_warm_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_an_operator_of_python_is_refused():
+    """What has no C interface would be called through torch's own runner."""
+
+    class Custom(torch.nn.Module):
+        def forward(self, x):
+            return twice(x) + 1
+
+    with pytest.raises(NoEntry, match="serve_warm_tests::twice"):
+        made_of(Custom(), torch.randn(3, 4))

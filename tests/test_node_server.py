@@ -1,0 +1,756 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The probe and the server of a node: one file, run alone, asked as a kubelet and Prometheus do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from conftest import wait_until
+from reports import FULL
+from serve_warm import metrics, node
+from serve_warm.cli import main as command_line
+from serve_warm.cli import serve_warm as group
+from serve_warm.node import StateFile, get
+from serve_warm.report import Report, Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NO_CHECKS = ("--raylet", "none", "--proxy", "none")
+
+
+@pytest.fixture(name="directory")
+def directory_fixture(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture(name="replica")
+def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
+    """Write a report as a replica does, and keep its lock until the test ends."""
+    files: dict[tuple[str, str], StateFile] = {}
+
+    def write(
+        name: str = "r1", stage: str = "READY", *, of: str = "Embedder", **facts: object
+    ) -> StateFile:
+        names = {"application": "app", "deployment": of, "replica": name}
+        if (of, name) not in files:
+            files[of, name] = StateFile(directory, **names)
+        files[of, name].write({"stage": stage, "verdict": "full_hit", **facts})
+        return files[of, name]
+
+    yield write
+    for file in files.values():
+        file.close()
+
+
+@pytest.fixture(name="alone", scope="module")
+def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file where no package is around it."""
+    return Path(shutil.copy(node.__file__, tmp_path_factory.mktemp("alone") / "probe.py"))
+
+
+@pytest.fixture(name="probe")
+def probe_fixture(alone: Path, directory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def probe(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-I", "-S", str(alone), "probe", "--state-dir", str(directory)]
+        return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+
+    return probe
+
+
+class Health(http.server.ThreadingHTTPServer):
+    """Stands for the raylet's agent or the proxy: answers `status` and counts."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.asked = 0
+        super().__init__(("127.0.0.1", 0), _Answer)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/health"
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: Health
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture(name="health")
+def health_fixture() -> Iterator[Callable[[], Health]]:
+    started: list[Health] = []
+
+    def start() -> Health:
+        started.append(Health())
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.shutdown()
+        each.server_close()
+
+
+class Node:
+    """A server that is a process of its own."""
+
+    def __init__(self, file: Path, directory: Path, *options: str) -> None:
+        command = [sys.executable, "-I", "-S", str(file), "serve", "--state-dir", str(directory)]
+        self.process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", "0", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        first = self.process.stderr.readline()
+        self.port = int(re.search(r"answers on port (\d+)", first)[1])
+
+    def get(self, path: str, verb: str = "GET") -> tuple[int, str]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request(verb, path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def ready(self) -> bool:
+        status, text = self.get("/readyz")
+        assert status in {200, 503}
+        assert (status == 200) == (text == "ok\n")
+        return status == 200
+
+    def metrics(self) -> dict[str, float]:
+        """Return the value of each series, having checked the form of the whole."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        return series(text)
+
+
+SAMPLE = re.compile(
+    r'([a-z_]+(?:\{[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\[\\"n])*")*\})?)'
+    r" (-?[0-9.e+-]+|inf|nan)"
+)
+
+
+def series(text: str) -> dict[str, float]:
+    """Return the series of an exposition: a family is in one place, described once, unrepeated."""
+    found: dict[str, float] = {}
+    families: list[str] = []
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            families.append(line.split(" ", 3)[2])
+        elif line.startswith("# TYPE "):
+            assert line.split(" ")[2] == families[-1]
+            assert line.split(" ")[3] in {"gauge", "counter"}
+        else:
+            sample = SAMPLE.fullmatch(line)
+            assert sample, line
+            assert sample[1].partition("{")[0] == families[-1]
+            assert sample[1] not in found
+            found[sample[1]] = float(sample[2])
+    assert len(families) == len(set(families))
+    return found
+
+
+@pytest.fixture(name="serve")
+def serve_fixture(alone: Path, directory: Path) -> Iterator[Callable[..., Node]]:
+    started: list[Node] = []
+
+    def start(*options: str) -> Node:
+        started.append(Node(alone, directory, *(options or NO_CHECKS)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+# --- the probe -----------------------------------------------------------------------------
+
+
+def test_a_probe_before_anything_exists_is_no(probe):
+    """Not ready, not a failure: nothing to read is what a node looks like at first."""
+    ended = probe(*NO_CHECKS)
+
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout.startswith("warm: no replica is on this node")
+    assert ended.stdout.count("\n") == 1
+
+
+def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
+    """And says nothing: what it has to say is its exit code."""
+    replica()
+    raylet, proxy = health(), health()
+
+    ended = probe("--raylet", raylet.url, "--proxy", proxy.url)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (raylet.asked, proxy.asked) == (1, 1)
+
+
+def test_a_probe_says_each_reason_in_a_line(probe, replica, health):
+    """Whatever a replica wrote, a line feed or an escape included."""
+    replica("r1", "FAILED", error="no\nsuch \x1b[2Kmodel")
+    replica("r2", "REPLAYING", inputs_done=2, inputs_expected=6)
+    proxy = health()
+    proxy.status = 503
+
+    ended = probe("--raylet", "none", "--proxy", proxy.url)
+
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 1
+    assert len(lines) == 3
+    assert "r1: FAILED: no such \\x1b[2Kmodel" in lines[0]
+    assert lines[1].startswith("warm: app#Embedder r2: REPLAYING for 0 s, 2/6 inputs")
+    assert lines[2] == f"proxy: {proxy.url} answered 503, not 200"
+
+
+def test_verbose_shows_what_was_checked(probe, replica, health):
+    """Also when all is well, so that one can see what "well" means."""
+    replica("r1")
+    replica("r2", "PENDING")
+
+    ended = probe("--verbose", "--raylet", health().url, "--proxy", "none")
+
+    assert ended.returncode == 0
+    assert [line.strip() for line in ended.stdout.splitlines()[:2]] == ["[+] warm", "[+] raylet"]
+    assert "app#Embedder r1: warm\n" in ended.stdout
+    assert "r2: PENDING for 0 s, None/None inputs (added; does not count yet)" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--expect", "some"], "'some' is none of all, allow-idle and min=N"),
+        (["--expect", "min=0"], "min=N with N from 1"),
+        (["--raylet", "localhost:52365"], "is not like http://127.0.0.1:8000/-/healthz, nor none"),
+        (["--proxy", "https://127.0.0.1:8000/"], "is not like http://"),
+        (["--proxy", "http://127.0.0.1/"], "is not like http://"),
+        (["--proxy", "http://127.0.0.1:99999/"], "is not like http://"),
+        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is not like http://"),
+        (["--stale-s", "0"], "0.0 is no number of seconds above 0"),
+        (["--stale-s", "nan"], "is no number of seconds above 0"),
+        (["--stale-s", "soon"], "soon"),
+    ],
+)
+def test_wrong_usage_is_two_and_never_no(probe, directory, options, said):
+    """A typing error in a manifest is told from a node that is not ready, in both forms."""
+    ended = probe(*options)
+    wrapped = CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
+
+    assert (ended.returncode, wrapped.exit_code) == (2, 2)
+    assert said in ended.stderr
+    assert said in wrapped.output
+
+
+def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch, capsys):
+    """`serve-warm probe` finds the directory as replicas do, and ends as the file does."""
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(directory))
+    answers = []
+    for stage in ("PROVING", "READY"):
+        replica("r1", stage)
+        monkeypatch.setattr(sys, "argv", ["serve-warm", "probe", *NO_CHECKS])
+        with pytest.raises(SystemExit) as ended:
+            command_line()
+        answers.append((ended.value.code, capsys.readouterr().out))
+
+    assert answers[0][0] == 1
+    assert "r1: PROVING" in answers[0][1]
+    assert answers[1] == (0, "")
+
+
+def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
+    """What others may have written is no reason to be ready; the text has the command."""
+    replica()
+    directory.chmod(0o777)
+
+    ended = probe(*NO_CHECKS)
+
+    assert ended.returncode == 1
+    assert f"chmod go-w {directory}" in ended.stdout
+
+
+# --- the checks beside warmth --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", ""),
+        (b"HTTP/1.0 200 success\n\n", ""),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "answered 503, not 200"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "answered 302, not 200"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "answered 2000, not 200"),
+        (b"", "answered nothing that is HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2 200\r\n", "not 200"),
+        (b"x" * 100_000, "answered nothing that is HTTP"),
+        (None, "did not answer within 0.2 s"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_only_200_in_time_is_healthy(answer: bytes | None, said: str):
+    """No redirect is followed, and nobody who is silent is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                if answer is None:
+                    connection.recv(1 << 16)
+                    connection.recv(1)
+                else:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        reason = get(f"http://127.0.0.1:{listening.getsockname()[1]}/x", limit_s=0.2)
+
+    assert bool(reason) == bool(said)
+    assert said in reason
+
+
+def test_a_port_where_nobody_listens_is_not_healthy():
+    """Refused at once, and named."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+    assert "Connection refused" in get(f"http://127.0.0.1:{port}/x")
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "é" * 64, "..", "no-such-host.invalid"])
+def test_a_host_that_is_none_is_not_healthy(probe, replica, host):
+    """Whatever goes wrong in asking, it is a reason and never taken for health."""
+    replica()
+
+    ended = probe("--raylet", "none", "--proxy", f"http://{host}:1/")
+
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("proxy: ")
+
+
+# --- the server ----------------------------------------------------------------------------
+
+
+def test_the_server_follows_the_truth(serve, replica):
+    """Not ready before the replica is, and not ready any more at the very next question."""
+    server = serve()
+    seen = [server.ready()]
+    for stage in ("PENDING", "PULLING", "REPLAYING", "PROVING"):
+        replica("r1", stage)
+        seen.append(server.ready())
+    file = replica("r1", "READY")
+    ready = server.ready()
+    file.close()
+
+    assert seen == [False] * 5
+    assert ready
+    assert not server.ready()
+
+
+def test_every_address_answers(serve, replica):
+    """What a kubelet, a person and Prometheus ask for, and what there is for others."""
+    server = serve()
+    replica("r1", "REPLAYING", inputs_done=1, inputs_expected=2)
+
+    assert server.get("/livez") == (200, "ok\n")
+    assert server.get("/readyz")[0] == 503
+    assert server.get("/readyz?verbose")[1].endswith("not ready\n")
+    assert server.get("/readyz?verbose=1")[1].startswith("[-] warm\n")
+    assert server.get("/readyz", "HEAD") == (503, "")
+    assert server.get("/")[0] == 404
+    assert server.get("/readyz/..")[0] == 404
+    assert server.get("/livez", "POST")[0] == 501
+
+
+def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
+    """Either of them, and both are named; what is well again is ready again."""
+    raylet, proxy = health(), health()
+    replica()
+    server = serve("--raylet", raylet.url, "--proxy", proxy.url)
+    ready = server.ready()
+
+    raylet.status = 500
+    wait_until("the raylet is seen", lambda: not server.ready())
+    proxy.status = 404
+    wait_until("the proxy is seen", lambda: "proxy" in server.get("/readyz")[1])
+    both = server.get("/readyz")[1].splitlines()
+    raylet.status = proxy.status = 200
+    wait_until("it is ready again", server.ready)
+
+    assert ready
+    assert [line.partition(":")[0] for line in both] == ["raylet", "proxy"]
+
+
+def test_questions_are_not_passed_on(serve, replica, health):
+    """However often a node is asked, its raylet is asked about once a second."""
+    raylet = health()
+    replica()
+    server = serve("--raylet", raylet.url, "--proxy", "none")
+    server.ready()
+    before, questions = raylet.asked, 0
+
+    while raylet.asked < before + 2:
+        assert server.ready()
+        questions += 1
+
+    assert questions > 20
+
+
+def test_adding_a_replica_does_not_take_a_node_out(serve, replica):
+    """Nor when the server is new: it was ready before, and a gauge says that one is excused."""
+    replica("r1")
+    replica("r2", "REPLAYING")
+
+    latched = serve()
+    strict = serve(*NO_CHECKS, "--no-latch")
+
+    assert latched.ready()
+    assert not strict.ready()
+    assert latched.metrics()["serve_warm_node_excused"] == 1.0
+    replica("r2")
+    assert strict.ready()
+    assert latched.metrics()["serve_warm_node_excused"] == 0.0
+
+
+def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
+    """So that no endpoint keeps a node that ends; it goes on answering until it is told twice."""
+    replica()
+    server = serve(*NO_CHECKS, "--drain-s", "600")
+    ready = server.ready()
+
+    server.process.send_signal(signal.SIGTERM)
+    wait_until("it drains", lambda: not server.ready())
+    text, live = server.get("/readyz")[1], server.get("/livez")[0]
+    exported = server.metrics()["serve_warm_node_ready"]
+    server.process.send_signal(signal.SIGTERM)
+
+    assert server.process.wait(timeout=60) == 0
+    assert ready
+    assert text == "draining: this server was told to end\n"
+    assert (live, exported) == (200, 0.0)
+
+
+INTERRUPTED = """
+import sys
+from serve_warm.node import Server, Settings
+server = Server(Settings(sys.argv[1], urls=()), host="127.0.0.1", port=0, drain_s=600.0)
+def signalled(*_):
+    server.drain()
+    return signalled
+sys.settrace(signalled)
+server.run()
+"""
+
+
+def test_a_signal_may_come_at_any_moment(directory):
+    """At each line that the server runs, those under which a library holds a lock included."""
+    command = [sys.executable, "-c", INTERRUPTED, str(directory)]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
+
+
+def test_drain_ends_by_itself(serve):
+    """After the time it was given."""
+    server = serve(*NO_CHECKS, "--drain-s", "0.1")
+
+    server.process.send_signal(signal.SIGTERM)
+
+    assert server.process.wait(timeout=60) == 0
+
+
+def test_a_taken_port_is_said(serve, alone, directory):
+    """A second server on a node ends, and says why."""
+    port = str(serve().port)
+
+    command = [sys.executable, "-I", "-S", alone, "serve", "--state-dir", directory]
+    ended = subprocess.run(
+        [*command, "--host", "127.0.0.1", "--port", port],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
+
+
+def test_changes_are_logged_once(serve, replica):
+    """A line when it becomes ready and one when it is not any more, with the reason."""
+    server = serve()
+    lines = [server.process.stderr.readline()]
+    file = replica()
+    lines.append(server.process.stderr.readline())
+    file.close()
+    lines.append(server.process.stderr.readline())
+
+    assert "not ready: warm: no replica is on this node" in lines[0]
+    assert lines[1].endswith("serve_warm node: ready\n")
+    assert "not ready: warm: no replica is on this node" in lines[2]
+
+
+def test_silent_clients_do_not_keep_others_waiting(serve, replica):
+    """Connections that never say anything take a thread each, not the server."""
+    server = serve()
+    replica()
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+
+    ready = server.ready()
+    for each in silent:
+        each.close()
+
+    assert ready
+
+
+@pytest.fixture(name="listening")
+def listening_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a server for one client at a time, who has a tenth of a second."""
+    monkeypatch.setattr(node, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(node, "REQUEST_S", 0.1)
+    server = node._http_server(None, "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_slow_client_does_not_keep_its_place(listening):
+    """A byte now and then is no request: it is hung up on, and the next client is answered."""
+    with socket.create_connection(("127.0.0.1", listening)) as slow:
+
+        def hung_up() -> bool:
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_until("it is hung up on", hung_up)
+
+        wait_until("the next is", lambda: get(f"http://127.0.0.1:{listening}/livez") == "")
+
+
+def test_a_client_without_a_thread_keeps_no_place(listening, monkeypatch, capsys):
+    """Out of threads for a moment, the server answers when there are some again."""
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as out_of_threads:
+        out_of_threads.setattr(threading.Thread, "start", none)
+        refused = get(f"http://127.0.0.1:{listening}/livez", limit_s=60)
+
+    assert refused
+    assert "can't start new thread" in capsys.readouterr().err
+    wait_until("it answers", lambda: get(f"http://127.0.0.1:{listening}/livez") == "")
+
+
+# --- metrics -------------------------------------------------------------------------------
+
+WHO = 'application="app",deployment="Embedder",replica="r1"'
+
+
+def test_figures_are_exact_and_those_of_the_dead_stay(serve, replica):
+    """What a replica measured outlives it; what it was doing ends with it."""
+    server = serve()
+    file = replica("r1", "READY", metrics=metrics.as_data(FULL))
+    alive = server.metrics()
+    file.close()
+    dead = server.metrics()
+    for path in Path(file.path).parent.iterdir():
+        path.unlink()
+    swept = server.metrics()
+
+    assert alive[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
+    assert alive[f'serve_warm_stage_seconds{{{WHO},stage="replaying"}}'] == 2.0
+    assert alive[f"serve_warm_compiles_after_ready_total{{{WHO}}}"] == 1.0
+    assert alive[f"serve_warm_replica_alive{{{WHO}}}"] == 1.0
+    for later in (dead, swept):
+        assert later[f"serve_warm_replica_alive{{{WHO}}}"] == 0.0
+        assert later[f"serve_warm_ready{{{WHO}}}"] == 0.0
+        assert later[f'serve_warm_stage{{{WHO},stage="ready"}}'] == 0.0
+        assert later[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
+        assert later[f"serve_warm_compiles_after_ready_total{{{WHO}}}"] == 1.0
+        assert later['serve_warm_node_replicas{condition="dead"}'] == 1.0
+
+
+def test_every_row_of_the_table_is_exported(serve, replica):
+    """Under its own name, once, whatever the table holds: the server knows no row of it."""
+    replica("r1", "READY", metrics=metrics.as_data(FULL))
+
+    names = {name.partition("{")[0] for name in serve().metrics()}
+
+    expected = {m.name + ("_total" if m.kind == "counter" else "") for m in metrics.METRICS}
+    assert expected <= names
+
+
+def test_counters_are_zero_before_there_is_work(serve, replica):
+    """A counter that is born at 1 has no increase: all are there at 0 before they move."""
+    replica("r1", "PENDING", metrics=metrics.as_data(Report(stage=Stage.PENDING)))
+
+    found = serve(*NO_CHECKS, "--deployment", "other#Named").metrics()
+
+    counters = {name: value for name, value in found.items() if "_total" in name}
+    assert set(counters.values()) == {0.0}
+    for who in (
+        'application="app",deployment="Embedder"',
+        'application="other",deployment="Named"',
+    ):
+        for outcome in node.OUTCOMES:
+            assert f'serve_warm_starts_total{{{who},outcome="{outcome}"}}' in counters
+    assert sum(m.kind == "counter" for m in metrics.METRICS) == sum(
+        'replica="r1"' in name for name in counters
+    )
+
+
+def test_starts_are_counted_once_each(serve, replica):
+    """By how they ended; one that ended before the server began is none of its counts."""
+    replica("before", "READY")
+    server = serve()
+    for name, stage, verdict in (
+        ("r1", "READY", "full_hit"),
+        ("r2", "READY", "miss"),
+        ("r3", "FAILED", "miss"),
+        ("r4", "REPLAYING", "full_hit"),
+    ):
+        replica(name, stage, verdict=verdict)
+
+    for _ in range(2):
+        found = server.metrics()
+
+        counts = {
+            outcome: found[
+                'serve_warm_starts_total{application="app",deployment="Embedder",'
+                f'outcome="{outcome}"}}'
+            ]
+            for outcome in node.OUTCOMES
+        }
+        moved = {outcome: count for outcome, count in counts.items() if count}
+        assert moved == {"full_hit": 1.0, "miss": 1.0, "failed": 1.0}
+
+
+def test_what_is_noted_later_was_seen_later(directory, monkeypatch):
+    """A look and its note are one, for a scrape and the watch; health is asked for before."""
+    settings = node.Settings(str(directory), urls=())
+    server = node.Server(settings, host="127.0.0.1", port=0)
+    server._http.server_close()
+    seen: list[tuple[str, bool]] = []
+
+    def spy(name: str) -> None:
+        really = getattr(node, name)
+
+        def call(*given: object, **options: object) -> object:
+            seen.append((name, server._ledger_lock.locked()))
+            return really(*given, **options)
+
+        monkeypatch.setattr(node, name, call)
+
+    spy("asked")
+    spy("judge")
+    for look in (server.metrics, server._watch):
+        server._health = (float("-inf"), {})
+        look()
+
+    assert seen == [("asked", False), ("judge", True)] * 2
+
+
+def test_outcomes_are_the_verdicts():
+    """The file that runs alone cannot import them, so they stand in it again."""
+    assert set(node.OUTCOMES) == {verdict.value for verdict in Verdict} | {"failed"}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        *(7, {}, "x", [7], [[]], [{"name": "serve_warm_x"}]),
+        [{"name": "serve_warm_x", "kind": "gauge", "label": None, "values": [1]}],
+        [{"name": "up", "kind": "gauge", "label": None, "values": {"": 1}}],
+        [{"name": "serve_warm_x\n", "kind": "gauge", "label": None, "values": {"": 1}}],
+        [{"name": "serve_warm_x", "kind": "summary", "label": None, "values": {"": 1}}],
+        [{"name": "serve_warm_x", "kind": "gauge", "label": "replica", "values": {"": 1}}],
+        [{"name": "serve_warm_x", "kind": "gauge", "label": "a b", "values": {"": 1}}],
+        [{"name": "serve_warm_x", "kind": "gauge", "label": None, "values": {"": "1"}}],
+        [{"name": "serve_warm_node_ready", "kind": "gauge", "label": None, "values": {"": 7}}],
+    ],
+    ids=lambda table: json.dumps(table)[:80],
+)
+def test_a_table_that_is_none_is_left_out(serve, replica, table):
+    """One odd replica does not spoil the scrape of the others."""
+    replica("odd", metrics=table)
+    replica("r1", metrics=metrics.as_data(FULL))
+
+    found = serve().metrics()
+
+    assert found[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
+    assert not any("serve_warm_x" in name or name.startswith("up") for name in found)
+    assert [name for name in found if name.startswith("serve_warm_node_ready")] == [
+        "serve_warm_node_ready"
+    ]
+
+
+def test_names_are_escaped(serve, replica):
+    """Whatever an application is called, the exposition is one."""
+    replica('r"1\\\n\ud800', metrics=metrics.as_data(FULL))
+
+    found = serve().metrics()
+
+    assert any('replica="r\\"1\\\\\\n?"' in name for name in found)
+
+
+def test_a_scrape_during_a_death_is_whole(serve, replica, directory):
+    """Files that come and go under the reader spoil no answer."""
+    server, stop = serve(), threading.Event()
+
+    def live_and_die() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            replica(f"r{number % 7}", "READY", metrics=metrics.as_data(FULL)).close()
+            for path in directory.glob(f"*r{(number + 3) % 7}*"):
+                path.unlink(missing_ok=True)
+
+    thread = threading.Thread(target=live_and_die)
+    thread.start()
+    scrapes = [server.metrics() for _ in range(50)]
+    stop.set()
+    thread.join()
+
+    assert all("serve_warm_node_ready" in scrape for scrape in scrapes)
+    assert server.process.poll() is None
+
+
+def test_a_poisoned_directory_is_a_failed_check(serve, replica, directory):
+    """Figures go on, and say that nothing of the node is known."""
+    server = serve()
+    replica(metrics=metrics.as_data(FULL))
+    before = server.metrics()
+    directory.chmod(0o777)
+    after = server.metrics()
+
+    assert before['serve_warm_node_check{check="warm"}'] == 1.0
+    assert after['serve_warm_node_check{check="warm"}'] == 0.0
+    assert "is not a private directory" in server.get("/readyz")[1]

@@ -1,0 +1,338 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an envelope must be to be believed, and what is refused all the same."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts import edited, new_key, trusting
+from believing import DIGEST, PAYLOAD, STORE, public_pem, refusal
+from serve_warm.artifact import utc_now
+from serve_warm.envelopes import add_signatures, sign
+from serve_warm.errors import ArtifactRefused
+from serve_warm.keys import TrustedKey, key_id
+from serve_warm.stores import open_store
+from serve_warm.trust import Trust, pinned, signed_by, unsigned_ok
+from serve_warm.verification import Believed, check_age_and_denied, verify
+
+KEY = new_key()
+OTHER = new_key()
+NOW = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
+PEM = public_pem(KEY)
+
+
+# --- signatures ----------------------------------------------------------------------------
+
+
+def test_verify_returns_what_was_signed():
+    """A payload signed by a trusted key comes back byte for byte."""
+    assert verify(sign(PAYLOAD, KEY), trusting(KEY)).payload == PAYLOAD
+
+
+def test_one_trusted_signature_among_several_is_enough():
+    """While keys are rotated an envelope carries both, and readers may know either."""
+    envelope = sign(PAYLOAD, OTHER, KEY)
+
+    assert verify(envelope, trusting(KEY)).payload == PAYLOAD
+    assert verify(envelope, trusting(OTHER)).payload == PAYLOAD
+
+
+def test_a_key_is_rotated_by_signing_again():
+    """Of a statement signed by the old and the new key, readers of either and of both believe."""
+    old, new = trusting(KEY), trusting(OTHER)
+    before = sign(PAYLOAD, KEY)
+
+    after = add_signatures(before, OTHER)
+
+    assert verify(before, old).payload == PAYLOAD
+    assert refusal(before, new).reason == "untrusted"
+    assert verify(after, old) == verify(before, old)
+    assert verify(after, new).payload == PAYLOAD
+    assert verify(after, trusting(KEY, OTHER)).signers == ("key0", "key1")
+
+
+def test_an_unknown_signer_is_untrusted():
+    """A valid signature by somebody else is worth nothing, and the refusal names the key id."""
+    refused = refusal(sign(PAYLOAD, OTHER), trusting(KEY))
+
+    assert refused.reason == "untrusted"
+    assert key_id(OTHER.public_key())[:16] in refused.message
+
+
+def test_every_flipped_bit_of_the_payload_is_noticed():
+    """No change of the signed bytes passes, wherever it is."""
+    envelope = sign(PAYLOAD, KEY)
+    reasons = set()
+
+    for place in range(len(PAYLOAD)):
+        flipped = bytearray(PAYLOAD)
+        flipped[place] ^= 1
+        forged = edited(envelope, payload=base64.b64encode(flipped).decode())
+        reasons.add(refusal(forged, trusting(KEY)).reason)
+
+    assert reasons == {"bad_signature"}
+
+
+def test_a_claimed_key_id_proves_nothing():
+    """The key id is a hint: an enemy who writes ours next to his own signature is told apart."""
+    envelope = json.loads(sign(PAYLOAD, OTHER))
+    envelope["signatures"][0]["keyid"] = key_id(KEY.public_key())
+
+    refused = refusal(json.dumps(envelope).encode(), trusting(KEY))
+
+    assert refused.reason == "bad_signature"
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [None, "", "nonsense", key_id(OTHER.public_key())],
+    ids=["none", "empty", "nonsense", "of another key"],  # the same in each process of a run
+)
+def test_a_wrong_or_missing_key_id_does_no_harm(hint: str | None):
+    """A good signature is found whatever the hint says."""
+    envelope = json.loads(sign(PAYLOAD, KEY))
+    if hint is None:
+        del envelope["signatures"][0]["keyid"]
+    else:
+        envelope["signatures"][0]["keyid"] = hint
+
+    assert verify(json.dumps(envelope).encode(), trusting(KEY)).payload == PAYLOAD
+
+
+def test_a_key_under_two_names_counts_once():
+    """Naming one key twice does not make two signers of it."""
+    twice = Trust(
+        keys=tuple(
+            TrustedKey(name=name, raw=KEY.public_key().public_bytes_raw()) for name in ("a", "b")
+        )
+    )
+
+    assert verify(sign(PAYLOAD, KEY, KEY), twice).signers == ("a",)
+
+
+def test_a_signature_of_another_payload_is_refused():
+    """A signature cannot be carried from one statement to another."""
+    taken = json.loads(sign(b"something else", KEY))["signatures"]
+
+    assert refusal(edited(sign(PAYLOAD, KEY), signatures=taken), trusting(KEY)).reason == (
+        "bad_signature"
+    )
+
+
+def test_the_type_is_signed_with_the_payload():
+    """A key that signs other kinds of documents has not signed a statement by that."""
+    text = "text/plain"
+    message = b"DSSEv1 %d %s %d %s" % (len(text), text.encode(), len(PAYLOAD), PAYLOAD)
+    signature = {
+        "keyid": key_id(KEY.public_key()),
+        "sig": base64.b64encode(KEY.sign(message)).decode(),
+    }
+    honest = edited(sign(PAYLOAD, KEY), payloadType=text, signatures=[signature])
+    relabelled = edited(sign(PAYLOAD, KEY), signatures=[signature])
+
+    assert refusal(honest, trusting(KEY)).reason == "bad_statement"
+    assert refusal(relabelled, trusting(KEY)).reason == "bad_signature"
+
+
+def test_an_empty_signature_is_not_valid():
+    """A signature of no bytes passes no key."""
+    empty = edited(sign(PAYLOAD, KEY), signatures=[{"keyid": "", "sig": ""}])
+
+    assert refusal(empty, trusting(KEY)).reason == "untrusted"
+
+
+def test_hostile_key_ids_are_not_repeated():
+    """Text of an unknown writer reaches no log and no terminal."""
+    envelope = edited(sign(PAYLOAD, OTHER), signatures=[{"keyid": "\x1b[2J evil", "sig": "AAAA"}])
+
+    assert "evil" not in str(refusal(envelope, trusting(KEY)))
+
+
+# --- why something is believed -------------------------------------------------------------
+
+
+def test_a_pinned_statement_is_believed_whoever_signed_it():
+    """A digest in the trust file is as good as a key, for exactly these bytes."""
+    pin = trusting(pinned=frozenset({hashlib.sha256(PAYLOAD).hexdigest()}))
+
+    assert verify(sign(PAYLOAD, OTHER), pin).payload == PAYLOAD
+    assert refusal(sign(PAYLOAD + b" ", OTHER), pin).reason == "untrusted"
+
+
+def test_a_pin_is_of_the_statement_and_not_of_its_envelope():
+    """Signing a pinned statement with another key does not unpin it; editing it does."""
+    envelope = sign(PAYLOAD, OTHER)
+
+    assert refusal(envelope, Trust(pinned=frozenset({hashlib.sha256(envelope).hexdigest()})))
+
+
+def test_a_signature_is_named_before_a_pin_and_a_pin_before_an_exception():
+    """What is signed never counts as unsigned, however many reasons there are to believe it."""
+    lenient = pinned(f"sha256:{DIGEST}") | unsigned_ok(STORE, reason="a test")
+    envelope = sign(PAYLOAD, KEY)
+
+    found = [
+        verify(envelope, trust, store=STORE)
+        for trust in (trusting(KEY) | lenient, lenient, unsigned_ok(STORE, reason="a test"))
+    ]
+
+    assert found == [
+        Believed(payload=PAYLOAD, how="signature", signers=("key0",)),
+        Believed(payload=PAYLOAD, how="pin"),
+        Believed(payload=PAYLOAD, how="unsigned_ok"),
+    ]
+    assert {believed.digest for believed in found} == {DIGEST}
+
+
+@pytest.mark.parametrize("signers", [(), (OTHER,)], ids=["unsigned", "stranger"])
+def test_an_unsigned_artifact_is_believed_from_exactly_the_named_store(signers: tuple[Any, ...]):
+    """One character more or less in the address of the store is another store."""
+    envelope = edited(sign(PAYLOAD, *signers or (KEY,)), **({} if signers else {"signatures": []}))
+    allowed = unsigned_ok(STORE, reason="a test")
+
+    assert verify(envelope, allowed, store=STORE).how == "unsigned_ok"
+    for other in ("", STORE[:-1], f"{STORE}/", f"{STORE}/below", STORE.upper(), "file:///srv"):
+        assert refusal(envelope, allowed, store=other).reason == "untrusted"
+
+
+def test_a_store_is_compared_as_it_names_itself(tmp_path: Path):
+    """What `open_store` made of an address is what the exception has to say."""
+    store = open_store(str(tmp_path / "my artifacts")).uri
+
+    assert verify(sign(PAYLOAD, OTHER), unsigned_ok(store, reason="x"), store=store)
+
+
+def test_text_in_the_envelope_does_not_make_it_an_exception():
+    """Whoever writes the statement cannot say which store it was read from."""
+    payload = json.dumps({"store": STORE, "uri": STORE}).encode()
+    signature = {"keyid": STORE, "sig": base64.b64encode(STORE.encode()).decode()}
+    envelope = edited(
+        sign(payload, OTHER), store=STORE, uri=STORE, how="unsigned_ok", signatures=[signature]
+    )
+    allowed = unsigned_ok(STORE, reason="a test")
+
+    assert refusal(envelope, allowed).reason == "untrusted"
+    assert refusal(envelope, allowed, store="s3://elsewhere").reason == "untrusted"
+
+
+def test_believing_the_unsigned_is_loud(caplog: pytest.LogCaptureFixture):
+    """Each use of the exception is one warning with store and reason; a signed one needs none."""
+    allowed = trusting(KEY) | unsigned_ok(STORE, reason="ticket 4711")
+    verify(sign(PAYLOAD, KEY), allowed, store=STORE)
+    assert caplog.records == []
+
+    for _ in range(2):
+        verify(sign(PAYLOAD, OTHER), allowed, store=STORE)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert f"store={STORE} reason=ticket 4711" in caplog.records[1].getMessage()
+
+
+def test_an_exception_alone_is_a_trust():
+    """With a store named and no key, another store is untrusted: something is configured."""
+    allowed = unsigned_ok(STORE, reason="a test")
+
+    assert refusal(sign(PAYLOAD, KEY), allowed, store="s3://b").reason == "untrusted"
+
+
+@pytest.mark.parametrize(
+    "trust", [Trust(denied=frozenset({DIGEST})), Trust(max_age_s=1.0)], ids=["denied", "max_age"]
+)
+def test_restrictions_alone_trust_nobody(trust: Trust):
+    """A deny-list and an age limit are no reason to believe anything."""
+    assert refusal(sign(PAYLOAD, KEY), trust, store=STORE).reason == "no_trust"
+
+
+# --- denied and expired --------------------------------------------------------------------
+
+
+def late_refusal(trust: Trust, **changes: Any) -> ArtifactRefused | None:
+    facts = {
+        "payload_digest": DIGEST,
+        "part_digests": ["0a" * 32, "0b" * 32],
+        "created": "2027-01-15T07:00:00.000000Z",  # an hour before NOW
+        "now_unix": NOW,
+    }
+    try:
+        check_age_and_denied(trust, **{**facts, **changes})
+    except ArtifactRefused as refused:
+        return refused
+    return None
+
+
+@pytest.mark.parametrize("digest", [DIGEST, "0a" * 32, "0b" * 32], ids=["payload", "part", "last"])
+@pytest.mark.parametrize("how", ["signature", "pin", "unsigned_ok"])
+def test_what_is_denied_is_refused_for_whatever_reason_it_was_believed(how: str, digest: str):
+    """A digest on the deny-list, of the statement or of any part, overrules key, pin and store."""
+    believing = {
+        "signature": trusting(KEY),
+        "pin": pinned(f"sha256:{DIGEST}"),
+        "unsigned_ok": unsigned_ok(STORE, reason="a test"),
+    }[how]
+    denying = believing | Trust(denied=frozenset({digest}))
+    assert verify(sign(PAYLOAD, KEY), denying, store=STORE).how == how
+    assert late_refusal(believing) is None
+
+    refused = late_refusal(denying)
+
+    assert refused is not None
+    assert refused.reason == "denied"
+    assert digest in refused.message
+
+
+def test_another_digest_on_the_deny_list_does_no_harm():
+    """Denying one artifact denies no other."""
+    assert late_refusal(Trust(denied=frozenset({"0c" * 32}))) is None
+
+
+def test_an_artifact_expires_after_its_age_limit():
+    """It is believed up to the limit, to the second, and refused after it with both figures."""
+    trust = signed_by(PEM, max_age_s=90 * 86400)
+    created = "2026-10-17T08:00:00.000000Z"  # 90 days before NOW
+
+    assert late_refusal(trust, created=created) is None
+    refused = late_refusal(trust, created=created, now_unix=NOW + 1)
+
+    assert refused is not None
+    assert refused.reason == "expired"
+    assert created in refused.message
+    assert "the limit is 90.0 days" in refused.message
+    assert late_refusal(signed_by(PEM), created="1970-01-01T00:00:00.000000Z") is None
+
+
+@pytest.mark.parametrize("limit", [None, 60.0, 1e9])
+def test_an_artifact_from_the_future_is_refused(limit: float | None):
+    """A day of skew is borne; beyond it a clock is wrong or the time was made up to stay newest."""
+    trust = signed_by(PEM, max_age_s=limit)
+    created = "2027-01-16T08:00:00.000000Z"  # a day after NOW
+
+    assert late_refusal(trust, created=created) is None
+    refused = late_refusal(trust, created=created, now_unix=NOW - 1)
+
+    assert refused is not None
+    assert refused.reason == "expired"
+    assert "ahead of this machine's clock" in refused.message
+
+
+def test_the_age_is_counted_by_this_machine_unless_it_is_told():
+    """An artifact made now is young, and one of last century is not."""
+    trust = signed_by(PEM, max_age_s=3600)
+
+    assert late_refusal(trust, created=utc_now(), now_unix=None) is None
+    assert late_refusal(trust, created="1999-12-31T00:00:00.000000Z", now_unix=None)
+
+
+@pytest.mark.parametrize("created", ["", "yesterday", "2027-01-15T07:00:00", "2027-01-15"])
+def test_a_time_that_is_none_is_refused(created: str):
+    """What has no readable age has not passed the age limit."""
+    refused = late_refusal(signed_by(PEM), created=created)
+
+    assert refused is not None
+    assert refused.reason == "bad_statement"
