@@ -488,7 +488,7 @@ def test_a_forward_that_sets_back_what_it_set_has_a_library():
 @pytest.mark.parametrize("left", ["number", "list", "new"])
 def test_a_forward_that_leaves_something_else_behind_is_refused(left):
     """Equal is not the same: 0 is not False, and another list is another object to its owner."""
-    with pytest.raises(NoEntry, match="it changes .*SWITCH"):
+    with pytest.raises(NoEntry, match=r"it changes .*SWITCH"):
         made_of(Switching(left).eval(), torch.randn(3, 4))
 
     assert vars(SWITCH) == vars(Switch())
