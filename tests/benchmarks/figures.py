@@ -24,6 +24,7 @@ from serve_warm import metrics, node
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -327,8 +328,15 @@ def node_metrics() -> str:
     return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
 
 
+def comparison_line() -> str:
+    """Return what the README says of the comparison."""
+    return side_by_side(load("startup"))
+
+
 SECTIONS = {
     "figures": (README, figures),
+    "comparison line": (README, comparison_line),
+    "comparison": (BENCHMARKS, comparison),
     "metrics": (REFERENCE, metrics.markdown),
     "node metrics": (REFERENCE, node_metrics),
 }
