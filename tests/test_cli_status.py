@@ -543,6 +543,7 @@ def test_a_log_has_a_line_for_each_change():
     first = Look(sources=("s",), replicas=(READY, REPLAYING))
     later = dataclasses.replace(REPLAYING, inputs_done=5, stage_s=50.0, heartbeat_s=0.0)
     ready = dataclasses.replace(later, condition="warm", stage="READY")
+    lost = Look(sources=("s",), replicas=(READY, REPLAYING), troubles=("lost",))
 
     told = [
         watching.changes(before, now, "now")
@@ -550,6 +551,7 @@ def test_a_log_has_a_line_for_each_change():
             (Look(), first),
             (first, Look(sources=("s",), replicas=(READY, later))),
             (first, Look(sources=("s",), replicas=(READY, ready), troubles=("lost",))),
+            (lost, dataclasses.replace(lost, troubles=("lost", "lost too"))),
             (first, Look(sources=("s",), replicas=(READY,))),
             (first, Look(sources=("s",))),
         ]
@@ -558,8 +560,9 @@ def test_a_log_has_a_line_for_each_change():
     assert told[0] == [watching.line(READY), watching.line(REPLAYING)]
     assert told[1] == []
     assert told[2] == [watching.line(ready), "lost"]
-    assert told[3] == ["text_embedder#TextEmbedder fu8nhl35: gone"]
-    assert told[4][-1].startswith("no replica is there: looked at s; ")
+    assert told[3] == ["lost too"]
+    assert told[4] == ["text_embedder#TextEmbedder fu8nhl35: gone"]
+    assert told[5][-1].startswith("no replica is there: looked at s; ")
 
 
 def test_watching_as_data_is_a_look_a_line(capsys):
