@@ -187,6 +187,18 @@ def test_pages_say_what_files_say(directory, replica, kind, stage):
     assert (of_page.stage_s is None) == (kind == "ray")
 
 
+def test_the_time_to_ready_is_the_one_of_the_metrics(directory, replica):
+    """A replica that exports it is shown with that figure by files and by pages alike."""
+    row = {"kind": "gauge", "help": "", "label": None, "while_alive": False}
+    ready = [{**row, "name": "serve_warm_ready_seconds", "values": {"": 6.25}}]
+    replica("r1", metrics=[*metrics.as_data(WARM), *ready])
+
+    [by_file] = observed.of_directory(str(directory)).replicas
+    [by_page] = observed.of_page(page_of(directory), source="x").replicas
+
+    assert [watching.notes(each) for each in (by_file, by_page)] == [["ready after 6.2 s"]] * 2
+
+
 def test_pages_count_what_happened_in_traffic(directory, replica):
     """Counters have another name on a page, and are read all the same; refusals have a reason."""
     artifact = dataclasses.replace(FULL.artifact, refused="untrusted")

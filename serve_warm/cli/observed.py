@@ -185,7 +185,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         inputs_expected=_count(state.get("inputs_expected")),
         stage_s=None if since is None or replica.condition == "dead" else _age(now - since),
         heartbeat_s=_age(now - replica.heartbeat_s) if replica.heartbeat_s else None,
-        elapsed_s=_elapsed_s(replica, stage, now),
+        elapsed_s=figures.get(READY_SECONDS, _elapsed_s(replica, stage, now)),
         deadline_s=figures.get(("serve_warm_deadline_seconds", "")),
         event=_sentence(
             [
@@ -198,6 +198,10 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
             ]
         ),
     )
+
+
+READY_SECONDS = ("serve_warm_ready_seconds", "")
+"""From before the replica's `__init__`, which its state file cannot be as early as."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
