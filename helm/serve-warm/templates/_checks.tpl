@@ -108,18 +108,20 @@
 {{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
 {{- end -}}
 {{- $cpus := 0 -}}
+{{- $all := 0 -}}
 {{- $gpus := 0 -}}
 {{- range prepend .Values.workers .Values.head -}}
 {{- $limits := (.resources | default dict).limits | default dict -}}
 {{- $params := .rayStartParams | default dict -}}
+{{- /* Without either Ray counts those of the node, which nobody knows here. */ -}}
+{{- $here := 1000000 -}}
 {{- if hasKey $params "num-cpus" -}}
-{{- $cpus = max $cpus (include "serve-warm.cpus" (index $params "num-cpus") | int) -}}
+{{- $here = include "serve-warm.cpus" (index $params "num-cpus") | int -}}
 {{- else if hasKey $limits "cpu" -}}
-{{- $cpus = max $cpus (include "serve-warm.cpus" $limits.cpu | int) -}}
-{{- else -}}
-{{- /* Ray counts those of the node, which nobody knows here. */ -}}
-{{- $cpus = 1000000 -}}
+{{- $here = include "serve-warm.cpus" $limits.cpu | int -}}
 {{- end -}}
+{{- $cpus = max $cpus $here -}}
+{{- $all = add $all (mul $here (hasKey . "replicas" | ternary .replicas 1 | int)) -}}
 {{- range $name, $count := $limits -}}
 {{- if hasSuffix "gpu" $name -}}
 {{- $gpus = max $gpus (int $count) -}}
@@ -133,6 +135,7 @@
 {{- $routes := list -}}
 {{- $deployments := list -}}
 {{- $warming := 0 -}}
+{{- $wanted := 0.0 -}}
 {{- range $index, $application := .Values.applications -}}
 {{- $key := printf "applications[%d]" $index -}}
 {{- if has .name $names -}}
@@ -163,6 +166,10 @@
 {{- $highest := $autoscaling.max_replicas | default (max $least 1) | int -}}
 {{- if gt $least $highest -}}
 {{- $problems = append $problems (printf "%s.autoscaling_config.min_replicas: %d is above max_replicas %d; change one of them" $key $least $highest) -}}
+{{- end -}}
+{{- $count := kindIs "string" .num_replicas | ternary $least (.num_replicas | default $least) -}}
+{{- if not .placement_group_bundles -}}
+{{- $wanted = addf $wanted (mulf $count ($actor.num_cpus | default 0)) -}}
 {{- end -}}
 {{- if hasKey $autoscaling "initial_replicas" -}}
 {{- $initial := int $autoscaling.initial_replicas -}}
@@ -196,6 +203,9 @@
 {{- end -}}
 {{- if and .Values.applications (eq $warming 0) (ne .Values.readiness.mode "kuberay") -}}
 {{- $problems = append $problems "applications: no deployment has user_config.warmup, so that no worker would ever be ready; add user_config: {warmup: {}} to those that use serve_warm, or set readiness.mode: kuberay" -}}
+{{- end -}}
+{{- if and (not .Values.autoscaling.enabled) (gt (float64 $wanted) (float64 $all)) -}}
+{{- $problems = append $problems (printf "workers: the replicas of all applications want %v CPUs and there are %d, so that some would wait for ever; add workers, or set autoscaling.enabled: true" $wanted $all) -}}
 {{- end -}}
 {{- $lists := list (dict "key" "readiness.deployments" "names" .Values.readiness.deployments) -}}
 {{- range $index, $group := .Values.workers -}}
