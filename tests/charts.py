@@ -50,13 +50,19 @@ def helm_3(values: Mapping[str, Any], *, kube_version: str = KUBE_VERSION) -> Ma
 
 def helm_4(values: Mapping[str, Any]) -> Manifests:
     """Return what the Helm 4 library renders."""
+    texts = helm_4_texts(values)
+    del texts["NOTES.txt"]
+    return manifests("\n---\n".join(texts.values()))
+
+
+def helm_4_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the Helm 4 library renders, as text by file; the notes too."""
     engine = require_module("helm_python", INSTALL)
     try:
         rendered = _loaded().render(dict(values), name="demo")
     except engine.HelmError as error:
         raise Refused(str(error)) from error
-    texts = [text for path, text in rendered.items() if not path.endswith("NOTES.txt")]
-    return manifests("\n---\n".join(texts))
+    return {Path(path).name: text for path, text in rendered.items()}
 
 
 ENGINES: dict[str, Callable[..., Manifests]] = {"helm_3": helm_3, "helm_4": helm_4}

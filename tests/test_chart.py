@@ -97,6 +97,16 @@ def test_the_newer_engine_lints_without_a_word(name: str) -> None:
     assert (report["errors"], [m for m in report["messages"] if m["severity"] > 1]) == ([], [])
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_no_text_has_a_hole(name: str) -> None:
+    """Manifests and notes have a value wherever a template asks for one, and no folded error."""
+    texts = charts.helm_4_texts(example(name))
+
+    holes = [t for t in texts.values() if re.search(r"<no value>|<nil>|%!|Error:", t)]
+    assert holes == []
+    assert "PromQL to paste" in texts["NOTES.txt"]
+
+
 # --- valid ---------------------------------------------------------------------------------
 
 

@@ -527,7 +527,7 @@
 {{- with index $settings .name -}}
 {{- $problems = append $problems (printf "%s[%d].name: %s is not to be set here; %s" $key $index $variable.name .) -}}
 {{- end -}}
-{{- if and (hasKey . "value") (regexMatch "(SECRET|TOKEN|PASSWORD|ACCESS_KEY)(_|$)" .name) (not (regexMatch "(_FILE|_PATH|_ID)$" .name)) -}}
+{{- if and (hasKey . "value") (regexMatch "(SECRET|TOKEN|PASSWORD|_KEY)$" .name) -}}
 {{- $problems = append $problems (printf "%s[%d].value: a credential in plain sight of whoever reads the pod; use valueFrom.secretKeyRef, artifact.tokenSecret or artifact.credentialsSecret" $key $index) -}}
 {{- end -}}
 {{- if has .name $seen -}}
