@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 import charts
+import serve_warm
 from charts import (
     CHART,
     ENGINES,
@@ -63,6 +64,13 @@ def serve_config(found: charts.Manifests) -> dict[str, Any]:
         return config
     (text,) = [m["data"]["serve.yaml"] for (_, n), m in found.items() if n.endswith("-serve")]
     return yaml.safe_load(text)
+
+
+def test_the_chart_is_of_the_release_beside_it() -> None:
+    """Its appVersion is the version of the package whose settings it knows."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert chart["appVersion"] == serve_warm.__version__
 
 
 # --- both engines --------------------------------------------------------------------------

@@ -56,11 +56,11 @@ template:
           - serve-warm
           - build
           - /etc/serve_warm_build/serve.yaml
-          - --store={{ include "serve-warm.store" .root }}
+          - {{ printf "--store=%s" (include "serve-warm.store" .root) | quote }}
           - --key=/run/key/signing.key
           - --if-published={{ $build.ifPublished }}
           {{- with $build.deployment }}
-          - --deployment={{ . }}
+          - {{ printf "--deployment=%s" . | quote }}
           {{- end }}
           {{- if eq ($values.warmup.cpu | default "native") "portable" }}
           - --portable-cpu

@@ -92,6 +92,11 @@
 {{- if eq (toString .Values.serve.port) (toString .Values.nodeServer.port) -}}
 {{- $problems = append $problems (printf "nodeServer.port: %v is serve.port too; choose another port" .Values.nodeServer.port) -}}
 {{- end -}}
+{{- range $label, $_ := .Values.commonLabels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $label) (hasPrefix "helm.sh/" $label) -}}
+{{- $problems = append $problems (printf "commonLabels: the chart or Helm sets %s itself; use another label" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- range $name, $_ := .Values.extraClusterSpec -}}
 {{- if has $name (list "rayVersion" "enableInTreeAutoscaling" "autoscalerOptions" "headGroupSpec" "workerGroupSpecs") -}}
 {{- $problems = append $problems (printf "extraClusterSpec.%s: this chart writes that field; use rayVersion, autoscaling, head and workers" $name) -}}

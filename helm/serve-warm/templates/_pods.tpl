@@ -144,7 +144,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 - --state-dir=/run/serve_warm/state
 - --expect={{ .group.expect | default $readiness.expect }}
 {{- range (hasKey .group "deployments" | ternary .group.deployments $readiness.deployments) }}
-- --deployment={{ . }}
+- {{ printf "--deployment=%s" . | quote }}
 {{- end }}
 {{- if not $readiness.latched }}
 - --no-latch
