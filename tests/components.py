@@ -1,23 +1,40 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that some tests need and that pip does not install."""
+"""What some tests need and `make setup` does not install."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+
+FOLDERS = ("node_modules/.bin", "helm/node_modules/.bin", "bin")
+"""Of programs, below build/components."""
 
 
 def require(what: str, install: str) -> str:
     """Return the path of a program; without it the test is skipped, and in CI it fails."""
     here = Path(__file__).parents[1] / "build" / "components"
-    places = [str(here / "node_modules" / ".bin"), str(here / "bin"), os.environ.get("PATH", "")]
+    places = [*(str(here / folder) for folder in FOLDERS), os.environ.get("PATH", "")]
     found = shutil.which(what, path=os.pathsep.join(places))
-    if found:
-        return found
+    if found is None:
+        _missing(what, install)
+    return found
+
+
+def require_module(what: str, install: str) -> Any:
+    """Return an imported module; without it the test is skipped, and in CI it fails."""
+    try:
+        return importlib.import_module(what)
+    except ModuleNotFoundError:
+        _missing(what, install)
+
+
+def _missing(what: str, install: str) -> NoReturn:
     message = f"{what} is not installed: {install}"
     if os.environ.get("CI"):
         pytest.fail(message)

@@ -1,0 +1,545 @@
+{{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
+       SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- /* What no schema can say: values that apply and then hang, or do what nobody meant. All problems are
+       collected and said at once, each as `key: what is wrong; what to do`. */ -}}
+
+{{- define "serve-warm.check" -}}
+{{- $problems := list -}}
+{{- range $part := list "image" "cluster" "applications" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
+{{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
+{{- $problems = concat $problems $found -}}
+{{- end -}}
+{{- if $problems -}}
+{{- fail (printf "these values cannot work:\n  - %s\n" (join "\n  - " $problems)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.check.image" -}}
+{{- $problems := list -}}
+{{- $image := .Values.image -}}
+{{- if not $image.repository -}}
+{{- $problems = append $problems "image.repository: empty; name the image that has Ray, torch, serve_warm and your application in it" -}}
+{{- end -}}
+{{- if not (or $image.tag $image.digest) -}}
+{{- $problems = append $problems "image.tag: neither a tag nor image.digest is set; set one of them" -}}
+{{- end -}}
+{{- if eq (toString $image.tag) "latest" -}}
+{{- $problems = append $problems "image.tag: latest is another image tomorrow, and an artifact fits one image; set a version, or image.digest" -}}
+{{- end -}}
+{{- $limit := eq .Values.kind "RayService" | ternary 47 53 -}}
+{{- $name := include "serve-warm.fullname" . -}}
+{{- if gt (len $name) $limit -}}
+{{- $problems = append $problems (printf "fullnameOverride: the name %s has %d characters and KubeRay takes %d for a %s; set a shorter one" $name (len $name) $limit .Values.kind) -}}
+{{- end -}}
+{{- if semverCompare "<2.53.0-0" .Values.rayVersion -}}
+{{- $problems = append $problems (printf "rayVersion: serve_warm runs on Ray 2.53 and newer, found %s; use an image with a newer Ray" .Values.rayVersion) -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* CPUs of a quantity such as 500m or 2, as a number. */ -}}
+{{- define "serve-warm.cpus" -}}
+{{- $quantity := toString . -}}
+{{- if hasSuffix "m" $quantity -}}
+{{- divf (trimSuffix "m" $quantity) 1000 | ceil -}}
+{{- else -}}
+{{- ceil $quantity -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.check.cluster" -}}
+{{- $problems := list -}}
+{{- $values := .Values -}}
+{{- $names := list -}}
+{{- $most := 0 -}}
+{{- range $index, $group := .Values.workers -}}
+{{- $key := printf "workers[%d]" $index -}}
+{{- $replicas := hasKey . "replicas" | ternary .replicas 1 | int -}}
+{{- $least := hasKey . "minReplicas" | ternary .minReplicas $replicas | int -}}
+{{- $highest := hasKey . "maxReplicas" | ternary .maxReplicas $replicas | int -}}
+{{- $most = add $most (max $replicas (and $values.autoscaling.enabled true | ternary $highest 0)) -}}
+{{- if has .name $names -}}
+{{- $problems = append $problems (printf "%s.name: %s is there twice; name each group differently" $key .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- if or (lt $replicas $least) (gt $replicas $highest) -}}
+{{- $problems = append $problems (printf "%s.replicas: %d is not from minReplicas %d to maxReplicas %d; change one of the three" $key $replicas $least $highest) -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $group := prepend .Values.workers .Values.head -}}
+{{- $key := eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
+{{- range $label, $_ := .labels -}}
+{{- if or (eq $label "app.kubernetes.io/name") (hasPrefix "ray.io/" $label) (has $label (list "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/created-by")) -}}
+{{- $problems = append $problems (printf "%s.labels: KubeRay or this chart selects pods by %s; use another label" $key $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $most 0) (not (include "serve-warm.headRunsReplicas" .)) -}}
+{{- $problems = append $problems "workers: there is no worker pod, and head.rayStartParams.num-cpus is \"0\", so that no replica can run; add workers" -}}
+{{- else if and (eq .Values.kind "RayService") .Values.excludeHeadPodFromServeSvc (eq $most 0) -}}
+{{- $problems = append $problems "excludeHeadPodFromServeSvc: there is no worker pod, so that the Service would have no endpoint; set it to false, or add workers" -}}
+{{- end -}}
+{{- if and (eq .Values.kind "RayService") .Values.excludeHeadPodFromServeSvc (eq .Values.serve.proxyLocation "HeadOnly") -}}
+{{- $problems = append $problems "excludeHeadPodFromServeSvc: the only proxy is on the head (serve.proxyLocation: HeadOnly), so that the Service would reach none; set one of the two to its default" -}}
+{{- end -}}
+{{- $taken := dict "6379" "Ray's GCS" "8080" "Ray's metrics" "8265" "Ray's dashboard" "10001" "Ray's client" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "Ray's agent" -}}
+{{- range $key, $port := dict "serve.port" .Values.serve.port "nodeServer.port" .Values.nodeServer.port -}}
+{{- with index $taken (toString $port) -}}
+{{- $problems = append $problems (printf "%s: %v belongs to %s; choose another port" $key $port .) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (toString .Values.serve.port) (toString .Values.nodeServer.port) -}}
+{{- $problems = append $problems (printf "nodeServer.port: %v is serve.port too; choose another port" .Values.nodeServer.port) -}}
+{{- end -}}
+{{- range $label, $_ := .Values.commonLabels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $label) (hasPrefix "helm.sh/" $label) -}}
+{{- $problems = append $problems (printf "commonLabels: the chart or Helm sets %s itself; use another label" $label) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .Values.extraClusterSpec -}}
+{{- if has $name (list "rayVersion" "enableInTreeAutoscaling" "autoscalerOptions" "headGroupSpec" "workerGroupSpecs") -}}
+{{- $problems = append $problems (printf "extraClusterSpec.%s: this chart writes that field; use rayVersion, autoscaling, head and workers" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.applications" -}}
+{{- $problems := list -}}
+{{- $values := .Values -}}
+{{- $service := eq .Values.kind "RayService" -}}
+{{- if and $service (not .Values.applications) -}}
+{{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
+{{- end -}}
+{{- $cpus := 0 -}}
+{{- $all := 0 -}}
+{{- $gpus := 0 -}}
+{{- range prepend .Values.workers .Values.head -}}
+{{- $limits := (.resources | default dict).limits | default dict -}}
+{{- $params := .rayStartParams | default dict -}}
+{{- /* Without either Ray counts those of the node, which nobody knows here. */ -}}
+{{- $here := 1000000 -}}
+{{- if hasKey $params "num-cpus" -}}
+{{- $here = include "serve-warm.cpus" (index $params "num-cpus") | int -}}
+{{- else if hasKey $limits "cpu" -}}
+{{- $here = include "serve-warm.cpus" $limits.cpu | int -}}
+{{- end -}}
+{{- $cpus = max $cpus $here -}}
+{{- $all = add $all (mul $here (hasKey . "replicas" | ternary .replicas 1 | int)) -}}
+{{- range $name, $count := $limits -}}
+{{- if hasSuffix "gpu" $name -}}
+{{- $gpus = max $gpus (int $count) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey $params "num-gpus" -}}
+{{- $gpus = max $gpus (int (index $params "num-gpus")) -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- $routes := list -}}
+{{- $deployments := list -}}
+{{- $warming := 0 -}}
+{{- $wanted := 0.0 -}}
+{{- range $index, $application := .Values.applications -}}
+{{- $key := printf "applications[%d]" $index -}}
+{{- if has .name $names -}}
+{{- $problems = append $problems (printf "%s.name: %s is there twice; name each application differently" $key .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- $route := hasKey . "route_prefix" | ternary .route_prefix "/" -}}
+{{- if and $route (has $route $routes) -}}
+{{- $problems = append $problems (printf "%s.route_prefix: %s is there twice, and / is the default; give each application its own" $key $route) -}}
+{{- end -}}
+{{- $routes = append $routes $route -}}
+{{- range $number, $deployment := .deployments -}}
+{{- $key := printf "%s.deployments[%d]" $key $number -}}
+{{- $deployments = append $deployments .name -}}
+{{- $deployments = append $deployments (printf "%s#%s" $application.name .name) -}}
+{{- $actor := .ray_actor_options | default dict -}}
+{{- if gt (float64 ($actor.num_cpus | default 0)) (float64 $cpus) -}}
+{{- $problems = append $problems (printf "%s.ray_actor_options.num_cpus: no group has %v CPUs, %d is the most, so that the replica would wait for ever; raise resources.limits.cpu of a worker group" $key $actor.num_cpus $cpus) -}}
+{{- end -}}
+{{- if gt (float64 ($actor.num_gpus | default 0)) (float64 $gpus) -}}
+{{- $problems = append $problems (printf "%s.ray_actor_options.num_gpus: no group has %v GPUs, %d is the most, so that the replica would wait for ever; set resources.limits of a worker group, such as nvidia.com/gpu" $key $actor.num_gpus $gpus) -}}
+{{- end -}}
+{{- $autoscaling := .autoscaling_config | default dict -}}
+{{- if and $autoscaling (or (kindIs "float64" .num_replicas) (kindIs "int64" .num_replicas) (kindIs "int" .num_replicas)) -}}
+{{- $problems = append $problems (printf "%s.num_replicas: Serve takes no number beside autoscaling_config; leave it out, or write auto" $key) -}}
+{{- end -}}
+{{- $least := $autoscaling.min_replicas | default 1 | int -}}
+{{- $highest := $autoscaling.max_replicas | default (max $least 1) | int -}}
+{{- if gt $least $highest -}}
+{{- $problems = append $problems (printf "%s.autoscaling_config.min_replicas: %d is above max_replicas %d; change one of them" $key $least $highest) -}}
+{{- end -}}
+{{- $count := kindIs "string" .num_replicas | ternary $least (.num_replicas | default $least) -}}
+{{- if not .placement_group_bundles -}}
+{{- $wanted = addf $wanted (mulf $count ($actor.num_cpus | default 0)) -}}
+{{- end -}}
+{{- if hasKey $autoscaling "initial_replicas" -}}
+{{- $initial := int $autoscaling.initial_replicas -}}
+{{- if or (lt $initial $least) (gt $initial $highest) -}}
+{{- $problems = append $problems (printf "%s.autoscaling_config.initial_replicas: %d is not from min_replicas %d to max_replicas %d; change one of the three" $key $initial $least $highest) -}}
+{{- end -}}
+{{- end -}}
+{{- if $service -}}
+{{- $needed := addf (.graceful_shutdown_timeout_s | default 20) $values.preStopSeconds 10 -}}
+{{- if lt (float64 $values.terminationGracePeriodSeconds) (float64 $needed) -}}
+{{- $problems = append $problems (printf "terminationGracePeriodSeconds: %v ends replicas of %s amid requests; set %v or more: its graceful_shutdown_timeout_s, preStopSeconds and 10" $values.terminationGracePeriodSeconds .name $needed) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey (.user_config | default dict) "warmup" -}}
+{{- $warming = add1 $warming -}}
+{{- $own := .user_config.warmup | default dict -}}
+{{- if hasKey $own "deadline_s" -}}
+{{- $problems = append $problems (printf "%s.user_config.warmup.deadline_s: probes and time-outs follow from warmup.deadline_s alone; set that to the longest one" $key) -}}
+{{- end -}}
+{{- if hasKey $own "state_dir" -}}
+{{- $problems = append $problems (printf "%s.user_config.warmup.state_dir: the chart sets it, where the probe reads; leave it out" $key) -}}
+{{- end -}}
+{{- if hasKey $own "node_cache_dir" -}}
+{{- $problems = append $problems (printf "%s.user_config.warmup.node_cache_dir: the chart sets it; leave it out and say in cache what volume it is on" $key) -}}
+{{- end -}}
+{{- if hasKey $own "unfinished" -}}
+{{- $problems = append $problems (printf "%s.user_config.warmup.unfinished: serve-warm build sets it; leave it out" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.applications (eq $warming 0) (ne .Values.readiness.mode "kuberay") -}}
+{{- $problems = append $problems "applications: no deployment has user_config.warmup, so that no worker would ever be ready; add user_config: {warmup: {}} to those that use serve_warm, or set readiness.mode: kuberay" -}}
+{{- end -}}
+{{- if and (not .Values.autoscaling.enabled) (gt (float64 $wanted) (float64 $all)) -}}
+{{- $problems = append $problems (printf "workers: the replicas of all applications want %v CPUs and there are %d, so that some would wait for ever; add workers, or set autoscaling.enabled: true" $wanted $all) -}}
+{{- end -}}
+{{- $lists := list (dict "key" "readiness.deployments" "names" .Values.readiness.deployments) -}}
+{{- range $index, $group := .Values.workers -}}
+{{- $lists = append $lists (dict "key" (printf "workers[%d].deployments" $index) "names" (.deployments | default list)) -}}
+{{- end -}}
+{{- range $lists -}}
+{{- $key := .key -}}
+{{- range $index, $name := .names -}}
+{{- if and $values.applications (not (has $name $deployments)) -}}
+{{- $problems = append $problems (printf "%s[%d]: no application has a deployment %s, so that no worker would ever be ready; name one of %s" $key $index $name (join ", " $deployments)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.serve.httpOptions "port" -}}
+{{- $problems = append $problems "serve.httpOptions.port: the probe and the Service need it too; set serve.port" -}}
+{{- end -}}
+{{- if hasKey .Values.serve.httpOptions "host" -}}
+{{- $problems = append $problems "serve.httpOptions.host: the chart sets 0.0.0.0, or the Service would reach nobody; leave it out" -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* The addresses of all stores, with the key of each, as YAML. */ -}}
+{{- define "serve-warm.addresses" -}}
+{{- $addresses := list -}}
+{{- with include "serve-warm.store" . -}}
+{{- $addresses = append $addresses (dict "key" "artifact.store" "address" .) -}}
+{{- end -}}
+{{- range $index, $application := .Values.applications -}}
+{{- range $number, $deployment := .deployments -}}
+{{- with ((.user_config | default dict).warmup | default dict).artifact -}}
+{{- $addresses = append $addresses (dict "key" (printf "applications[%d].deployments[%d].user_config.warmup.artifact" $index $number) "address" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "found" $addresses | toYaml -}}
+{{- end -}}
+
+{{- define "serve-warm.check.artifact" -}}
+{{- $problems := list -}}
+{{- $artifact := .Values.artifact -}}
+{{- $found := (include "serve-warm.addresses" . | fromYaml).found -}}
+{{- $forms := "s3://bucket/prefix, gs://…, az://…, hf://owner/repo@revision or file:///absolute/folder" -}}
+{{- range $found -}}
+{{- /* The address itself is not repeated: there may be a credential in it. */ -}}
+{{- if regexMatch "[?#]|^[a-z0-9]+://[^/]*@" .address -}}
+{{- $problems = append $problems (printf "%s: an address has no user, query or fragment; put credentials into artifact.credentialsSecret" .key) -}}
+{{- else if not (regexMatch "^((s3|gs|az)://[^/]+(/.*)?|hf://[^/]+/[^/]+(/.*)?|file:///.+)$" .address) -}}
+{{- $problems = append $problems (printf "%s: %s is no address of a store that pods can reach; write %s" .key .address $forms) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $found (not (or .Values.trust.inImage (include "serve-warm.trustConfigMap" .))) -}}
+{{- $problems = append $problems "trust: an artifact is configured and nobody is trusted to sign it, so that each start would refuse it and compile; set trust.configMap, trust.keys or trust.pinned, or trust.inImage: true" -}}
+{{- end -}}
+{{- if gt (len $artifact.volume) 1 -}}
+{{- $problems = append $problems "artifact.volume: both image and persistentVolumeClaim are set; keep one" -}}
+{{- end -}}
+{{- if and $artifact.volume $artifact.store (not (hasPrefix "file:///srv/serve_warm/artifacts" $artifact.store)) -}}
+{{- $problems = append $problems "artifact.store: a volume is mounted at /srv/serve_warm/artifacts (artifact.volume), and this is another place; leave the store empty, name file:///srv/serve_warm/artifacts/…, or take the volume out" -}}
+{{- end -}}
+{{- if and $artifact.volume.image (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $problems = append $problems (printf "artifact.volume.image: image volumes begin with Kubernetes 1.31, found %s; bake the artifact into the image, or use a persistentVolumeClaim" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (hasKey .Values.warmup "pull_deadline_s") (ge (float64 .Values.warmup.pull_deadline_s) (float64 .Values.warmup.deadline_s)) -}}
+{{- $problems = append $problems (printf "warmup.pull_deadline_s: %v leaves nothing of warmup.deadline_s, %v, to compile in when the store is down; lower it" .Values.warmup.pull_deadline_s .Values.warmup.deadline_s) -}}
+{{- else if and $found (not (hasKey .Values.warmup "pull_deadline_s")) (le (float64 .Values.warmup.deadline_s) 120.0) -}}
+{{- $problems = append $problems (printf "warmup.deadline_s: %v is not above the time that a store that is down may cost, 120; raise it, or set warmup.pull_deadline_s" .Values.warmup.deadline_s) -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.trust" -}}
+{{- $problems := list -}}
+{{- $trust := .Values.trust -}}
+{{- $own := include "serve-warm.ownTrust" . -}}
+{{- if and $trust.configMap (or $own $trust.denied $trust.maxAgeDays) -}}
+{{- $problems = append $problems "trust.configMap: an existing ConfigMap is named, so that keys, pinned, denied, maxAgeDays and unsignedOk would not be used; write them into it, or leave the name out" -}}
+{{- else if and (or $trust.denied $trust.maxAgeDays) (not $own) -}}
+{{- $problems = append $problems "trust: denied and maxAgeDays are limits on somebody who is trusted; add trust.keys or trust.pinned" -}}
+{{- end -}}
+{{- if and $trust.inImage (include "serve-warm.trustConfigMap" .) -}}
+{{- $problems = append $problems "trust.inImage: a ConfigMap at /etc/serve_warm would hide the file of the image; keep one of them" -}}
+{{- end -}}
+{{- range $index, $key := $trust.keys -}}
+{{- if contains "PRIVATE KEY" .pem -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: this is a private key, which now stands in your values: make a new pair with serve-warm keygen, and put the public half, FILE.pub, here" $index) -}}
+{{- else if not (contains "BEGIN PUBLIC KEY" .pem) -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: no public key in PEM; copy the file that serve-warm keygen names FILE.pub, from its BEGIN PUBLIC KEY line on" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- $addresses := list -}}
+{{- range (include "serve-warm.addresses" . | fromYaml).found -}}
+{{- $addresses = append $addresses .address -}}
+{{- end -}}
+{{- range $index, $each := $trust.unsignedOk -}}
+{{- if lt (len (trim (.reason | default ""))) 8 -}}
+{{- $problems = append $problems (printf "trust.unsignedOk[%d].reason: whoever can write to that store runs code here; say in a few words why that is acceptable, or sign the artifact and use trust.keys" $index) -}}
+{{- end -}}
+{{- if not (has .store $addresses) -}}
+{{- $problems = append $problems (printf "trust.unsignedOk[%d].store: no artifact is configured at exactly this address; copy artifact.store" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.folders" -}}
+{{- $problems := list -}}
+{{- $values := .Values -}}
+{{- if gt (len .Values.cache) 1 -}}
+{{- $problems = append $problems (printf "cache: %s are set; keep one" (keys .Values.cache | sortAlpha | join " and ")) -}}
+{{- end -}}
+{{- range $kind, $volume := .Values.cache -}}
+{{- if ($volume | default dict).readOnly -}}
+{{- $problems = append $problems (printf "cache.%s.readOnly: replicas write what they download here; leave it out, and mount a finished artifact with artifact.volume" $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- $own := list "/tmp" "/run/serve_warm" "/var/cache/serve_warm" "/etc/serve_warm" "/srv/serve_warm/artifacts" -}}
+{{- $volumes := list -}}
+{{- range .Values.extraVolumes -}}
+{{- $volumes = append $volumes .name -}}
+{{- end -}}
+{{- range $index, $mount := .Values.extraVolumeMounts -}}
+{{- if has (trimSuffix "/" .mountPath) $own -}}
+{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: the chart mounts %s itself; choose another path" $index .mountPath) -}}
+{{- end -}}
+{{- if not (has .name $volumes) -}}
+{{- $problems = append $problems (printf "extraVolumeMounts[%d].name: extraVolumes has no volume %s; add it there" $index .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $path := .Values.writableDirs -}}
+{{- if has (trimSuffix "/" $path) (concat $own (list "" "/home" "/usr" "/etc" "/var" "/run" "/opt" "/dev/shm")) -}}
+{{- $problems = append $problems (printf "writableDirs[%d]: an empty folder would hide %s; name a folder below it" $index $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.podSecurityContext.runAsNonRoot (eq (toString .Values.podSecurityContext.runAsUser) "0") -}}
+{{- $problems = append $problems "podSecurityContext.runAsUser: kubelet starts nothing as 0 under runAsNonRoot: true; name the user id of the image" -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.readiness" -}}
+{{- $problems := list -}}
+{{- $readiness := .Values.readiness -}}
+{{- $startup := .Values.startupProbe -}}
+{{- $deadline := float64 .Values.warmup.deadline_s -}}
+{{- if and (eq $readiness.mode "http") (not .Values.nodeServer.enabled) -}}
+{{- $problems = append $problems "readiness.mode: http asks the node server, and nodeServer.enabled is false; enable it, or set exec" -}}
+{{- end -}}
+{{- if and (ne $readiness.mode "kuberay") $readiness.checkProxy (ne .Values.serve.proxyLocation "EveryNode") -}}
+{{- $problems = append $problems (printf "readiness.checkProxy: workers have no proxy with serve.proxyLocation: %s, so that none would ever be ready; set EveryNode, or checkProxy: false and a Service of your own that selects the head" .Values.serve.proxyLocation) -}}
+{{- end -}}
+{{- if $startup.enabled -}}
+{{- if and (eq $startup.waitFor "alive") (not .Values.nodeServer.enabled) -}}
+{{- $problems = append $problems "startupProbe.waitFor: alive asks the node server, and nodeServer.enabled is false; enable it" -}}
+{{- end -}}
+{{- if and (eq $startup.waitFor "warm") (eq $readiness.mode "kuberay") -}}
+{{- $problems = append $problems "startupProbe.waitFor: nobody is asked for warmth with readiness.mode: kuberay; set that to http or exec, or waitFor: alive" -}}
+{{- else if eq $startup.waitFor "warm" -}}
+{{- $budget := mulf $startup.periodSeconds (include "serve-warm.startupFailures" . | float64) -}}
+{{- if lt (float64 $budget) $deadline -}}
+{{- $problems = append $problems (printf "startupProbe.failureThreshold: its budget of %v s is below warmup.deadline_s, %v, so that kubelet would kill warm-ups, again and again; leave it out (%v), or set waitFor: alive" $budget $deadline (divf (mulf 1.5 $deadline) $startup.periodSeconds | ceil)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.upgrade" -}}
+{{- $problems := list -}}
+{{- $upgrade := .Values.upgrade -}}
+{{- $incremental := eq $upgrade.type "NewClusterWithIncrementalUpgrade" -}}
+{{- $needed := mulf .Values.warmup.deadline_s .Values.serve.constructorRetries -}}
+{{- with $upgrade.initializingTimeoutSeconds -}}
+{{- if ne $.Values.kind "RayService" -}}
+{{- $problems = append $problems "upgrade.initializingTimeoutSeconds: a RayCluster has none; leave it out" -}}
+{{- else if lt (float64 .) (float64 $needed) -}}
+{{- $problems = append $problems (printf "upgrade.initializingTimeoutSeconds: %v is below warmup.deadline_s × serve.constructorRetries = %v, and exceeding it is final: the RayService would have to be deleted; set %v or more, or leave it out" . $needed $needed) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.annotations "ray.io/initializing-timeout" -}}
+{{- $problems = append $problems "annotations: ray.io/initializing-timeout has to fit the deadline; set upgrade.initializingTimeoutSeconds" -}}
+{{- end -}}
+{{- if and $incremental (not $upgrade.options) -}}
+{{- $problems = append $problems "upgrade.options: NewClusterWithIncrementalUpgrade needs gatewayClassName, stepSizePercent and intervalSeconds; set them, or type: NewCluster" -}}
+{{- end -}}
+{{- if and $incremental (not .Values.autoscaling.enabled) -}}
+{{- $problems = append $problems "autoscaling.enabled: KubeRay refuses NewClusterWithIncrementalUpgrade without it; set it to true, or upgrade.type: NewCluster" -}}
+{{- end -}}
+{{- if and $upgrade.options (not $incremental) -}}
+{{- $problems = append $problems (printf "upgrade.options: %s takes none; leave them out, or set upgrade.type: NewClusterWithIncrementalUpgrade" $upgrade.type) -}}
+{{- end -}}
+{{- if and $incremental $upgrade.options (gt (float64 $upgrade.options.stepSizePercent) (float64 (hasKey $upgrade.options "maxSurgePercent" | ternary $upgrade.options.maxSurgePercent 100))) -}}
+{{- $problems = append $problems "upgrade.options.stepSizePercent: above maxSurgePercent, which KubeRay refuses; lower it" -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.buildSeconds" -}}
+{{- .Values.build.activeDeadlineSeconds | default (addf 600 (mulf 4 .Values.warmup.deadline_s)) | int -}}
+{{- end -}}
+
+{{- define "serve-warm.check.build" -}}
+{{- $problems := list -}}
+{{- $build := .Values.build -}}
+{{- if $build.enabled -}}
+{{- $store := include "serve-warm.store" . -}}
+{{- if not $build.keySecret.name -}}
+{{- $problems = append $problems "build.keySecret.name: empty, and an artifact that nobody signed is not loaded; create a Secret from the file of serve-warm keygen and name it" -}}
+{{- end -}}
+{{- if not $store -}}
+{{- $problems = append $problems "artifact.store: empty, so that the build has no place to publish to; name a store, or artifact.volume.persistentVolumeClaim" -}}
+{{- else if .Values.artifact.volume.image -}}
+{{- $problems = append $problems "build.enabled: nothing can be published into artifact.volume.image; build in CI and push the image, or use another store" -}}
+{{- else if and (hasPrefix "file://" $store) (not .Values.artifact.volume) -}}
+{{- $problems = append $problems "build.enabled: a folder of the Job's own pod ends with it; use a bucket, the Hub, or artifact.volume.persistentVolumeClaim" -}}
+{{- end -}}
+{{- $chosen := list -}}
+{{- $names := list -}}
+{{- range .Values.applications -}}
+{{- $names = append $names .name -}}
+{{- if or (not $build.application) (eq .name $build.application) -}}
+{{- $chosen = append $chosen . -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (len $chosen) 1 -}}
+{{- $problems = append $problems (printf "build.application: an artifact is of one application, and there are %s; name one of them" (join ", " $names | default "none")) -}}
+{{- else -}}
+{{- $application := first $chosen -}}
+{{- if hasKey ($application.runtime_env | default dict) "working_dir" -}}
+{{- $problems = append $problems (printf "build.enabled: the Job imports %s from the image, and runtime_env.working_dir has replicas import it from elsewhere; put the code into the image and take working_dir out" $application.import_path) -}}
+{{- end -}}
+{{- $warming := list -}}
+{{- range $application.deployments -}}
+{{- if hasKey (.user_config | default dict) "warmup" -}}
+{{- $warming = append $warming .name -}}
+{{- end -}}
+{{- end -}}
+{{- if and $build.deployment (not (has $build.deployment $warming)) -}}
+{{- $problems = append $problems (printf "build.deployment: no deployment %s of %s has user_config.warmup; name one of %s" $build.deployment $application.name (join ", " $warming | default "none")) -}}
+{{- else if and (not $build.deployment) (gt (len $warming) 1) -}}
+{{- $problems = append $problems (printf "build.deployment: an artifact is of one deployment, and %s warm up; name one of them" (join ", " $warming)) -}}
+{{- end -}}
+{{- end -}}
+{{- $needed := addf 600 (mulf 4 .Values.warmup.deadline_s) -}}
+{{- with $build.activeDeadlineSeconds -}}
+{{- if lt (float64 .) (float64 $needed) -}}
+{{- $problems = append $problems (printf "build.activeDeadlineSeconds: %v may end a build that is well: it is a compile and up to three fresh replicas, each with warmup.deadline_s; set %v or more, or leave it out" . $needed) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $build.when "beside") (eq (.Values.warmup.on_missing | default "compile") "fail") -}}
+{{- $problems = append $problems "warmup.on_missing: fail, while the build runs beside the first start, which then finds no artifact and fails; set build.when: before" -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.availability" -}}
+{{- $problems := list -}}
+{{- $budget := .Values.podDisruptionBudget -}}
+{{- if $budget.enabled -}}
+{{- $workers := 0 -}}
+{{- range .Values.workers -}}
+{{- $workers = add $workers (hasKey . "replicas" | ternary .replicas 1 | int) -}}
+{{- end -}}
+{{- $least := kindIs "invalid" $budget.minAvailable | ternary "" (toString $budget.minAvailable) -}}
+{{- $most := kindIs "invalid" $budget.maxUnavailable | ternary "" (toString $budget.maxUnavailable) -}}
+{{- if and $least $most -}}
+{{- $problems = append $problems "podDisruptionBudget.minAvailable: Kubernetes takes minAvailable or maxUnavailable; set one to null" -}}
+{{- else if and $least (not (hasSuffix "%" $least)) (ge (int $least) (int $workers)) -}}
+{{- $problems = append $problems (printf "podDisruptionBudget.minAvailable: %s of %d worker pods leaves none to move, so that no node could ever be drained; lower it, or add workers" $least $workers) -}}
+{{- else if or (eq $least "100%") (has $most (list "0" "0%")) -}}
+{{- $problems = append $problems "podDisruptionBudget.maxUnavailable: no pod may be moved, so that no node could ever be drained; set 1 or more" -}}
+{{- end -}}
+{{- end -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- if $policy.enabled -}}
+{{- if not $policy.operatorNamespace -}}
+{{- $problems = append $problems "networkPolicy.operatorNamespace: empty, so that KubeRay could not submit the applications; name the namespace of the operator" -}}
+{{- end -}}
+{{- if and .Values.monitoring.podMonitor.enabled (not $policy.monitoringNamespace) -}}
+{{- $problems = append $problems "networkPolicy.monitoringNamespace: empty, so that Prometheus could not scrape; name its namespace" -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.monitoring" -}}
+{{- $problems := list -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- if $monitoring.prometheusRule.enabled -}}
+{{- if not (.Files.Get "rules/serve-warm.tpl.yaml") -}}
+{{- $problems = append $problems "monitoring.prometheusRule.enabled: this copy of the chart has no rules/serve-warm.tpl.yaml; take a complete one" -}}
+{{- end -}}
+{{- if gt (float64 .Values.alerts.startSloSeconds) (float64 .Values.warmup.deadline_s) -}}
+{{- $problems = append $problems (printf "alerts.startSloSeconds: %v is above warmup.deadline_s, %v, so that no start could miss it; lower it" .Values.alerts.startSloSeconds .Values.warmup.deadline_s) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $monitoring.dashboards.enabled (not (.Files.Glob "dashboards/*.json")) -}}
+{{- $problems = append $problems "monitoring.dashboards.enabled: this copy of the chart has no dashboards/*.json; take a complete one" -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.env" -}}
+{{- $problems := list -}}
+{{- $settings := dict "SERVE_WARM_STATE_DIR" "the chart sets it, where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "SERVE_WARM_IMAGE_CREATED" "set image.created" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs" -}}
+{{- $places := list (dict "key" "env" "env" .Values.env) (dict "key" "head.env" "env" .Values.head.env) (dict "key" "build.env" "env" .Values.build.env) -}}
+{{- range $index, $group := .Values.workers -}}
+{{- $places = append $places (dict "key" (printf "workers[%d].env" $index) "env" (.env | default list)) -}}
+{{- end -}}
+{{- $common := list -}}
+{{- range .Values.env -}}
+{{- $common = append $common .name -}}
+{{- end -}}
+{{- range $places -}}
+{{- $key := .key -}}
+{{- $seen := eq $key "env" | ternary list $common -}}
+{{- range $index, $variable := .env -}}
+{{- with index $settings .name -}}
+{{- $problems = append $problems (printf "%s[%d].name: %s is not to be set here; %s" $key $index $variable.name .) -}}
+{{- end -}}
+{{- if and (hasKey . "value") (regexMatch "(SECRET|TOKEN|PASSWORD|_KEY)$" .name) -}}
+{{- $problems = append $problems (printf "%s[%d].value: a credential in plain sight of whoever reads the pod; use valueFrom.secretKeyRef, artifact.tokenSecret or artifact.credentialsSecret" $key $index) -}}
+{{- end -}}
+{{- if has .name $seen -}}
+{{- $problems = append $problems (printf "%s[%d].name: %s is there twice; keep one" $key $index .name) -}}
+{{- end -}}
+{{- $seen = append $seen .name -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}

@@ -1,0 +1,101 @@
+{{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
+       SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- define "serve-warm.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* What selects the pods of this release. No version is in it: a changed pod template makes KubeRay
+       replace the cluster. Nor app.kubernetes.io/name, which KubeRay's own Services select by. */ -}}
+{{- define "serve-warm.podLabels" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "serve-warm.image" -}}
+{{- $image := .Values.image -}}
+{{- $image.repository -}}
+{{- if $image.tag }}:{{ $image.tag }}{{ end -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ end -}}
+{{- end -}}
+
+{{- define "serve-warm.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "serve-warm.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.buildServiceAccountName" -}}
+{{- if .Values.build.serviceAccount.create -}}
+{{- default (printf "%s-build" (include "serve-warm.fullname" .)) .Values.build.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.build.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.store" -}}
+{{- if .Values.artifact.store -}}
+{{- .Values.artifact.store -}}
+{{- else if .Values.artifact.volume -}}
+file:///srv/serve_warm/artifacts
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether the chart makes the trust ConfigMap. */ -}}
+{{- define "serve-warm.ownTrust" -}}
+{{- $trust := .Values.trust -}}
+{{- if or $trust.keys $trust.pinned $trust.unsignedOk -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.trustConfigMap" -}}
+{{- if .Values.trust.configMap -}}
+{{- .Values.trust.configMap -}}
+{{- else if include "serve-warm.ownTrust" . -}}
+{{- printf "%s-trust" (include "serve-warm.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "serve-warm.trustToml" -}}
+{{- $trust := .Values.trust -}}
+{{- with $trust.pinned }}
+pinned = {{ toJson . }}
+{{- end }}
+{{- with $trust.denied }}
+denied = {{ toJson . }}
+{{- end }}
+{{- with $trust.maxAgeDays }}
+max_age_days = {{ . }}
+{{- end }}
+{{- range $trust.keys }}
+
+[[keys]]
+name = {{ .name | toJson }}
+pem = {{ printf "%s\n" (trim .pem) | toJson }}
+{{- end }}
+{{- range $trust.unsignedOk }}
+
+[[unsigned_ok]]
+store = {{ .store | toJson }}
+reason = {{ .reason | toJson }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,409 @@
+{{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
+       SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- /* Folders. serve_warm loads only from folders that nobody else can change. The root of an emptyDir has
+       mode 0777 and belongs to root, so that a container without privileges cannot mend it. An init
+       container makes folders of mode 0700 in it, and the others mount those, by subPath. */ -}}
+{{- define "serve-warm.volumes" -}}
+{{- $values := .root.Values -}}
+- name: serve-warm-state
+  emptyDir: {}
+- name: serve-warm-scratch
+  {{- if $values.scratchSizeLimit }}
+  emptyDir:
+    sizeLimit: {{ $values.scratchSizeLimit }}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- if .replicas }}
+- name: serve-warm-cache
+  {{- if .publishes }}
+  # The Job's own: a claim of the workers may be bound to another node.
+  emptyDir: {}
+  {{- else if $values.cache.hostPath }}
+  hostPath:
+    path: {{ $values.cache.hostPath.path }}
+    # One that is not there does not keep the pod from starting.
+    type: DirectoryOrCreate
+  {{- else if $values.cache.persistentVolumeClaim }}
+  persistentVolumeClaim:
+    claimName: {{ $values.cache.persistentVolumeClaim.claimName }}
+  {{- else if $values.cache.emptyDir }}
+  emptyDir:
+    {{- toYaml $values.cache.emptyDir | nindent 4 }}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- with .trust }}
+- name: serve-warm-trust
+  configMap:
+    name: {{ . }}
+{{- end }}
+{{- with $values.artifact.volume.image }}
+- name: serve-warm-artifacts
+  image:
+    {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- with $values.artifact.volume.persistentVolumeClaim }}
+- name: serve-warm-artifacts
+  persistentVolumeClaim:
+    claimName: {{ .claimName }}
+{{- end }}
+{{- end }}
+{{- with $values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The name of the folder on the cache volume: nodes and claims may serve several users. */ -}}
+{{- define "serve-warm.cacheFolder" -}}
+serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
+{{- end -}}
+
+{{- define "serve-warm.volumeMounts" -}}
+{{- $values := .root.Values -}}
+- {name: serve-warm-state, mountPath: /run/serve_warm}
+- {name: serve-warm-scratch, mountPath: /tmp, subPath: tmp}
+{{- range $values.writableDirs }}
+- {name: serve-warm-scratch, mountPath: {{ . }}, subPath: writable{{ . | replace "/" "-" }}}
+{{- end }}
+{{- if .replicas }}
+- {name: serve-warm-cache, mountPath: /var/cache/serve_warm, subPath: {{ include "serve-warm.cacheFolder" .root }}}
+{{- if .trust }}
+- {name: serve-warm-trust, mountPath: /etc/serve_warm, readOnly: true}
+{{- end }}
+{{- if $values.artifact.volume }}
+- name: serve-warm-artifacts
+  mountPath: /srv/serve_warm/artifacts
+  readOnly: {{ not .publishes }}
+  {{- with ($values.artifact.volume.persistentVolumeClaim | default dict).subPath }}
+  subPath: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- with $values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "serve-warm.foldersContainer" -}}
+{{- $values := .root.Values -}}
+{{- $nodeServer := $values.nodeServer -}}
+- name: serve-warm-folders
+  image: {{ include "serve-warm.image" .root }}
+  imagePullPolicy: {{ $values.image.pullPolicy }}
+  command:
+    - {{ $nodeServer.python }}
+    - -c
+    - |
+      import os, sys
+      def private(path):
+          os.makedirs(path, mode=0o700, exist_ok=True)
+          os.chmod(path, 0o700)
+      for path in sys.argv[1:]:
+          private(path)
+      {{- if and .probed (not $nodeServer.file) }}
+      import shutil, serve_warm.node
+      shutil.copyfile(serve_warm.node.__file__, "/run/serve_warm/node.py")
+      {{- end }}
+      {{- if .replicas }}
+      cache = "/volumes/cache/{{ include "serve-warm.cacheFolder" .root }}"
+      try:
+          private(cache)
+          private(cache + "/blobs")
+      except OSError as error:
+          sys.stderr.write(f"each replica downloads for itself: {error}. The root of the cache volume has "
+                           f"to be writable for user id {os.geteuid()}\n")
+      {{- end }}
+    - /volumes/scratch/tmp
+    - /volumes/scratch/tmp/home
+    {{- range $values.writableDirs }}
+    - /volumes/scratch/writable{{ . | replace "/" "-" }}
+    {{- end }}
+  resources:
+    requests: {cpu: 10m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  securityContext:
+    {{- toYaml $values.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    - {name: serve-warm-state, mountPath: /run/serve_warm}
+    - {name: serve-warm-scratch, mountPath: /volumes/scratch}
+    {{- if .replicas }}
+    - {name: serve-warm-cache, mountPath: /volumes/cache}
+    {{- end }}
+{{- end -}}
+
+{{- define "serve-warm.nodeFile" -}}
+{{- .Values.nodeServer.file | default "/run/serve_warm/node.py" -}}
+{{- end -}}
+
+{{- /* What `probe` and `serve` of node.py are told, as a YAML list. */ -}}
+{{- define "serve-warm.nodeOptions" -}}
+{{- $readiness := .root.Values.readiness -}}
+{{- $agent := index (.group.rayStartParams | default dict) "dashboard-agent-listen-port" | default "52365" -}}
+- --state-dir=/run/serve_warm/state
+- --expect={{ .group.expect | default $readiness.expect }}
+{{- range (hasKey .group "deployments" | ternary .group.deployments $readiness.deployments) }}
+- {{ printf "--deployment=%s" . | quote }}
+{{- end }}
+{{- if not $readiness.latched }}
+- --no-latch
+{{- end }}
+- --stale-s={{ $readiness.staleSeconds }}
+- --raylet={{ if $readiness.checkRaylet }}http://127.0.0.1:{{ $agent }}/api/healthz{{ else }}none{{ end }}
+- --proxy={{ if $readiness.checkProxy }}http://127.0.0.1:{{ .root.Values.serve.port }}/-/healthz{{ else }}none{{ end }}
+{{- end -}}
+
+{{- define "serve-warm.nodeServerContainer" -}}
+{{- $values := .root.Values -}}
+- name: serve-warm-node
+  image: {{ include "serve-warm.image" .root }}
+  imagePullPolicy: {{ $values.image.pullPolicy }}
+  # A native sidecar: it runs before Ray does and until Ray has ended.
+  restartPolicy: Always
+  command:
+    - {{ $values.nodeServer.python }}
+    - -I
+    - -S
+    - {{ include "serve-warm.nodeFile" .root }}
+    - serve
+    - --port={{ $values.nodeServer.port }}
+    - --drain-s={{ $values.nodeServer.drainSeconds }}
+    {{- include "serve-warm.nodeOptions" . | nindent 4 }}
+  ports:
+    - {name: serve-warm, containerPort: {{ $values.nodeServer.port }}}
+  livenessProbe:
+    httpGet: {path: /livez, port: {{ $values.nodeServer.port }}}
+    periodSeconds: 10
+    timeoutSeconds: 3
+    failureThreshold: 3
+  resources:
+    {{- toYaml $values.nodeServer.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml $values.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    - {name: serve-warm-state, mountPath: /run/serve_warm}
+{{- end -}}
+
+{{- define "serve-warm.warmCheck" -}}
+{{- $values := .root.Values -}}
+{{- if eq $values.readiness.mode "http" -}}
+httpGet: {path: /readyz, port: {{ $values.nodeServer.port }}}
+{{- else -}}
+exec:
+  command:
+    - {{ $values.nodeServer.python }}
+    - -I
+    - -S
+    - {{ include "serve-warm.nodeFile" .root }}
+    - probe
+    {{- include "serve-warm.nodeOptions" . | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Replaces what KubeRay would put there: the raylet and the proxy are asked by node.py too. */ -}}
+{{- define "serve-warm.probes" -}}
+{{- $values := .root.Values -}}
+{{- $readiness := $values.readiness -}}
+{{- $startup := $values.startupProbe -}}
+{{- if ne $readiness.mode "kuberay" -}}
+readinessProbe:
+  {{- include "serve-warm.warmCheck" . | nindent 2 }}
+  periodSeconds: {{ $readiness.periodSeconds }}
+  timeoutSeconds: {{ $readiness.timeoutSeconds }}
+  failureThreshold: {{ $readiness.failureThreshold }}
+  successThreshold: 1
+{{- end }}
+{{- if $startup.enabled }}
+startupProbe:
+  {{- if eq $startup.waitFor "warm" }}
+  {{- include "serve-warm.warmCheck" . | nindent 2 }}
+  {{- else }}
+  httpGet: {path: /livez, port: {{ $values.nodeServer.port }}}
+  {{- end }}
+  periodSeconds: {{ $startup.periodSeconds }}
+  timeoutSeconds: {{ $readiness.timeoutSeconds }}
+  failureThreshold: {{ include "serve-warm.startupFailures" .root }}
+{{- end }}
+{{- end -}}
+
+{{- define "serve-warm.startupFailures" -}}
+{{- $startup := .Values.startupProbe -}}
+{{- if $startup.failureThreshold -}}
+{{- $startup.failureThreshold -}}
+{{- else -}}
+{{- $budget := eq $startup.waitFor "warm" | ternary (mulf 1.5 .Values.warmup.deadline_s) 300.0 -}}
+{{- divf $budget $startup.periodSeconds | ceil | int -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Credentials for the store: of `artifact`, or of `build` where that has its own. */ -}}
+{{- define "serve-warm.storeEnv" -}}
+{{- with .root.Values.artifact.endpointUrl }}
+- {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}
+{{- if hasPrefix "http://" . }}
+- {name: AWS_ALLOW_HTTP, value: "true"}
+{{- end }}
+{{- end }}
+{{- if .token.name }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .token.name }}, key: {{ .token.key }}}
+{{- end }}
+{{- end -}}
+
+{{- define "serve-warm.env" -}}
+{{- $values := .root.Values -}}
+{{- if $values.containerSecurityContext.readOnlyRootFilesystem }}
+# Libraries keep their caches below it.
+- {name: HOME, value: /tmp/home}
+{{- end }}
+{{- if .replicas }}
+- {name: SERVE_WARM_STATE_DIR, value: /run/serve_warm/state}
+- {name: SERVE_WARM_NODE_CACHE_DIR, value: /var/cache/serve_warm/blobs}
+{{- with $values.image.created }}
+- {name: SERVE_WARM_IMAGE_CREATED, value: {{ . | quote }}}
+{{- end }}
+{{- include "serve-warm.storeEnv" (dict "root" .root "token" .token) }}
+{{- end }}
+{{- with $values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- with .env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* A pod of Ray. Takes root, group, component, and replicas: whether any can run here. */ -}}
+{{- define "serve-warm.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := $root.Values -}}
+{{- $group := .group -}}
+{{- $worker := eq .component "ray-worker" -}}
+{{- $server := and $worker $values.nodeServer.enabled -}}
+{{- $probed := and $worker (or $values.nodeServer.enabled (eq $values.readiness.mode "exec")) -}}
+{{- $context := dict "root" $root "group" $group "replicas" .replicas "probed" $probed "publishes" false "trust" (include "serve-warm.trustConfigMap" $root) "token" $values.artifact.tokenSecret "env" $group.env -}}
+metadata:
+  labels:
+    {{- include "serve-warm.podLabels" (dict "root" $root "component" .component) | nindent 4 }}
+    {{- with $group.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $group.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "serve-warm.serviceAccountName" $root }}
+  # The autoscaler beside the head asks the API server; nothing else does.
+  automountServiceAccountToken: {{ and (not $worker) $values.autoscaling.enabled }}
+  terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- toYaml $values.podSecurityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+  {{- with index $group $field }}
+  {{ $field }}:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  initContainers:
+    {{- include "serve-warm.foldersContainer" $context | nindent 4 }}
+    {{- if $server }}
+    {{- include "serve-warm.nodeServerContainer" $context | nindent 4 }}
+    {{- end }}
+  containers:
+    - name: {{ .component }}
+      image: {{ include "serve-warm.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      ports:
+        {{- if not $worker }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        - {name: as-metrics, containerPort: 44217}
+        - {name: dash-metrics, containerPort: 44227}
+        {{- end }}
+        - {name: serve, containerPort: {{ $values.serve.port }}}
+        - {name: metrics, containerPort: 8080}
+      env:
+        # Ray's own start-up histograms end at 240 s otherwise.
+        - name: RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS
+          value: "100,250,500,1000,2500,5000,10000,20000,30000,60000,120000,300000,600000,1200000,1800000,3600000"
+        {{- if ne (int $values.serve.constructorRetries) 3 }}
+        - {name: RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT, value: {{ $values.serve.constructorRetries | quote }}}
+        {{- end }}
+        {{- include "serve-warm.env" $context | trim | nindent 8 }}
+      {{- $secret := and .replicas $values.artifact.credentialsSecret }}
+      {{- if or $secret $values.envFrom }}
+      envFrom:
+        {{- if $secret }}
+        - secretRef: {name: {{ $secret }}}
+        {{- end }}
+        {{- with $values.envFrom }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- end }}
+      {{- if $worker }}
+      {{- with include "serve-warm.probes" $context | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      {{- if gt (int $values.preStopSeconds) 0 }}
+      lifecycle:
+        preStop:
+          exec: {command: [/bin/sh, -c, sleep {{ $values.preStopSeconds }}]}
+      {{- end }}
+      {{- end }}
+      resources:
+        {{- toYaml $group.resources | nindent 8 }}
+      securityContext:
+        {{- toYaml $values.containerSecurityContext | nindent 8 }}
+      volumeMounts:
+        {{- include "serve-warm.volumeMounts" $context | nindent 8 }}
+  volumes:
+    {{- include "serve-warm.volumes" $context | nindent 4 }}
+{{- end -}}
+
+{{- define "serve-warm.clusterSpec" -}}
+{{- $root := . -}}
+{{- $values := .Values -}}
+rayVersion: {{ $values.rayVersion | quote }}
+{{- if $values.autoscaling.enabled }}
+enableInTreeAutoscaling: true
+{{- with $values.autoscaling.options }}
+autoscalerOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+headGroupSpec:
+  rayStartParams:
+    {{- toYaml $values.head.rayStartParams | nindent 4 }}
+  template:
+    {{- include "serve-warm.podTemplate" (dict "root" $root "group" $values.head "component" "ray-head" "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
+{{- with $values.workers }}
+workerGroupSpecs:
+  {{- range . }}
+  {{- $replicas := hasKey . "replicas" | ternary .replicas 1 }}
+  - groupName: {{ .name }}
+    replicas: {{ $replicas }}
+    minReplicas: {{ hasKey . "minReplicas" | ternary .minReplicas $replicas }}
+    maxReplicas: {{ hasKey . "maxReplicas" | ternary .maxReplicas $replicas }}
+    rayStartParams:
+      {{- toYaml (.rayStartParams | default dict) | nindent 6 }}
+    template:
+      {{- include "serve-warm.podTemplate" (dict "root" $root "group" . "component" "ray-worker" "replicas" "yes") | nindent 6 }}
+  {{- end }}
+{{- end }}
+{{- with $values.extraClusterSpec }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "serve-warm.headRunsReplicas" -}}
+{{- if ne (toString (index (.Values.head.rayStartParams | default dict) "num-cpus")) "0" -}}yes{{- end -}}
+{{- end -}}

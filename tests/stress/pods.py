@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the containers of a rendered pod on this machine, mounted and restricted as kubelet does.
+
+A container sees this machine's files as its image, and what the pod mounts: an emptyDir is a folder
+of root with mode 0777, a Secret is readable by the group, a ConfigMap is read-only. It has process
+ids of its own, shares the network of its pod, and runs as the pod's user without capabilities.
+What it needs is root here. It is no kubelet: nobody restarts, probes or evicts anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Pod:
+    """One pod's volumes, network and running containers; a `with` ends them all."""
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        root: Path,
+        *,
+        code: Path,
+        claims: Mapping[str, Path] | None = None,
+        files: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        """Take a pod template, a folder, the application's, those of claims by name.
+
+        `files` are ConfigMaps and Secrets by name.
+        """
+        self._spec = template["spec"]
+        self._root = root
+        self._code = code
+        self._claims = claims or {}
+        self._files = files
+        self._running: list[subprocess.Popen[bytes]] = []
+        context = self._spec["securityContext"]
+        self._user, self._group = context["runAsUser"], context["runAsGroup"]
+        self._fs_group = context["fsGroup"]
+        self._volumes = {v["name"]: self._volume(v) for v in self._spec["volumes"]}
+        # What kubelet calls the sandbox: it holds the network.
+        holds = "ip link set lo up; exec sleep 86400"
+        self._sandbox = self._began(["unshare", "--net", "sh", "-c", holds])
+        name = Path(f"/proc/{self._sandbox.pid}/comm")
+        until(lambda: name.read_text() == "sleep\n", seconds=10)
+
+    def __enter__(self) -> Pod:  # noqa: PYI034 - Self is not in Python 3.10
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        for process in reversed(self._running):
+            self.end(process)
+
+    def initialise(self) -> None:
+        """Run the init containers that end, one after the other."""
+        for container in self._spec["initContainers"]:
+            if container.get("restartPolicy") != "Always":
+                self.run(container["name"])
+
+    def run(self, name: str) -> str:
+        """Run a container to its end and return its output; an exit code other than 0 raises."""
+        done = subprocess.run(
+            self._command(name, None), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, name: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a container, with another command where one is given."""
+        return self._began(self._command(name, command))
+
+    def execute(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a program of this machine in the pod's network."""
+        inside = ["nsenter", "--net", f"--target={self._sandbox.pid}", *command]
+        return subprocess.run(inside, capture_output=True, text=True, check=False)
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a container with all that it started."""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _began(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self._root / f"{len(self._running)}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self._running.append(process)
+        return process
+
+    def _volume(self, volume: Mapping[str, Any]) -> tuple[Path, bool]:
+        """Return a volume's folder, and whether it can be written at all."""
+        folder = self._root / "volumes" / volume["name"]
+        folder.mkdir(parents=True)
+        if "persistentVolumeClaim" in volume:
+            return self._claims[volume["persistentVolumeClaim"]["claimName"]], True
+        secret = volume.get("secret", {})
+        named = volume.get("configMap", {}).get("name") or secret.get("secretName")
+        if not named:
+            os.chown(folder, 0, self._fs_group)
+            folder.chmod(0o2777)
+            return folder, True
+        # By links, as kubelet makes them, so that all files change in one moment.
+        (folder / "..data").symlink_to("..2026")
+        (folder / "..2026").mkdir()
+        for name, text in self._files[named].items():
+            file = folder / "..2026" / name
+            file.write_text(text)
+            os.chown(file, 0, self._fs_group)
+            file.chmod(secret.get("defaultMode", 0o644))
+            (folder / name).symlink_to(f"..data/{name}")
+        folder.chmod(0o777)
+        return folder, False
+
+    def _command(self, name: str, command: list[str] | None) -> list[str]:
+        every = [*self._spec["containers"], *self._spec["initContainers"]]
+        container = next(each for each in every if each["name"] == name)
+        new = self._root / "rootfs"
+        new.mkdir(exist_ok=True)
+        top = f"{new}/top"
+        lines = [
+            "set -e",
+            f"mount -t tmpfs none {new}",
+            f"mkdir {new}/up {new}/work {top}",
+            f"mount -t overlay overlay -o lowerdir=/,upperdir={new}/up,workdir={new}/work {top}",
+            f"mount --rbind /dev {top}/dev",
+            f"mount -t proc proc {top}/proc",
+            # The interpreter of these tests may stand in root's home.
+            f"chmod 711 {top}/root",
+            # As in a new image, whatever this machine has there.
+            f"rm -rf {top}/etc/serve_warm {top}/run/serve_warm {top}/var/cache/serve_warm",
+            f"mkdir -p {top}/opt/app && mount --bind {self._code} {top}/opt/app",
+        ]
+        for mount in container.get("volumeMounts", []):
+            volume, writable = self._volumes[mount["name"]]
+            source = volume / mount.get("subPath", "")
+            if not source.exists():
+                source.mkdir(mode=stat.S_IMODE(volume.stat().st_mode))
+            target = f"{top}{mount['mountPath']}"
+            lines += [f"mkdir -p {target}", f"mount --bind {source} {target}"]
+            if mount.get("readOnly") or not writable:
+                lines.append(f"mount -o remount,bind,ro {target}")
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        lines.append(f"mount -o remount,ro {top}")
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": f"{REPOSITORY}:/opt/app",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **{each["name"]: each["value"] for each in container.get("env", []) if "value" in each},
+        }
+        lines.append(
+            shlex.join(
+                [
+                    *("exec", "chroot", top, "setpriv", f"--reuid={self._user}"),
+                    *(f"--regid={self._group}", f"--groups={self._fs_group}"),
+                    *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"),
+                    *("env", "-i", *(f"{key}={value}" for key, value in environment.items())),
+                    *(command or container["command"]),
+                ]
+            )
+        )
+        own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
+        return ["nsenter", "--net", f"--target={self._sandbox.pid}", *own, "\n".join(lines)]
+
+
+def why_not() -> str:
+    """Return why no pod can be run here; empty when one can."""
+    if os.geteuid() != 0:
+        return "pods are run by root"
+    missing = [p for p in ("unshare", "nsenter", "setpriv", "chroot", "ip") if not shutil.which(p)]
+    if missing:
+        return f"pods need {', '.join(missing)} (Debian: util-linux, iproute2)"
+    trial = "mount -t tmpfs none /mnt && mkdir /mnt/u /mnt/w /mnt/t && mount -t overlay overlay -o "
+    trial += "lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/t"
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", trial],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
+def until(what: Any, *, seconds: float) -> Any:
+    """Return what a call returns once that is true; fail when it is not in so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{what} is not true after {seconds:.0f} s")

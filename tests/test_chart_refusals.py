@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Values that the Helm chart refuses: each one names its key and what to do, in both engines.
+
+The alternative is a manifest that applies and then hangs, or does what nobody meant.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts import ENGINES, Refused, example, helm_3, laid_over
+
+MINIMAL = example("minimal")
+BUCKET = {"artifact": {"store": "s3://artifacts/scorer"}}
+MISTAKES = yaml.safe_load((Path(__file__).parent / "data" / "chart_mistakes.yaml").read_text())
+
+
+def values_of(mistake: dict[str, Any]) -> dict[str, Any]:
+    values = laid_over(example(mistake.get("base", "minimal")), mistake.get("values", {}))
+    if "deployment" in mistake:
+        (application,) = values["applications"]
+        (only,) = application["deployments"]
+        application["deployments"] = [{**only, **mistake["deployment"]}]
+    if "worker" in mistake:
+        limits = {"limits": {"cpu": "2", "memory": "4Gi"}}
+        values["workers"] = [{"name": "workers", "resources": limits, **mistake["worker"]}]
+    return values
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["name"])
+def test_a_mistake_is_refused_with_its_key_and_what_to_do(
+    mistake: dict[str, Any], engine: str
+) -> None:
+    """Nothing is rendered, and the text has the key as the user wrote it, and the way out."""
+    with pytest.raises(Refused) as refused:
+        ENGINES[engine](values_of(mistake))
+
+    text, key = str(refused.value), mistake["key"]
+    # The schema's words are the engines' own: a.0.b in Helm 3, '/a/0/b' in Helm 4.
+    named = [re.escape(key), re.escape("/" + key.replace(".", "/"))]
+    assert re.search(rf"(?<![\w.\]])({'|'.join(named)})(?![\w\[])", text), text
+    assert mistake["fix"] in text, text
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    """Three mistakes need one run to be seen, not three."""
+    values = laid_over(
+        MINIMAL, {**BUCKET, "image": {"tag": "latest"}, "networkPolicy": {"enabled": True}}
+    )
+
+    for render in ENGINES.values():
+        with pytest.raises(Refused) as refused:
+            render(values)
+        for key in ("image.tag: ", "trust: ", "networkPolicy.operatorNamespace: "):
+            assert f"- {key}" in str(refused.value)
+
+
+def test_a_credential_in_an_address_is_not_repeated() -> None:
+    """What is refused may end up in the log of a pipeline."""
+    values = laid_over(MINIMAL, {"artifact": {"store": "s3://key:hunter2@b/p"}})
+
+    for render in ENGINES.values():
+        with pytest.raises(Refused) as refused:
+            render(values)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_image_volumes_want_a_kubernetes_that_has_them() -> None:
+    """Before 1.31 the field would be dropped and the pod would start without its artifact."""
+    with pytest.raises(Refused, match=r"artifact\.volume\.image: .*persistentVolumeClaim"):
+        helm_3(example("image-volume"), kube_version="v1.30.0")
+
+    assert helm_3(example("image-volume"), kube_version="v1.31.0")
+
+
+def test_a_kubernetes_without_native_sidecars_is_refused() -> None:
+    """The node server would be an ordinary init container, which never ends."""
+    with pytest.raises(Refused, match=r"kubeVersion: >=1\.29"):
+        helm_3(MINIMAL, kube_version="v1.28.0")
