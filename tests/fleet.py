@@ -247,8 +247,7 @@ def _ended(
     for outcome in OUTCOMES:
         took = [r.lasted_s for ended, r in replicas if ended == outcome]
         yield "starts_total", {**of, "outcome": outcome}, float(len(took))
-        if took:
-            yield from _histogram("start_duration_seconds", {**of, "outcome": outcome}, took)
+        yield from _histogram("start_duration_seconds", {**of, "outcome": outcome}, took)
         stages = [each for ended, r in replicas if ended == outcome for each in r.stage_seconds]
         for stage in dict.fromkeys(name for name, _ in stages):
             seconds = [s for name, s in stages if name == stage]

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from boards import BOARD, FILE, SINKS, drawn, panels, substituted
 from components import require
 from helm.observability import rules
 from serve_warm.metrics import METRICS
 from serve_warm.node import NODE_METRICS
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "helm" / "serve-warm" / "dashboards" / "warm-start.json"
-BOARD: dict[str, Any] = json.loads(FILE.read_text())
 
 RAY = {
     "ray_serve_deployment_queued_queries": "gauge",
@@ -35,32 +34,6 @@ RAY = {
 """What Ray 2.60 exports itself and the dashboard shows, by name."""
 
 UNITS = {"short", "s", "ms", "bytes", "percentunit"}
-SINKS = ("serve_warm", "ray_serve_warm")
-
-
-def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield rows and panels in their order, also those that are folded into a row."""
-    for panel in board["panels"]:
-        yield panel
-        yield from panel.get("panels", ())
-
-
-def drawn(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what shows something."""
-    return [panel for panel in panels(board) if panel["type"] != "row"]
-
-
-def queries(board: dict[str, Any], title: str) -> list[str]:
-    """Return the expressions of a panel."""
-    (panel,) = (panel for panel in drawn(board) if panel["title"] == title)
-    return [target["expr"] for target in panel["targets"]]
-
-
-def substituted(expression: str, *, sink: str = "serve_warm", **chosen: str) -> str:
-    """Return what Grafana would ask, with everything chosen but what is said."""
-    values = dict.fromkeys(("Cluster", "Application", "Deployment", "Replica"), ".*")
-    values |= {"slo": "60", "__range": "24h", "__rate_interval": "5m", "sink": sink} | chosen
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: values.get(m[1] or m[2], m[0]), expression)
 
 
 def names(expression: str) -> set[str]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from boards import BOARD, SINKS, drawn, queries, substituted
 from components import require
 from fleet import DAY_S, Fleet, Replica, as_openmetrics
 from helm.observability import rules
 from prometheus_server import INSTALL, Prometheus, prometheus
-from test_dashboard import BOARD, queries, substituted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +122,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with (directory / "day.om").open("w") as file:
         file.writelines(as_openmetrics(series, DAY.start_s))
     command = [require("promtool", INSTALL), "tsdb", "create-blocks-from", "openmetrics", "-q"]
+    # One block for all of it, where it would read the file once for each two hours.
+    command.append("--max-block-duration=24h")
     subprocess.run([*command, directory / "day.om", directory / "data"], check=True)
     with prometheus(directory) as running:
         yield running
@@ -292,49 +294,36 @@ BY_RAY: dict[str, list[Values]] = {
 """What is different in Ray's export, beside that replicas that have ended are not there."""
 
 
-def by_ray(title: str) -> list[Values]:
-    def lives(key: str) -> bool:
-        return not {*OF_DEAD} & {*key.split("/")}
-
-    living = [{k: v for k, v in values.items() if lives(k)} for values in PANELS[title]]
+def expected(title: str, sink: str) -> list[Values]:
+    """Return what the expressions of a panel have, by the sink that is chosen."""
+    if sink == "serve_warm" or "node server only" in title:
+        return PANELS[title]
+    living = [
+        {key: value for key, value in values.items() if not {*key.split("/")} & {*OF_DEAD}}
+        for values in PANELS[title]
+    ]
     return BY_RAY.get(title, living)
 
 
-@pytest.mark.parametrize("sink", ["serve_warm", "ray_serve_warm"])
+@pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("title", PANELS)
 def test_a_panel_shows_the_right_numbers(recorded: Prometheus, title: str, sink: str) -> None:
     """At the end of the day, with either sink."""
-    found = [ask(recorded, substituted(query, sink=sink)) for query in queries(BOARD, title)]
+    found = [ask(recorded, substituted(query, sink=sink)) for query in queries(title)]
 
-    assert found == [
-        pytest.approx(each) for each in (PANELS if sink == "serve_warm" else by_ray_all())[title]
-    ]
-
-
-def by_ray_all() -> dict[str, list[Values]]:
-    return {
-        title: PANELS[title] if "node server only" in title else by_ray(title) for title in PANELS
-    }
+    assert found == [pytest.approx(values) for values in expected(title, sink)]
 
 
 def test_every_panel_has_its_numbers() -> None:
     """No panel is left out above."""
-    titles = [panel["title"] for panel in panels_with_queries()]
-
-    assert titles == list(PANELS)
-
-
-def panels_with_queries() -> list[dict[str, object]]:
-    from test_dashboard import panels
-
-    return [panel for panel in panels(BOARD) if panel["type"] != "row"]
+    assert [panel["title"] for panel in drawn(BOARD)] == list(PANELS)
 
 
 @pytest.mark.parametrize("title", PANELS)
 def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
     """Of a cluster, application, deployment or replica that is not chosen nothing is shown."""
     clean = {"Time to ready of each replica, and the objective", "Compiles after ready"}
-    for query in queries(BOARD, title):
+    for query in queries(title):
         for name in ("Cluster", "Application", "Deployment", "Replica"):
             if f"${name}" not in query:
                 continue
@@ -344,7 +333,7 @@ def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
 
 def test_one_deployment_can_be_looked_at(recorded: Prometheus) -> None:
     """The same panels, of one deployment: several can be chosen with a bar between."""
-    (query,) = queries(BOARD, "Ready replicas")
+    (query,) = queries("Ready replicas")
 
     assert ask(recorded, substituted(query, Deployment="Embedder")) == {"": 1.0}
     assert ask(recorded, substituted(query, Deployment="Ranker|Embedder")) == {"": 3.0}

@@ -91,8 +91,12 @@ def over_range(name: str, more: str = "") -> str:
 
 
 def quantile(share: float, by: str, histogram: str) -> str:
-    """Return a quantile of all that was counted; rates would miss what was counted first."""
-    return f"histogram_quantile({share}, sum by (le, {by}) ({histogram}_bucket{{{OF_DEPLOYMENT}}}))"
+    """Return a quantile of all that was counted; rates would miss what was counted first.
+
+    The comparison leaves out histograms in which nothing was counted yet: theirs is no number.
+    """
+    counted = f"sum by (le, {by}) ({histogram}_bucket{{{OF_DEPLOYMENT}}})"
+    return f"histogram_quantile({share}, {counted}) >= 0"
 
 
 def stage_number() -> str:
