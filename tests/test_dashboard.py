@@ -18,40 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from boards import BOARD, FILE, SINKS, drawn, panels, substituted
+from boards import BOARD, FILE, RAY, SINKS, drawn, known, names, panels, substituted
 from components import require
 from helm.observability import rules
-from serve_warm.metrics import METRICS
-from serve_warm.node import NODE_METRICS
 
 ROOT = Path(__file__).parents[1]
 
-RAY = {
-    "ray_serve_deployment_queued_queries": "gauge",
-    "ray_serve_replica_startup_latency_ms": "histogram",
-    "ray_serve_replica_initialization_latency_ms": "histogram",
-}
-"""What Ray 2.60 exports itself and the dashboard shows, by name."""
-
 UNITS = {"short", "s", "ms", "bytes", "percentunit"}
-
-
-def names(expression: str) -> set[str]:
-    """Return the metrics and records that an expression reads, with a sink in their name."""
-    bare = re.sub(r'"[^"]*"', "", expression)
-    return set(re.findall(r"\b(?:replica:|deployment:)?(?:ray_)?serve_[\w:]+", bare))
-
-
-def known() -> set[str]:
-    """Return every name that can be read, as it is exposed."""
-    found = {rule["record"] for rule in rules.RECORDS}
-    rows = [(m.name, m.kind) for m in METRICS]
-    rows += [(name, kind) for name, (kind, *_) in NODE_METRICS.items()]
-    for name, kind in [*rows, *RAY.items()]:
-        ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(kind, ("",))
-        found |= {name + end for end in ends}
-    found |= {f"ray_{m.name}{'_total' if m.kind == 'counter' else ''}" for m in METRICS}
-    return found
 
 
 # --- the lint ------------------------------------------------------------------------------

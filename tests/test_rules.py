@@ -23,7 +23,6 @@ from helm.observability import rules
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "helm" / "serve-warm" / "rules"
-RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
 READ = set(re.findall(r"\b(?:ray_)?serve_warm_\w+|\bup\b", rules.plain()))
 """What the rules read; the rest of what is exported is left out, for speed."""
 BY = "application, deployment, reason, instance"
@@ -617,20 +616,3 @@ def test_every_alert_says_who_is_told_and_where_to_read() -> None:
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
-
-
-def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    """An anchor leads to a section, and no section is of an alert that is gone."""
-    sections = re.findall(r"^## (ServeWarm\w+)$", RUNBOOKS, re.MULTILINE)
-
-    assert sections == ALERTS
-
-
-@pytest.mark.parametrize("name", ALERTS)
-def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
-    """What it means, what users see, how to look, what to do and when to be silent."""
-    section = re.split(r"^## ", RUNBOOKS.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
-
-    parts = re.findall(r"^\*\*(.+?)\*\*", section, re.MULTILINE)
-    assert parts == ["Means.", "Users see.", "Look.", "Do.", "Silence."]
-    assert "```" in section
