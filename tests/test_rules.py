@@ -93,7 +93,8 @@ RANKER = {"shop/Ranker": 1.0}
 
 THREE_STARTS = (
     Replica(name="fast", born=1, took_s=30.0),
-    Replica(name="quick", born=1, took_s=60.0),
+    # In time, and dead long after: no start that failed.
+    Replica(name="quick", born=1, took_s=60.0, dead=15),
     Replica(name="slow", born=1, took_s=120.0),
     Replica(name="killed", born=1, took_s=None, dead=4),
     Replica(name="starts", born=1, took_s=None),
@@ -191,6 +192,7 @@ CASES = [
             Replica(name="a", born=1, took_s=600.0, verdict="miss", artifact_days=None),
             Replica(name="b", verdict="off", configured=False, deployment="Plain"),
             Replica(name="c", verdict="full_hit", deployment="Warm"),
+            Replica(name="d", verdict="miss", configured=False, deployment="Odd"),
         ),
         minutes=100,
         expected={"ServeWarmColdStart": {0: NOBODY, 5: RANKER, 70: RANKER, 95: NOBODY}},
