@@ -62,6 +62,11 @@ def test_the_committed_transfer_is_within_its_limits():
     assert result["gets_of_the_blob"] == 33
 
 
+def test_a_reader_gets_through_the_readme():
+    """More than 300 lines belong into docs/."""
+    assert len(README.splitlines()) <= 300
+
+
 def test_python_blocks_are_python():
     """Every Python block of the README parses."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
