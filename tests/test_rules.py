@@ -39,6 +39,8 @@ class Case:
     replicas: tuple[Replica, ...] = ()
     minutes: int = 60
     sinks: str = "node ray"
+    evaluated: str = "1m"
+    """How often the rules are; more seldom where hours pass."""
     others: tuple[tuple[str, dict[str, str], dict[int, float]], ...] = ()
     """Series beside those of the sinks."""
     expected: dict[str, dict[int, dict[str, float]]]
@@ -66,14 +68,16 @@ def labelled(key: str) -> str:
     return selector("", tuple(zip(names, key.split("/"), strict=False)))
 
 
-def promtool(tmp_path: Path, series: Series, minutes: int, tests: dict[str, list]) -> str:
+def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
     """Return what is wrong, nothing where all is as expected."""
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
     given = {
         "rule_files": [str(RULES / "serve-warm.yaml")],
-        "evaluation_interval": "1m",
+        "evaluation_interval": case.evaluated,
         "group_eval_order": [group["name"] for group in rules.GROUPS],
-        "tests": [{"interval": "1m", "input_series": as_promtool(series, minutes), **tests}],
+        "tests": [
+            {"interval": "1m", "input_series": as_promtool(case.series(), case.minutes), **tests}
+        ],
     }
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps(given))  # which is YAML too
@@ -371,6 +375,7 @@ CASES = [
             for replica in slow_and_fast(1, fast)
         ),
         minutes=400,
+        evaluated="5m",
         sinks="ray",
         expected={
             "ServeWarmStartBudgetBurnsSlowly": {30: RANKER, 300: RANKER, 398: NOBODY},
@@ -470,7 +475,7 @@ def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
         for minute, values in at.items()
     ]
 
-    wrong = promtool(tmp_path, case.series(), case.minutes, {"promql_expr_test": expressions})
+    wrong = promtool(tmp_path, case, {"promql_expr_test": expressions})
 
     assert wrong == "", f"{case.says}\n{wrong}"
 
@@ -576,7 +581,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
     }
     test = {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": [expected]}
 
-    wrong = promtool(tmp_path, case.series(), case.minutes, {"alert_rule_test": [test]})
+    wrong = promtool(tmp_path, case, {"alert_rule_test": [test]})
 
     assert wrong == ""
 
