@@ -1,0 +1,372 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What of a fleet's starts is recorded, and when somebody is told: the Prometheus rules.
+
+`python helm/observability/rules.py` writes them twice into the chart:
+
+    rules/serve-warm.yaml       a rules file as Prometheus reads it, with the default numbers
+    rules/serve-warm.tpl.yaml   the same, in which Helm's values set the numbers
+
+The chart includes the second one with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`, and these
+are the values that it needs; `DEFAULTS` has the numbers:
+
+    alerts.startSloSeconds       a start that took longer missed the objective
+    alerts.startSloObjective     the share of starts that should not, between 0 and 1
+    alerts.artifactMaxAgeDays    an artifact that is older than this is called old
+    alerts.minStarts             fewer starts in the long window are too few to tell somebody
+    alerts.runbookUrl            where docs/runbooks.md is to be read; may be left out
+
+Rules read what node servers export and what Ray exports, whichever is there, and count a replica
+that is seen in both once. They keep to what Prometheus 2.42 knows.
+
+Sums are by namespace, application and deployment, never by cluster: KubeRay gives a cluster a new
+name at each upgrade, and an objective over weeks would begin anew each time.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RULES = Path(__file__).parents[1] / "serve-warm" / "rules"
+
+DEFAULTS = {
+    "startSloSeconds": "60",
+    "startSloObjective": "0.95",
+    "artifactMaxAgeDays": "30",
+    "minStarts": "5",
+    "runbookUrl": "docs/runbooks.md",
+}
+
+WHO = "namespace, application, deployment"
+EACH = f"{WHO}, replica"
+
+WINDOWS = ("30m", "6h", "3d", "28d")
+"""Of the objective: two for each of the alerts, and the one that it is stated over."""
+
+
+def value(name: str) -> str:
+    """Return the mark that one of the values takes the place of."""
+    if name not in DEFAULTS:
+        raise KeyError(name)
+    return f"@{name}@"
+
+
+def each(name: str, by: str = EACH) -> str:
+    """Return one series a replica, of the node server or of Ray, with no label but these."""
+    return f"max by ({by}) (serve_warm_{name} or ray_serve_warm_{name})"
+
+
+# --- what is recorded ----------------------------------------------------------------------
+
+STAGE = "replica:serve_warm_stage:now"
+START = "replica:serve_warm_start:within_slo"
+RECENT = "replica:serve_warm_start:recent"
+READY = "deployment:serve_warm_replicas_ready:count"
+STARTING = "deployment:serve_warm_replicas_starting:count"
+
+
+def starts(window: str) -> str:
+    """Return the record of how many starts ended in a window."""
+    return f"deployment:serve_warm_starts:count{window}"
+
+
+def missed(window: str) -> str:
+    """Return the record of the share of them that missed the objective."""
+    return f"deployment:serve_warm_starts_missed:ratio{window}"
+
+
+def record(name: str, expression: str) -> dict[str, Any]:
+    """Return a recording rule."""
+    return {"record": name, "expr": expression.strip()}
+
+
+RECORDS = [
+    # One series for each replica that is alive, with the stage that it is in. Where both sinks say
+    # something the node server is believed: Ray's export lags behind by up to 10 s.
+    record(
+        STAGE,
+        f"""
+max by ({EACH}, stage) (serve_warm_stage) == 1
+or on ({EACH})
+max by ({EACH}, stage) (ray_serve_warm_stage) == 1
+""",
+    ),
+    record(READY, f'count by ({WHO}) ({STAGE}{{stage="ready"}})'),
+    record(STARTING, f'count by ({WHO}) ({STAGE}{{stage!~"ready|failed"}})'),
+    # One series for each start that ended in the last 10 minutes: 1 if it was ready in time, 0 if
+    # it was late, or dead before it was ready. Over a window each replica then counts once, also
+    # when it is gone: increase() would not see a counter that is born at 1. The second half needs
+    # a node server, which remembers who died.
+    record(
+        START,
+        f"""
+(
+  {each("ready_seconds")} <= bool {value("startSloSeconds")}
+  and on ({EACH})
+  time() - {each("ready_timestamp_seconds")} < 600
+)
+or on ({EACH})
+0 * (
+  max by ({EACH}) (serve_warm_replica_alive) == 0
+  unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
+  unless on ({EACH}) max by ({EACH}) (serve_warm_replica_alive offset 10m) == 0
+)
+""",
+    ),
+    # 1 for each replica that is not ready yet, or whose start ended in the last hour.
+    record(
+        RECENT,
+        f"""
+count by ({EACH}) (max_over_time({START}[1h]))
+or on ({EACH})
+count by ({EACH}) ({STAGE}{{stage!="ready"}})
+""",
+    ),
+]
+for _window in WINDOWS:
+    RECORDS += [
+        record(starts(_window), f"count by ({WHO}) (max_over_time({START}[{_window}]))"),
+        record(missed(_window), f"1 - avg by ({WHO}) (min_over_time({START}[{_window}]))"),
+    ]
+
+
+# --- who is told ---------------------------------------------------------------------------
+
+OF = "{{ $labels.application }}#{{ $labels.deployment }}"
+
+
+def anchor(name: str) -> str:
+    """Return where the runbook of an alert is in its file."""
+    return name.lower()
+
+
+def alert(
+    name: str, severity: str, expression: str, summary: str, description: str, *, lasting: str = ""
+) -> dict[str, Any]:
+    """Return an alerting rule; `lasting` is how long it has to hold."""
+    return {
+        "alert": name,
+        "expr": expression.strip(),
+        **({"for": lasting} if lasting else {}),
+        "labels": {"severity": severity},
+        "annotations": {
+            "summary": summary,
+            "description": description,
+            "runbook_url": f"{value('runbookUrl')}#{anchor(name)}",
+        },
+    }
+
+
+def burns(factor: int, long: str, short: str) -> str:
+    """Return when the starts of two windows miss the objective so many times too often."""
+    limit = f"{factor} * (1 - {value('startSloObjective')})"
+    return f"""
+{missed(long)} > {limit}
+and {missed(short)} > {limit}
+and {starts(long)} >= {value("minStarts")}
+"""
+
+
+SLO = (
+    f"{value('startSloSeconds')} s from a replica's creation to READY, objective "
+    f"{value('startSloObjective')}"
+)
+
+COMPILES = "ray_serve_warm_compiles_after_ready_total"
+
+ALERTS = [
+    alert(
+        "ServeWarmColdStart",
+        "warning",
+        f"""
+count by ({WHO}) (
+  {each('verdict{verdict="miss"}')} == 1
+  and on ({EACH}) {each("artifact_configured")} == 1
+  and on ({EACH}) {RECENT}
+)
+""",
+        f"{OF} starts cold although an artifact is configured",
+        "{{ $value }} starts of the last hour, or of now, found no artifact that fits "
+        "and compiled everything.",
+    ),
+    alert(
+        "ServeWarmArtifactRefused",
+        "warning",
+        f"""
+count by ({WHO}, reason) (
+  {each("refused", f"{EACH}, reason")} == 1
+  and on ({EACH}) {RECENT}
+)
+""",
+        f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
+        "{{ $value }} starts of the last hour, or of now, found an artifact and did not load it. "
+        "untrusted, bad_signature and digest_mismatch can be an attack.",
+    ),
+    alert(
+        "ServeWarmStartNearDeadline",
+        "warning",
+        f"""
+max by ({WHO}) (
+  {each("start_elapsed_seconds")}
+  / on ({EACH}) {each("deadline_seconds")}
+  and on ({EACH}) {STAGE}{{stage!~"ready|failed"}}
+) > 0.8
+""",
+        f"{OF} has used {{{{ $value | humanizePercentage }}}} of a start's deadline",
+        "A replica is still starting. At its deadline it fails, or serves late where on_deadline "
+        "is serve.",
+    ),
+    alert(
+        "ServeWarmCompilesAfterReady",
+        "warning",
+        # Of Ray's export a counter begins with its first compile, and increase() misses that one.
+        f"""
+sum by ({WHO}) (increase(serve_warm_compiles_after_ready_total[10m])) > 0
+or on ({WHO})
+sum by ({WHO}) (
+  ({COMPILES} unless {COMPILES} offset 10m)
+  or increase({COMPILES}[10m])
+) > 0
+""",
+        f"{OF} compiles in traffic",
+        "Requests of the last 10 minutes met the compiler in replicas that were proven warm.",
+    ),
+    alert(
+        "ServeWarmNoReadyReplica",
+        "critical",
+        f"""
+max_over_time({STARTING}[5m]) > 0
+unless on ({WHO}) {READY} > 0
+""",
+        f"{OF} has no ready replica, and some are starting",
+        "For 10 minutes no replica could answer. Requests wait in the queue, or time out.",
+        lasting="10m",
+    ),
+    alert(
+        "ServeWarmArtifactOld",
+        "warning",
+        f"""
+max by ({WHO}) (
+  time() - {each("artifact_created_timestamp_seconds")}
+  and on ({EACH}) {STAGE}
+) / 86400 > {value("artifactMaxAgeDays")}
+""",
+        OF + ' runs an artifact of {{ $value | printf "%.0f" }} days ago',
+        f"Older than {value('artifactMaxAgeDays')} days. Where a trust file limits the age it is "
+        "refused one day, and starts are cold.",
+        lasting="1h",
+    ),
+    alert(
+        "ServeWarmArtifactOlderThanImage",
+        "info",
+        f"""
+max by ({WHO}) (
+  {each("image_created_timestamp_seconds")}
+  - on ({EACH}) {each("artifact_created_timestamp_seconds")}
+  and on ({EACH}) {STAGE}
+) > 0
+""",
+        f"{OF} runs an artifact that was made before its image",
+        "The image is {{ $value | humanizeDuration }} younger: the artifact was not built with it.",
+        lasting="1h",
+    ),
+    alert(
+        "ServeWarmStartBudgetBurnsFast",
+        "critical",
+        burns(6, "6h", "30m"),
+        f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
+        f"Six times too often for the objective, also in the last 30 minutes ({SLO}).",
+    ),
+    alert(
+        "ServeWarmStartBudgetBurnsSlowly",
+        "warning",
+        burns(1, "3d", "6h"),
+        f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
+        f"More than the objective allows, also in the last 6 hours ({SLO}).",
+    ),
+    alert(
+        "ServeWarmNodeServerDown",
+        "warning",
+        """
+up == 0
+and on (namespace, job, instance)
+max by (namespace, job, instance) (max_over_time(serve_warm_node_ready[1d]))
+""",
+        "The node server at {{ $labels.instance }} does not answer Prometheus",
+        "It did within the last day. Where a readiness probe asks it, its node is not ready.",
+        lasting="5m",
+    ),
+    alert(
+        "ServeWarmNodeServerAbsent",
+        "warning",
+        f"""
+count by ({WHO}) (
+  max by ({EACH}) (ray_serve_warm_ready)
+  unless on ({EACH}) max by ({EACH}) (serve_warm_replica_alive) == 1
+)
+and on (namespace)
+max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
+""",
+        f"{{{{ $value }}}} replicas of {OF} are on nodes without a node server",
+        "Ray exports them, and no node server of the namespace does, where there was one within "
+        "the last day.",
+        lasting="15m",
+    ),
+]
+
+GROUPS = [
+    {"name": "serve-warm.starts", "rules": RECORDS},
+    {"name": "serve-warm.alerts", "rules": ALERTS},
+]
+
+
+# --- the files -----------------------------------------------------------------------------
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes an expression of several lines as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else "")
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _marked() -> str:
+    head = (
+        "# SPDX-FileCopyrightText: 2026 the serve_warm authors\n"
+        "# SPDX-License-Identifier: Apache-2.0\n"
+        "# Written by helm/observability/rules.py: change that, and run it.\n"
+    )
+    return head + yaml.dump({"groups": GROUPS}, Dumper=_Dumper, sort_keys=False, width=10_000)
+
+
+def plain(**values: str) -> str:
+    """Return the rules file with the default numbers, or with others."""
+    text = _marked()
+    for name, default in DEFAULTS.items():
+        text = text.replace(value(name), values.get(name, default))
+    return text
+
+
+def template() -> str:
+    """Return the rules file as Helm is to read it: braces of Prometheus' own stay as they are."""
+    text = re.sub(r"\{\{.*?\}\}", lambda braces: "{{`" + braces[0] + "`}}", _marked())
+    for name, default in DEFAULTS.items():
+        expression = f".Values.alerts.{name}"
+        if name == "runbookUrl":
+            expression += f' | default "{default}"'
+        text = text.replace(value(name), f"{{{{ {expression} }}}}")
+    return text
+
+
+if __name__ == "__main__":
+    RULES.mkdir(parents=True, exist_ok=True)
+    (RULES / "serve-warm.yaml").write_text(plain())
+    (RULES / "serve-warm.tpl.yaml").write_text(template())

@@ -1,0 +1,311 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet that was, minute by minute, as Prometheus would have scraped it from both sinks.
+
+A test says what became of a few replicas. The series follow from that as `serve_warm.metrics` and
+`serve_warm.node` export them: a node server goes on with replicas that have died, zeros first; Ray
+drops them, adds labels of its own, and has no counter before its first count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serve_warm.node import OUTCOMES
+from serve_warm.report import Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DAY_S = 86_400.0
+BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+
+Labels = tuple[tuple[str, str], ...]
+Series = dict[tuple[str, Labels], dict[int, float]]
+"""Value by minute, by name and labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """What became of one replica. Minutes are since the beginning of the scenario."""
+
+    name: str
+    deployment: str = "Ranker"
+    application: str = "shop"
+    born: int = 0
+    took_s: float | None = 30.0
+    """Seconds to READY; None: it never became ready."""
+    dead: int | None = None
+    """The minute its process ended."""
+    gone: int | None = None
+    """The minute its pod went, with the node server that remembered it."""
+    verdict: str = "full_hit"
+    refused: str = ""
+    configured: bool = True
+    deadline_s: float = 1800.0
+    artifact_days: float | None = 10.0
+    """Its artifact's age when the scenario began; None without an artifact in use."""
+    image_days: float | None = None
+    stage: str = "replaying"
+    """What it is in while it is not ready."""
+    compiles: tuple[int, ...] = ()
+    """Minutes in which a request met the compiler."""
+    stage_seconds: tuple[tuple[str, float], ...] = ()
+    lookups: tuple[tuple[str, str, float], ...] = ()
+    node: str = ""
+    """Where it ran; a pod that went had one to itself."""
+    namespace: str = "prod"
+    cluster: str = "blue"
+
+    @property
+    def host(self) -> str:
+        return self.node or ("n1" if self.gone is None else f"of-{self.name}")
+
+    @property
+    def ready(self) -> float | None:
+        """The minute in which it became ready."""
+        return None if self.took_s is None else self.born + self.took_s / 60
+
+    @property
+    def who(self) -> dict[str, str]:
+        return {
+            "application": self.application,
+            "deployment": self.deployment,
+            "replica": self.name,
+        }
+
+    def rows(self, minute: int, start_s: float) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield name, own labels and value of each row of the table of metrics, as of a minute."""
+        alive = self.dead is None or minute < self.dead
+        is_ready = self.ready is not None and self.ready <= minute
+        stage = "ready" if is_ready else self.stage
+        yield "ready", {}, float(alive and is_ready)
+        yield "degraded", {}, float(alive and is_ready and self.verdict == "late")
+        for each in Stage:
+            here = alive and each.value.lower() == stage
+            yield "stage", {"stage": each.value.lower()}, float(here)
+        for verdict in Verdict:
+            yield "verdict", {"verdict": verdict.value}, float(verdict.value == self.verdict)
+        for reason in ("untrusted", "bad_signature", "expired"):
+            yield "refused", {"reason": reason}, float(reason == self.refused)
+        for name, seconds in self.stage_seconds if is_ready else ():
+            yield "stage_seconds", {"stage": name}, seconds
+        hit = self.verdict in {"full_hit", "partial"}
+        if is_ready and hit:
+            yield "stage_hidden_seconds", {"stage": "pulling"}, 1.5
+        yield "to_proof_seconds", {}, self.took_s - 5 if is_ready else 0.0
+        yield "unverified", {}, 0.0
+        yield "downloaded_bytes", {}, 50e6 if hit else 0.0
+        yield "inputs_expected", {}, 6.0
+        yield "inputs_proven", {}, 6.0 if is_ready else 0.0
+        yield "compiler_processes", {}, 0.0 if hit else 14.0
+        yield "compiler_seconds", {}, 0.0 if hit else 40.5
+        yield "calls_known", {"level": "1"}, 0.0 if hit else 2.0
+        yield "calls_known", {"level": "2"}, 2.0 if hit else 0.0
+        yield "calls_known", {"level": "3"}, 0.0
+        for layer, result, number in self.lookups:
+            yield "cache_lookups", {"layer": layer, "result": result}, number
+        counted = float(sum(at <= minute for at in self.compiles))
+        yield "compiles_after_ready_total", {}, counted
+        yield "captures_after_ready_total", {}, 0.0
+        yield "eager_falls_after_ready_total", {}, counted
+        yield "forbidden_after_ready_total", {}, 0.0
+        yield "calls_without_entry_total", {}, 3 * counted
+        yield "artifact_configured", {}, float(self.configured)
+        yield "deadline_seconds", {}, self.deadline_s
+        if alive:
+            yield from self._rows_of_the_living(minute, start_s)
+        if is_ready:
+            yield "ready_seconds", {}, self.took_s
+            yield "ready_timestamp_seconds", {}, start_s + self.ready * 60
+
+    def _rows_of_the_living(
+        self, minute: int, start_s: float
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        versions = {"version": "0.5.0", "ray_version": "2.60.0", "torch_version": "2.13.0"}
+        yield "build_info", versions, 1.0
+        end = minute if self.ready is None else min(self.ready, minute)
+        yield "start_elapsed_seconds", {}, 60 * (end - self.born)
+        if self.artifact_days is not None:
+            info = {"source": "s3", "statement": "147378e2d3f5", "created": "2026-02-28"}
+            yield "artifact_info", info, 1.0
+            yield "artifact_created_timestamp_seconds", {}, start_s - self.artifact_days * DAY_S
+        if self.image_days is not None:
+            yield "image_created_timestamp_seconds", {}, start_s - self.image_days * DAY_S
+
+    @property
+    def lasted_s(self) -> float:
+        """How long its start took, however it ended."""
+        return 60.0 * (self.dead - self.born) if self.took_s is None else self.took_s
+
+    def outcome(self, minute: int) -> str:
+        """Return how its start ended, as its node server counts it; empty while it has not."""
+        if self.ready is not None and self.ready <= minute:
+            return self.verdict
+        return "failed" if self.dead is not None and self.dead <= minute else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Replicas, and what is scraped of them."""
+
+    replicas: tuple[Replica, ...]
+    minutes: int
+    """How long the scenario is."""
+    start_s: float = 0.0
+    """When it began, seconds since the epoch."""
+    step: int = 1
+    """Minutes between two scrapes."""
+    queued: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
+    """Requests that wait, by deployment and from which minute on."""
+
+    def node_server(self) -> Series:
+        """Return what the node servers exported."""
+        series: Series = {}
+        nodes = {r.host: [p for p in self.replicas if p.host == r.host] for r in self.replicas}
+        for node, replicas in nodes.items():
+            target = {"instance": f"{node}:8099", "job": "serve-warm-node"}
+            target |= {"namespace": replicas[0].namespace, "ray_io_cluster": replicas[0].cluster}
+            gone = [r.gone for r in replicas]
+            end = max((g for g in gone if g is not None), default=None)
+            ends = self.minutes + 1 if None in gone or end is None else end
+            for minute in range(0, ends, self.step):
+                for name, labels, value in self._of_node(replicas, minute):
+                    key = (f"serve_warm_{name}", _sorted({**target, **labels}))
+                    series.setdefault(key, {})[minute] = value
+        return series
+
+    def _of_node(
+        self, replicas: list[Replica], minute: int
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        seen = [r for r in replicas if r.born <= minute]
+        alive = [r for r in seen if r.dead is None or minute < r.dead]
+        warm = [r for r in alive if r.ready is not None and r.ready <= minute]
+        is_ready = bool(warm)
+        yield "node_ready", {}, float(is_ready)
+        for check, passes in (("warm", is_ready), ("raylet", True), ("proxy", True)):
+            yield "node_check", {"check": check}, float(passes)
+        conditions = {"warm": len(warm), "warming": len(alive) - len(warm)}
+        conditions |= {"dead": len(seen) - len(alive), "failed": 0, "stale": 0, "unreadable": 0}
+        for condition, number in conditions.items():
+            yield "node_replicas", {"condition": condition}, float(number)
+        yield "node_excused", {}, 0.0
+        for replica in seen:
+            lives = replica in alive
+            yield "replica_alive", replica.who, float(lives)
+            if lives:
+                yield "heartbeat_age_seconds", replica.who, 2.0
+                yield "stage_age_seconds", replica.who, 60.0 * (minute - replica.born)
+            for name, labels, value in replica.rows(minute, self.start_s):
+                yield name, {**replica.who, **labels}, value
+        for names, group in _by_deployment(seen):
+            yield from _ended(names, [(r.outcome(minute), r) for r in group])
+
+    def ray(self) -> Series:
+        """Return what Ray exported: of our rows, and of its own."""
+        series: Series = {}
+        for minute in range(0, self.minutes + 1, self.step):
+            for replica in self.replicas:
+                ends = [e for e in (replica.dead, replica.gone) if e is not None]
+                if replica.born <= minute < min(ends, default=self.minutes + 1):
+                    own = {**replica.who, **self._ray_target(replica), "WorkerId": replica.name * 3}
+                    for name, labels, value in replica.rows(minute, self.start_s):
+                        if value or not name.endswith("_total"):
+                            key = (f"ray_serve_warm_{name}", _sorted({**own, **labels}))
+                            series.setdefault(key, {})[minute] = value
+            for name, labels, value in self._of_ray(minute):
+                series.setdefault((f"ray_serve_{name}", _sorted(labels)), {})[minute] = value
+        return series
+
+    def _ray_target(self, replica: Replica) -> dict[str, str]:
+        target = {"instance": f"{replica.host}:8080", "job": "ray-workers"}
+        target |= {"namespace": replica.namespace, "ray_io_cluster": replica.cluster}
+        return {**target, "SessionName": "session_2026", "NodeAddress": replica.host}
+
+    def _of_ray(self, minute: int) -> Iterator[tuple[str, dict[str, str], float]]:
+        for (application, deployment), group in _by_deployment(self.replicas):
+            of = {**self._ray_target(group[0]), "application": application}
+            of["deployment"] = deployment
+            since = self.queued.get(deployment, {})
+            waiting = [value for begin, value in sorted(since.items()) if begin <= minute]
+            handle = {"handle": "h1", "actor_id": "a1"}
+            yield "deployment_queued_queries", {**of, **handle}, waiting[-1] if waiting else 0.0
+            took = [r.took_s for r in group if r.ready is not None and r.ready <= minute]
+            if took:
+                for name in ("replica_startup_latency_ms", "replica_initialization_latency_ms"):
+                    bounds = (1000, 10_000, 60_000, 240_000)
+                    yield from _histogram(name, of, [1000 * t for t in took], bounds)
+
+
+def _ended(
+    names: tuple[str, str], replicas: list[tuple[str, Replica]]
+) -> Iterator[tuple[str, dict[str, str], float]]:
+    of = {"application": names[0], "deployment": names[1]}
+    for outcome in OUTCOMES:
+        took = [r.lasted_s for ended, r in replicas if ended == outcome]
+        yield "starts_total", {**of, "outcome": outcome}, float(len(took))
+        yield from _histogram("start_duration_seconds", {**of, "outcome": outcome}, took)
+        stages = [each for ended, r in replicas if ended == outcome for each in r.stage_seconds]
+        for stage in dict.fromkeys(name for name, _ in stages):
+            seconds = [s for name, s in stages if name == stage]
+            labels = {**of, "stage": stage, "outcome": outcome}
+            yield from _histogram("stage_duration_seconds", labels, seconds)
+
+
+def _histogram(
+    name: str, labels: dict[str, str], values: list[float], bounds: tuple[float, ...] = BUCKETS
+) -> Iterator[tuple[str, dict[str, str], float]]:
+    for bound in bounds:
+        le = {**labels, "le": f"{float(bound)}"}
+        yield f"{name}_bucket", le, float(sum(value <= bound for value in values))
+    yield f"{name}_bucket", {**labels, "le": "+Inf"}, float(len(values))
+    yield f"{name}_sum", labels, float(sum(values))
+    yield f"{name}_count", labels, float(len(values))
+
+
+def _by_deployment(
+    replicas: tuple[Replica, ...] | list[Replica],
+) -> Iterator[tuple[tuple[str, str], list[Replica]]]:
+    ordered = sorted(replicas, key=lambda r: (r.application, r.deployment))
+    for names, group in itertools.groupby(ordered, key=lambda r: (r.application, r.deployment)):
+        yield names, list(group)
+
+
+def _sorted(labels: dict[str, str]) -> Labels:
+    return tuple(sorted(labels.items()))
+
+
+def selector(name: str, labels: Labels) -> str:
+    """Return a series as it is written in an exposition."""
+    inside = ",".join(f'{key}="{value}"' for key, value in labels)
+    return f"{name}{{{inside}}}"
+
+
+def as_promtool(series: Series, minutes: int) -> list[dict[str, str]]:
+    """Return series as `promtool test rules` wants them, a value a minute."""
+    found = []
+    for (name, labels), values in series.items():
+        words = []
+        for minute in range(minutes + 1):
+            if minute in values:
+                words.append(repr(values[minute]))
+            else:
+                words.append("stale" if minute - 1 in values else "_")
+        runs = [(word, len(list(run))) for word, run in itertools.groupby(words)]
+        # `_x3` is three samples that are missing, `1x3` is 1 and three more.
+        times = [(word, number if word == "_" else number - 1) for word, number in runs]
+        text = " ".join(f"{word}x{number}" if number else word for word, number in times)
+        found.append({"series": selector(name, labels), "values": text})
+    return found
+
+
+def as_openmetrics(series: Series, start_s: float) -> Iterator[str]:
+    """Yield the lines of an exposition with a time for each sample."""
+    for (name, labels), values in series.items():
+        who = selector(name, labels)
+        for minute, value in values.items():
+            yield f"{who} {value!r} {start_s + 60 * minute:.0f}\n"
+    yield "# EOF\n"

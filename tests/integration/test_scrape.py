@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A real Prometheus scrapes Ray's endpoint and a node server: both say the same of one replica."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import ray
+
+from boards import BOARD, SINKS, drawn, queries, substituted
+from conftest import wait_until
+from integration import apps as shapes
+from prometheus_server import prometheus
+from serve_warm import node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import App, Cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+RULES = Path(__file__).parents[2] / "helm" / "serve-warm" / "rules" / "serve-warm.yaml"
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[App]:
+    (started,) = cluster.start({"scraped": shapes.Embedder.bind()}).values()
+    yield started
+    cluster.delete({started.name: started})
+
+
+@pytest.fixture
+def node_server(cluster: Cluster) -> Iterator[str]:
+    command = [sys.executable, "-I", "-S", node.__file__, "serve", "--host", "127.0.0.1"]
+    command += ["--port", "0", "--state-dir", str(cluster.state_dir)]
+    command += ["--raylet", "none", "--proxy", f"{cluster.url}/-/healthz"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    yield f"127.0.0.1:{re.search(r'answers on port ([0-9]+)', server.stderr.readline())[1]}"
+    server.kill()
+    server.communicate()
+
+
+def test_both_sinks_say_the_same(
+    cluster: Cluster, node_server: str, app: App, tmp_path: Path
+) -> None:
+    """Each panel that works with both shows the same numbers; a record counts a replica once."""
+    where = ray.nodes()[0]
+    of_ray = f"{where['NodeManagerAddress']}:{where['MetricsExportPort']}"
+    scrapes = [
+        {"job_name": name, "static_configs": [{"targets": [target]}]}
+        for name, target in (("node", node_server), ("ray", of_ray))
+    ]
+    report = app.ready().report()
+    assert app.post(json={"values": [1.0]}).status_code == 200
+
+    with prometheus(tmp_path, scrapes=scrapes, rule_files=[RULES]) as running:
+
+        def ask(expression: str) -> list[tuple[dict[str, str], float]]:
+            # Of the tests that share the cluster, only this one's application.
+            found = [(labels, round(value, 3)) for labels, value in running.ask(expression)]
+            return sorted(found, key=str)
+
+        def both() -> bool:
+            own = f'serve_warm_ready_seconds{{application="{app.name}"}}'
+            return bool(
+                ask(own) and ask(f"ray_{own}") and ask("ray_serve_replica_startup_latency_ms_count")
+            )
+
+        wait_until("both are scraped", both)
+        mine = {"Application": app.name}
+        # What is counted from the time range, or rests on Ray alone, or on the clock, is left out.
+        titles = [p["title"] for p in drawn(BOARD) if "${sink}" in str(p["targets"])]
+        left_out = {"Compiles and the like after ready", "Calls without an entry"}
+        shown = {
+            title: [
+                [ask(substituted(q, sink=sink, **mine)) for q in queries(title)] for sink in SINKS
+            ]
+            for title in titles
+            if title not in left_out
+        }
+        startup = ask(f'ray_serve_replica_startup_latency_ms_count{{application="{app.name}"}}')
+        ready = wait_until(
+            "it is recorded",
+            lambda: ask(f'deployment:serve_warm_replicas_ready:count{{application="{app.name}"}}'),
+        )
+
+    different = {title: pair for title, pair in shown.items() if pair[0] != pair[1]}
+    assert different == {}
+    ((_, seconds),) = shown["Time to ready of each replica, and the objective"][0][0]
+    assert seconds == round(report["elapsed_s"], 3)
+    assert [value for _, value in ready] == [1.0]
+    assert [value for _, value in startup] == [1.0]
