@@ -14,7 +14,7 @@ are the values that it needs; `DEFAULTS` has the numbers:
     alerts.startSloObjective     the share of starts that should not, between 0 and 1
     alerts.artifactMaxAgeDays    an artifact that is older than this is called old
     alerts.minStarts             fewer starts in the long window are too few to tell somebody
-    alerts.runbookUrl            where docs/runbooks.md is to be read; may be left out
+    alerts.runbookUrl            where docs/runbooks.md is to be read
 
 Rules read what node servers export and what Ray exports, whichever is there, and count a replica
 that is seen in both once. They keep to what Prometheus 2.42 knows.
@@ -358,11 +358,8 @@ def plain(**values: str) -> str:
 def template() -> str:
     """Return the rules file as Helm is to read it: braces of Prometheus' own stay as they are."""
     text = re.sub(r"\{\{.*?\}\}", lambda braces: "{{`" + braces[0] + "`}}", _marked())
-    for name, default in DEFAULTS.items():
-        expression = f".Values.alerts.{name}"
-        if name == "runbookUrl":
-            expression += f' | default "{default}"'
-        text = text.replace(value(name), f"{{{{ {expression} }}}}")
+    for name in DEFAULTS:
+        text = text.replace(value(name), f"{{{{ .Values.alerts.{name} }}}}")
     return text
 
 
