@@ -826,9 +826,63 @@ NODE_METRICS = {
         ("application", "deployment", "outcome"),
         "Starts that ended while this server ran, by verdict, or failed.",
     ),
+    "serve_warm_start_duration_seconds": (
+        "histogram",
+        ("application", "deployment", "outcome"),
+        "Seconds from a replica's creation to READY or FAILED, of the same starts.",
+    ),
+    "serve_warm_stage_duration_seconds": (
+        "histogram",
+        ("application", "deployment", "stage", "outcome"),
+        "Seconds of each stage of the same starts; no series before the first of its kind.",
+    ),
 }
 """What the server itself exports: kind, labels and meaning by name. All else is what replicas
 write under `metrics` (`serve_warm.metrics.as_data`)."""
+
+OWN = tuple(f"{name}_" for name in NODE_METRICS)
+"""How what the server exports may go on, with a suffix."""
+
+BUCKETS = (
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0),
+)
+"""Upper bounds of the histograms, seconds: from a start at level 3 to one that compiles a large
+model, and the usual deadlines among them."""
+
+
+class Family(NamedTuple):
+    """All samples of one metric."""
+
+    name: str
+    """Without the `_total` of a counter, which each of its samples has."""
+    kind: str
+    text: str
+    samples: tuple[tuple[str, dict[str, str], float], ...]
+    """Name, labels and value."""
+
+
+class _Histogram:
+    """Counts and the exact sum of what was observed."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        import bisect
+
+        self._counts[bisect.bisect_left(BUCKETS, value)] += 1
+        self._sum += value
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield suffix, label and value of each series."""
+        count = 0
+        for bound, more in zip((*map(repr, BUCKETS), "+Inf"), self._counts, strict=True):
+            count += more
+            yield "_bucket", {"le": bound}, float(count)
+        yield "_sum", {}, self._sum
+        yield "_count", {}, float(count)
 
 
 class Ledger:
@@ -838,6 +892,8 @@ class Ledger:
         self._seen: dict[str, Replica] = {}
         self._counted: set[str] = set()
         self._starts: dict[tuple[str, str, str], int] = {}
+        self._took: dict[tuple[str, str, str], _Histogram] = {}
+        self._stages: dict[tuple[str, str, str, str], _Histogram] = {}
         self._first = True
         for name in deployments:
             application, _, deployment = name.rpartition("#")
@@ -867,6 +923,7 @@ class Ledger:
     def _expose(self, application: str, deployment: str) -> None:
         for outcome in OUTCOMES:
             self._starts.setdefault((application, deployment, outcome), 0)
+            self._took.setdefault((application, deployment, outcome), _Histogram())
 
     def _count(self, stem: str, replica: Replica, state: dict[str, Any]) -> None:
         application, deployment, _ = replica.names
@@ -878,85 +935,182 @@ class Ledger:
         if self._first:
             return  # it ended before this server began
         outcome = "failed" if stage == "FAILED" else str(state.get("verdict"))
-        if outcome in OUTCOMES:
-            self._starts[application, deployment, outcome] += 1
+        if outcome not in OUTCOMES:
+            return
+        self._starts[application, deployment, outcome] += 1
+        # A replica of an earlier release says neither of the two.
+        elapsed_s = _seconds(state.get("elapsed_s"))
+        if elapsed_s is not None:
+            self._took[application, deployment, outcome].observe(elapsed_s)
+        stages = state.get("stage_seconds")
+        for stage, took in stages.items() if isinstance(stages, dict) else ():
+            seconds = _seconds(took)
+            if seconds is not None and stage in STAGES:
+                key = (application, deployment, stage, outcome)
+                self._stages.setdefault(key, _Histogram()).observe(seconds)
 
-    def exposition(self, readiness: Readiness) -> str:
-        """Return all figures in Prometheus' text format."""
-        rows: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in NODE_METRICS}
-        kinds = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+    def families(self, readiness: Readiness) -> Iterator[Family]:
+        """Yield all figures: first what the server knows by itself, then what replicas wrote."""
+        found = _Found()
         failed = dict(readiness.reasons)
-        rows["serve_warm_node_ready"].append(({}, float(readiness.ready)))
-        rows["serve_warm_node_excused"].append(({}, float(len(readiness.excused))))
+        found.add("serve_warm_node_ready", {}, float(readiness.ready))
         for check in readiness.checks:
-            rows["serve_warm_node_check"].append(({"check": check}, float(check not in failed)))
+            found.add("serve_warm_node_check", {"check": check}, float(check not in failed))
         conditions = [r.condition for r in self._seen.values()]
         for condition in CONDITIONS:
             count = float(conditions.count(condition))
-            rows["serve_warm_node_replicas"].append(({"condition": condition}, count))
-        for (application, deployment, outcome), number in sorted(self._starts.items()):
-            labels = {"application": application, "deployment": deployment, "outcome": outcome}
-            rows["serve_warm_starts"].append((labels, float(number)))
+            found.add("serve_warm_node_replicas", {"condition": condition}, count)
+        found.add("serve_warm_node_excused", {}, float(len(readiness.excused)))
+        for start, number in sorted(self._starts.items()):
+            found.add_own("serve_warm_starts", start, float(number))
+        for start, took in sorted(self._took.items(), key=lambda item: item[0]):
+            found.add_histogram("serve_warm_start_duration_seconds", start, took)
+        for stage, took in sorted(self._stages.items(), key=lambda item: item[0]):
+            found.add_histogram("serve_warm_stage_duration_seconds", stage, took)
         now = boot_s()
         for replica in self._seen.values():
-            if not any(replica.names):
-                continue
-            who = dict(zip(WHO, replica.names, strict=True))
-            alive = replica.condition != "dead"
-            rows["serve_warm_replica_alive"].append((who, float(alive)))
-            if alive:
-                age_s = now - replica.heartbeat_s
-                rows["serve_warm_heartbeat_age_seconds"].append((who, max(0.0, age_s)))
-                since_s = _number(replica.state, "stage_boot_s")
-                if since_s is not None:
-                    rows["serve_warm_stage_age_seconds"].append((who, max(0.0, now - since_s)))
-            for name, kind, text, label, value in _own_rows(replica, alive=alive):
-                if kinds.setdefault(name, (kind, text))[0] == kind and name not in NODE_METRICS:
-                    rows.setdefault(name, []).append(({**who, **label}, value))
-        return "".join(_family(name, *kinds[name], rows[name]) for name in rows)
+            if any(replica.names):
+                self._add_replica(found, replica, now)
+        return found.families()
+
+    def _add_replica(self, found: _Found, replica: Replica, now: float) -> None:
+        alive = replica.condition != "dead"
+        found.add_own("serve_warm_replica_alive", replica.names, float(alive))
+        if alive:
+            age_s = max(0.0, now - replica.heartbeat_s)
+            found.add_own("serve_warm_heartbeat_age_seconds", replica.names, age_s)
+            since_s = _number(replica.state, "stage_boot_s")
+            if since_s is not None:
+                age_s = max(0.0, now - since_s)
+                found.add_own("serve_warm_stage_age_seconds", replica.names, age_s)
+        who = dict(zip(WHO, replica.names, strict=True))
+        for name, kind, text, labels, value in _own_rows(replica, now, alive=alive):
+            found.add_written(name, kind, text, {**who, **labels}, value)
+
+    def exposition(self, readiness: Readiness) -> str:
+        """Return all figures in Prometheus' text format."""
+        return "".join(map(_written, self.families(readiness)))
+
+
+STAGES = (
+    *("pending", "waiting", "pulling", "verifying", "loading", "replaying", "proving", "ready"),
+    "failed",
+)
+"""What `serve_warm.report.Stage` has, as labels have it."""
+
+
+class _Found:
+    """Samples by the metric that they are of: each family in one piece, each series once."""
+
+    def __init__(self) -> None:
+        self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+        self._samples: dict[str, dict[tuple[str, ...], tuple[str, dict[str, str], float]]] = {
+            name: {} for name in NODE_METRICS
+        }
+
+    def add(self, name: str, labels: dict[str, str], value: float, *, suffix: str = "") -> None:
+        kind = self._about[name][0]
+        full = name + (suffix or ("_total" if kind == "counter" else ""))
+        labels = {key: _plain(each) for key, each in labels.items()}
+        key = (suffix, *(each for pair in labels.items() for each in pair))
+        self._samples.setdefault(name, {})[key] = (full, labels, value)
+
+    def add_own(self, name: str, values: Iterable[str], value: float) -> None:
+        self.add(name, dict(zip(NODE_METRICS[name][1], values, strict=True)), value)
+
+    def add_histogram(self, name: str, values: Iterable[str], took: _Histogram) -> None:
+        labels = dict(zip(NODE_METRICS[name][1], values, strict=True))
+        for suffix, more, value in took.samples():
+            self.add(name, {**labels, **more}, value, suffix=suffix)
+
+    def add_written(
+        self, name: str, kind: str, text: str, labels: dict[str, str], value: float
+    ) -> None:
+        """Add what a replica wrote, but for what stands for something else here already."""
+        if name not in self._about and not name.startswith(OWN):
+            self._about[name] = (kind, _plain(text))
+        if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
+            self.add(name, labels, value)
+
+    def families(self) -> Iterator[Family]:
+        for name, samples in self._samples.items():
+            yield Family(name, *self._about[name], tuple(samples.values()))
 
 
 def _own_rows(
-    replica: Replica, *, alive: bool
+    replica: Replica, now: float, *, alive: bool
 ) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
-    """Yield name, kind, meaning, own label and value of each figure that a replica wrote."""
+    """Yield name, kind, meaning, own labels and value of each figure that a replica wrote."""
     import re
 
     table = (replica.state or {}).get("metrics")
     for row in table if isinstance(table, list) else ():
-        if not isinstance(row, dict) or not isinstance(row.get("values"), dict):
+        if not isinstance(row, dict):
             continue
-        name, kind, label = row.get("name"), row.get("kind"), row.get("label")
+        name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
-        if kind not in ("gauge", "counter") or label in WHO:
+        if kind not in ("gauge", "counter"):
             continue
-        if label is not None and not (isinstance(label, str) and re.fullmatch("[a-z_]+", label)):
+        # What is true of a living replica only is not true of a dead one.
+        ended = not alive and row.get("while_alive") is True
+        if ended and row.get("absent_after") is True:
             continue
-        for key, value in row["values"].items():
-            if isinstance(value, (int, float)):
-                # What is true of a living replica only is not true of a dead one.
-                ended = not alive and row.get("while_alive") is True
-                own = {label: str(key)} if label else {}
-                yield name, kind, str(row.get("help", "")), own, 0.0 if ended else float(value)
+        since_s = _number(row, "since_boot_s") if alive else None
+        for labels, written in _own_samples(row):
+            value = written if since_s is None else max(0.0, now - since_s)
+            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended else value
 
 
-def _family(
-    name: str, kind: str, text: str, samples: Sequence[tuple[dict[str, str], float]]
-) -> str:
-    full = name + ("_total" if kind == "counter" else "")
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    lines = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n"]
-    for labels, value in samples:
+def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield labels and value of each series of a row; of one that is none, nothing."""
+    import re
+
+    labels: Any = row.get("labels")
+    samples: Any = row.get("samples")
+    label, values = row.get("label"), row.get("values")
+    if isinstance(values, dict):  # one label, or none
+        labels = [] if label is None else [label]
+        samples = [[[key] if labels else [], value] for key, value in values.items()]
+    if not isinstance(labels, list) or not isinstance(samples, list):
+        return
+    for each in labels:
+        if not isinstance(each, str) or not re.fullmatch("[a-z_]{1,100}", each):
+            return
+    if len({*labels, *WHO, "le"}) != len(labels) + len(WHO) + 1:
+        return
+    for sample in samples:
+        if not isinstance(sample, list) or len(sample) != 2:
+            continue
+        key, value = sample
+        if isinstance(key, list) and len(key) == len(labels) and isinstance(value, (int, float)):
+            with contextlib.suppress(OverflowError):  # JSON has integers of any size
+                yield dict(zip(labels, map(str, key), strict=True)), float(value)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a number that may be observed, as one that is not a number would spoil all sums."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return float(value) if ok else None
+
+
+def _written(family: Family) -> str:
+    full = family.name + ("_total" if family.kind == "counter" else "")
+    text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
+    lines = [f"# HELP {full} {text}\n# TYPE {full} {family.kind}\n"]
+    for name, labels, value in family.samples:
         inside = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
-        lines.append(f"{full}{{{inside}}} {value!r}\n" if inside else f"{full} {value!r}\n")
+        lines.append(f"{name}{{{inside}}} {value!r}\n" if inside else f"{name} {value!r}\n")
     return "".join(lines)
 
 
-def _escaped(value: str) -> str:
+def _plain(value: str) -> str:
     # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
-    plain = value.encode(errors="replace").decode()
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return value.encode(errors="replace").decode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # --- the server ----------------------------------------------------------------------------

@@ -163,11 +163,15 @@ def series(text: str) -> dict[str, float]:
             families.append(line.split(" ", 3)[2])
         elif line.startswith("# TYPE "):
             assert line.split(" ")[2] == families[-1]
-            assert line.split(" ")[3] in {"gauge", "counter"}
+            kind = line.split(" ")[3]
+            assert kind in {"gauge", "counter", "histogram"}
         else:
             sample = SAMPLE.fullmatch(line)
             assert sample, line
-            assert sample[1].partition("{")[0] == families[-1]
+            name = sample[1].partition("{")[0]
+            if kind == "histogram":
+                name = re.sub("_(bucket|sum|count)$", "", name)
+            assert name == families[-1]
             assert sample[1] not in found
             found[sample[1]] = float(sample[2])
     assert len(families) == len(set(families))

@@ -43,6 +43,7 @@ COMMANDS = {
     "sign": "serve_warm.cli.keys",
     "prune": "serve_warm.cli.pruning",
     "probe": "serve_warm.cli.probing",
+    "metrics": "serve_warm.cli.reference",
 }
 """Module by command."""
 
