@@ -170,7 +170,7 @@ class ArtifactUse:
 
     store: str
     source: str = ""
-    """Kind of the store, one of `stores.KINDS`."""
+    """Kind of the store, as `stores.kind_of` has it."""
     statement: str = ""
     """Key of the chosen statement; empty when none was chosen."""
     created: str = ""

@@ -15,6 +15,7 @@ import os
 import pwd
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,39 @@ def test_the_report_says_who_and_what():
     assert report.to_proof_s >= report.overhead_s > 0
     assert report.cpu_s > 0
     assert json.loads(json.dumps(report.to_json())) == report.to_json()
+
+
+def test_the_report_says_how_long_it_took_since_the_replica_was_created():
+    """Growing until it is ready, and then for ever what it was then; what is known stays."""
+    told: list[Report] = []
+    before_unix = time.time()
+    created = time.clock_gettime(time.CLOCK_BOOTTIME) - 1000.0
+    known = Report(application="app", created_boot_s=created, versions={"ray": "2.60.0"})
+    start = Warmup(StandIn(), WarmupConfig(deadline_s=60.0), known=known)
+    start.observe([told.append])
+
+    asyncio.run(start.run())
+
+    report = start.report()
+    elapsed = [each.elapsed_s for each in told]
+    assert 1000.0 < elapsed[0] < report.elapsed_s
+    assert elapsed == sorted(elapsed)
+    assert {each.elapsed_s for each in told if each.stage is Stage.READY} == {report.elapsed_s}
+    assert {each.ready_unix for each in told if each.stage is not Stage.READY} == {None}
+    assert report.ready_unix is not None
+    assert before_unix <= report.ready_unix <= time.time()
+    assert (report.deadline_s, report.artifact_configured) == (60.0, False)
+    assert (report.application, report.versions["ray"]) == ("app", "2.60.0")
+    assert report.versions["torch"] == torch.__version__
+
+
+def test_a_failed_start_has_an_end_too():
+    """Its time stops growing, and it was never ready."""
+    _, report, start = failed(WarmupTimeout, Stuck(), deadline_s=0.5)
+
+    assert report.elapsed_s > 0
+    assert start.report().elapsed_s == report.elapsed_s
+    assert report.ready_unix is None
 
 
 def test_a_report_can_be_read_at_any_time():

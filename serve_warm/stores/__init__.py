@@ -141,20 +141,18 @@ def open_store(uri: str) -> Store:
     raise ConfigError(f"{name}: does not begin the address of a store", hint=_ADDRESSES)
 
 
-KINDS = ("file", "s3", "gs", "azure", "hf")
-"""What a store can be, in words that whoever runs a fleet would use."""
+KINDS = {"file": "file", "s3": "s3", "gs": "gs", "az": "azure", "hf": "hf"}
+"""What a store can be, in a word of whoever runs a fleet, by the scheme of its address."""
 
 
 def kind_of(uri: str) -> str:
-    """Return which of `KINDS` an address is of; `none` where it is no address of a store.
+    """Return what kind of store is at an address; `none` where it is no address of a store.
 
     >>> kind_of("./artifacts"), kind_of("az://container/prefix")
     ('file', 'azure')
     """
     scheme = _SCHEME.match(uri)
-    name = scheme.group(1).lower() if scheme else "file"
-    name = {"az": "azure"}.get(name, name)
-    return name if name in KINDS else "none"
+    return KINDS.get(scheme.group(1).lower() if scheme else "file", "none")
 
 
 _BUCKETS: tuple[Literal["s3", "gs", "az"], ...] = ("s3", "gs", "az")

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import HANG_S, wait_until
 from integration import apps as shapes
 from serve_warm import metrics, node
+from serve_warm.collector import NodeCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,7 +226,7 @@ def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
 
 
 @pytest.mark.slow
-def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(apps):
+def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, apps):
     """Ray drops a gauge that is set once after 20 to 30 s: ours is still there much later."""
     app = apps["exported"].ready()
     ready_unix = app.report()["started_unix"]
@@ -267,3 +268,14 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(apps):
     }
     exact = [found[f"ray_serve_warm_{name}_seconds"][()] for name in ("ready", "start_elapsed")]
     assert exact == [report["elapsed_s"]] * 2
+    collected = {
+        sample.name: sample.value
+        for family in NodeCollector(cluster.state_dir).collect()
+        for sample in family.samples
+        if sample.labels.get("application") == app.name
+    }
+    assert collected["serve_warm_ready_seconds"] == report["elapsed_s"]
+    assert collected["serve_warm_ready_timestamp_seconds"] == report["ready_unix"]
+    (state,) = (s for s in node.read_states(cluster.state_dir) if s["application"] == app.name)
+    assert state["elapsed_s"] == report["elapsed_s"]
+    assert state["stage_seconds"].keys() == {"pending", "replaying", "proving"}
