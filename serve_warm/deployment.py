@@ -279,8 +279,6 @@ class _Replica:
             deployment=self.deployment,
             replica=self.replica,
             created_boot_s=created_boot_s,
-            image_created_unix=image_created_unix() if self.in_serve else None,
-            versions=_versions() if self.in_serve else {},
         )
         self._task: asyncio.Task[Report] | None = None
         self._warmup: Warmup | None = None
@@ -302,6 +300,9 @@ class _Replica:
         self._heartbeat: node.Heartbeat | None = None
         if self.in_serve:
             _log_through_serve()
+            self._known = dataclasses.replace(
+                self._known, image_created_unix=image_created_unix(), versions=_versions()
+            )
             # Before `__init__`, which may take minutes: this node has a replica that is not ready.
             self._beat()
             if self._config.enabled:

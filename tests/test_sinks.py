@@ -432,6 +432,24 @@ def test_a_poisoned_directory_is_a_failed_check(sinks, replica, directory):
     assert of(after, "serve_warm_node_ready") == 0.0
 
 
+def test_what_is_noted_later_was_seen_later(directory, monkeypatch):
+    """A look and its note are one: with two collections at a time no replica becomes younger."""
+    collector = NodeCollector(directory)
+    locked: list[bool] = []
+    really = node.judge
+
+    def spy(*given: Any, **options: Any) -> Any:
+        locked.append(collector._lock.locked())
+        return really(*given, **options)
+
+    monkeypatch.setattr(node, "judge", spy)
+    first = next(iter(collector.collect()))
+
+    assert locked == [True]
+    assert not collector._lock.locked()
+    assert first.name in NODE_METRICS
+
+
 def test_nothing_there_is_a_scrape_too(sinks):
     """Before any replica, and before the directory exists."""
     found = sinks.both()
