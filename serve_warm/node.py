@@ -1084,8 +1084,11 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
             continue
         key, value = sample
         if isinstance(key, list) and len(key) == len(labels) and isinstance(value, (int, float)):
-            with contextlib.suppress(OverflowError):  # JSON has integers of any size
-                yield dict(zip(labels, map(str, key), strict=True)), float(value)
+            try:
+                number = float(value)
+            except OverflowError:
+                continue  # JSON has integers of any size
+            yield dict(zip(labels, map(str, key), strict=True)), number
 
 
 def _seconds(value: Any) -> float | None:
