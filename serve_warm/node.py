@@ -983,7 +983,7 @@ class Ledger:
             if since_s is not None:
                 age_s = max(0.0, now - since_s)
                 found.add_own("serve_warm_stage_age_seconds", replica.names, age_s)
-        who = dict(zip(WHO, replica.names, strict=True))
+        who = _labels(WHO, replica.names)
         for name, kind, text, labels, value in _own_rows(replica, now, alive=alive):
             found.add_written(name, kind, text, {**who, **labels}, value)
 
@@ -1004,22 +1004,20 @@ class _Found:
 
     def __init__(self) -> None:
         self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
-        self._samples: dict[str, dict[tuple[str, ...], tuple[str, dict[str, str], float]]] = {
+        self._samples: dict[str, dict[Any, tuple[str, dict[str, str], float]]] = {
             name: {} for name in NODE_METRICS
         }
 
     def add(self, name: str, labels: dict[str, str], value: float, *, suffix: str = "") -> None:
         kind = self._about[name][0]
         full = name + (suffix or ("_total" if kind == "counter" else ""))
-        labels = {key: _plain(each) for key, each in labels.items()}
-        key = (suffix, *(each for pair in labels.items() for each in pair))
-        self._samples.setdefault(name, {})[key] = (full, labels, value)
+        self._samples.setdefault(name, {})[suffix, *labels.items()] = (full, labels, value)
 
     def add_own(self, name: str, values: Iterable[str], value: float) -> None:
-        self.add(name, dict(zip(NODE_METRICS[name][1], values, strict=True)), value)
+        self.add(name, _labels(NODE_METRICS[name][1], values), value)
 
     def add_histogram(self, name: str, values: Iterable[str], took: _Histogram) -> None:
-        labels = dict(zip(NODE_METRICS[name][1], values, strict=True))
+        labels = _labels(NODE_METRICS[name][1], values)
         for suffix, more, value in took.samples():
             self.add(name, {**labels, **more}, value, suffix=suffix)
 
@@ -1088,7 +1086,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
                 number = float(value)
             except OverflowError:
                 continue  # JSON has integers of any size
-            yield dict(zip(labels, map(str, key), strict=True)), number
+            yield _labels(labels, map(str, key)), number
 
 
 def _seconds(value: Any) -> float | None:
@@ -1107,9 +1105,13 @@ def _written(family: Family) -> str:
     return "".join(lines)
 
 
+def _labels(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
+    return dict(zip(names, map(_plain, values), strict=True))
+
+
 def _plain(value: str) -> str:
     # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
-    return value.encode(errors="replace").decode()
+    return value if value.isascii() else value.encode(errors="replace").decode()
 
 
 def _escaped(value: str) -> str:
