@@ -1011,7 +1011,8 @@ class _Found:
     def add(self, name: str, labels: dict[str, str], value: float, *, suffix: str = "") -> None:
         kind = self._about[name][0]
         full = name + (suffix or ("_total" if kind == "counter" else ""))
-        self._samples.setdefault(name, {})[suffix, *labels.items()] = (full, labels, value)
+        key = (suffix, *labels.items())
+        self._samples.setdefault(name, {})[key] = (full, labels, value)
 
     def add_own(self, name: str, values: Iterable[str], value: float) -> None:
         self.add(name, _labels(NODE_METRICS[name][1], values), value)
