@@ -489,8 +489,11 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
     """Return what a file says, and what is wrong with it; neither when there is none yet."""
     name = f"{stem}.json"
     try:
-        with open(_open_ours(name, folder), "rb") as file:
-            data = file.read(MAX_STATE_BYTES + 1)
+        opened = _open_ours(name, folder)
+        try:
+            data = _read(opened)
+        finally:
+            os.close(opened)
     except FileNotFoundError:
         return None, ""
     except _NotOursError as error:
@@ -503,6 +506,15 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
         return None, f"{name} is no JSON, or half of it"
     wrong = _wrong(state)
     return (None, f"{name} {wrong}") if wrong else (state, "")
+
+
+def _read(opened: int) -> bytes:
+    """Return what is in a file, and of one that is larger than a state may be at least so much."""
+    data = b""
+    # In pieces: room for the largest state takes longer to make than a usual one to read.
+    while len(data) <= MAX_STATE_BYTES and (piece := os.read(opened, 1 << 16)):
+        data += piece
+    return data
 
 
 def _decoded(data: bytes) -> Any:

@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import http.server
 import json
+import py_compile
 import re
 import shutil
 import signal
@@ -308,6 +309,18 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
     assert (ended.returncode, ended.stdout) == (0, "")
     assert "fcntl" in imported
     assert imported.isdisjoint(slow)
+
+
+def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
+    """By the Python that compiled it: half of what a probe takes is to compile its file."""
+    compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
+    command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
+    before = subprocess.run(command, capture_output=True, text=True, check=False)
+    replica()
+    after = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (before.returncode, after.returncode) == (1, 0)
+    assert before.stdout.startswith("warm: no replica is on this node")
 
 
 @pytest.mark.parametrize(
