@@ -49,7 +49,8 @@ class NodeCollector:
         """Yield all metrics as of now. From any thread."""
         with self._lock:
             readiness = node.judge(self._settings, health={})
-            self._ledger.note(readiness.replicas)
+            if not readiness.unread:  # not to see replicas is not to see that they are gone
+                self._ledger.note(readiness.replicas)
             families = list(self._ledger.families(readiness))
         for family in families:
             metric = Metric(family.name, family.text, family.kind)
