@@ -1027,7 +1027,7 @@ class _Found:
     ) -> None:
         """Add what a replica wrote, but for what stands for something else here already."""
         if name not in self._about and not name.startswith(OWN):
-            self._about[name] = (kind, _plain(text))
+            self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
             self.add(name, labels, value)
 
@@ -1107,10 +1107,10 @@ def _written(family: Family) -> str:
 
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
-    return dict(zip(names, map(_plain, values), strict=True))
+    return dict(zip(names, map(_utf8, values), strict=True))
 
 
-def _plain(value: str) -> str:
+def _utf8(value: str) -> str:
     # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
     return value if value.isascii() else value.encode(errors="replace").decode()
 
