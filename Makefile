@@ -10,6 +10,7 @@
 #   make bench     the figures of the README
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
 #   make stress    looks for races, for minutes
+#   make release-check  builds what would be published and uses it
 #   make clean     removes build output and caches, and leaves .venv
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo demo-s3 test check bench stress matrix clean
+.PHONY: setup preflight demo demo-s3 test check bench stress matrix release-check clean
 
 setup: $(READY)
 
@@ -89,6 +90,9 @@ stress: $(READY)
 # An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
 	$(PYTHON) tests/matrix.py $(ARGS)
+
+release-check: $(READY)
+	$(BIN)/python tests/release.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -141,7 +141,8 @@ def side_effects() -> Iterator[Mapping[str, None]]:
 
     def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
         for variable in effects._get_modified_vars():
-            if not isinstance(variable.mutation_type, AttributeMutationNew):
+            is_new = isinstance(variable.mutation_type, AttributeMutationNew)
+            if not is_new and not _ends_as_it_was(effects, variable):
                 changes[_path_of(variable.source) or type(variable).__name__] = None
         return write(effects, *args, **kwargs)
 
@@ -150,6 +151,31 @@ def side_effects() -> Iterator[Mapping[str, None]]:
         yield changes
     finally:
         kind.codegen_update_mutated = write
+
+
+def _ends_as_it_was(effects: Any, variable: Any) -> bool:
+    """Whether an object has at the end what it had before, as after a set and reset around a call.
+
+    transformers does that around each forward (`CompileableContextVar`, 5.23).
+    """
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    if type(variable) is not UserDefinedObjectVariable or variable.is_base_vt_modified(effects):
+        return False
+    now = effects.store_attr_mutations.get(variable, {})
+    # Dynamo writes into no object while it traces: this is what it had.
+    before = getattr(variable.value, "__dict__", {})
+    return all(
+        name in before and value.is_python_constant() and _same(value, before[name])
+        for name, value in now.items()
+    )
+
+
+def _same(variable: Any, value: object) -> bool:
+    """Whether a constant is this very value; only of types whose values never change."""
+    constant = variable.as_python_constant()
+    plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
+    return plain and constant == value
 
 
 @contextlib.contextmanager

@@ -442,6 +442,7 @@ class _Replica:
             "passes": report.passes,
             "statement": report.artifact.statement if report.artifact else "",
             "note": warmup.note if warmup is not None else "",
+            "event": str(report.events[-1]) if report.events else "",
             "error": report.error,
             "elapsed_s": report.elapsed_s,
             "stage_seconds": report.stage_seconds,

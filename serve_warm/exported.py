@@ -268,11 +268,11 @@ def _callable(run: Callable[..., Any]) -> Any:
 
         @classmethod
         def serialize_compile_artifacts(cls, fn: Any) -> bytes:
-            raise NotImplementedError
+            raise NoEntry(f"a graph that is only looked at was to be saved: {fn!r}")
 
         @classmethod
         def deserialize_compile_artifacts(cls, data: bytes) -> Any:
-            raise NotImplementedError
+            raise NoEntry(f"a graph that is only looked at was saved in {len(data)} bytes")
 
     return Once()
 

@@ -112,6 +112,9 @@ class CompileEvent:
     """Native thread id."""
     at_unix: float
 
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.function}" + (f": {self.reason}" if self.reason else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:

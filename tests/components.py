@@ -13,8 +13,9 @@ import pytest
 
 def require(what: str, install: str) -> str:
     """Return the path of a program; without it the test is skipped, and in CI it fails."""
-    here = Path(__file__).parents[1] / "build" / "components" / "node_modules" / ".bin"
-    found = shutil.which(what, path=os.pathsep.join([str(here), os.environ.get("PATH", "")]))
+    here = Path(__file__).parents[1] / "build" / "components"
+    places = [str(here / "node_modules" / ".bin"), str(here / "bin"), os.environ.get("PATH", "")]
+    found = shutil.which(what, path=os.pathsep.join(places))
     if found:
         return found
     message = f"{what} is not installed: {install}"

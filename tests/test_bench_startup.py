@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -84,6 +85,48 @@ def a_document(rows: list[Row]) -> dict[str, Any]:
         "repeats": 3,
         "threads": 1,
     }
+
+
+def a_run(*names: str, overhead_s: float = 1.0, **others: Any) -> dict[str, Any]:
+    runs = [run_of()]
+    rows = [row_of(name, Entrant(system="eager"), runs) for name in names]
+    rows = [dataclasses.replace(row, overhead_s=overhead_s) for row in rows]
+    settings = {"repeats": 3, "node": "fresh", "command": f"bench {' '.join(names)}"}
+    return bench_startup.document(rows, **{**settings, "took_s": 60.0, **others})
+
+
+def test_a_run_of_some_models_keeps_the_others_of_an_earlier_one():
+    """In the order in which all are measured at once; what was measured again is replaced."""
+    earlier = a_run("resnet152", "decoder24", overhead_s=1.0)
+
+    both = bench_startup.added(earlier, a_run("minilm", "decoder24", overhead_s=2.0))
+
+    assert [(row["workload"], row["overhead_s"]) for row in both["rows"]] == [
+        ("minilm", 2.0),
+        ("resnet152", 1.0),
+        ("decoder24", 2.0),
+    ]
+    assert [*both["titles"]] == ["minilm", "resnet152", "decoder24"]
+    assert both["command"] == "bench resnet152 decoder24 && bench minilm decoder24"
+    assert both["took_s"] == 120.0
+
+
+@pytest.mark.parametrize("other", [{"repeats": 2}, {"node": "used"}])
+def test_runs_that_were_made_otherwise_are_not_put_together(other):
+    """A median of two turns beside one of three would be read as alike."""
+    with pytest.raises(bench_startup.Failed, match=f"another {next(iter(other))}: measure all"):
+        bench_startup.added(a_run("minilm", **other), a_run("resnet152"))
+
+
+def test_an_hour_is_not_spent_on_what_cannot_be_added(tmp_path, capsys):
+    """It is looked at before anything is measured."""
+    file = tmp_path / "startup.json"
+    file.write_text(json.dumps(a_run("minilm", repeats=2)))
+
+    with pytest.raises(SystemExit):
+        bench_startup.main(["--workloads", "tiny", "--repeats", "3", "--add-to", str(file)])
+
+    assert "nothing can be added" in capsys.readouterr().err
 
 
 def bars_in(svg: str) -> list[ET.Element]:

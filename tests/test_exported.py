@@ -447,6 +447,53 @@ def test_a_forward_that_changes_objects_is_refused(kind, named):
     assert (model.count, model.last, model.seen, SEEN) == (0, None, [], [])
 
 
+class Switch:
+    """What a library may set around its computation, and has to set back."""
+
+    def __init__(self) -> None:
+        self.on, self.given, self.names = False, None, ["x"]
+
+
+SWITCH = Switch()
+
+
+class Switching(torch.nn.Module):
+    def __init__(self, left: str = "") -> None:
+        super().__init__()
+        self.left = left
+
+    def forward(self, x):
+        SWITCH.on, SWITCH.given = True, {"x": x}
+        y = x + 1 if SWITCH.on else x - 1
+        SWITCH.on, SWITCH.given = False, None
+        if self.left == "number":
+            SWITCH.on = 0
+        if self.left == "list":
+            SWITCH.names = ["x"]
+        if self.left == "new":
+            SWITCH.other = None
+        return y
+
+
+def test_a_forward_that_sets_back_what_it_set_has_a_library():
+    """An object that ends as it was is not changed: so transformers marks a forward under way."""
+    x = torch.randn(3, 4)
+
+    made = made_of(Switching().eval(), x)
+
+    assert torch.equal(made.fn(Switching().eval(), x), x + 1)
+    assert vars(SWITCH) == vars(Switch())
+
+
+@pytest.mark.parametrize("left", ["number", "list", "new"])
+def test_a_forward_that_leaves_something_else_behind_is_refused(left):
+    """Equal is not the same: 0 is not False, and another list is another object to its owner."""
+    with pytest.raises(NoEntry, match=r"it changes .*SWITCH"):
+        made_of(Switching(left).eval(), torch.randn(3, 4))
+
+    assert vars(SWITCH) == vars(Switch())
+
+
 TABLE = torch.ones(4)
 
 

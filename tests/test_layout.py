@@ -60,7 +60,7 @@ OWNED = {
     "huggingface_hub": {"stores.hub"},
     "obstore": {"stores.object_store"},
     "jinja2": {"cli"},
-    "prometheus_client": {"collector"},
+    "prometheus_client": {"collector", "cli"},
 }
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.

@@ -51,6 +51,15 @@ def test_committed_results_show_what_is_claimed(name):
     assert [run["compiles_after_ready"] for run in runs] == [0] * len(runs)
 
 
+def test_the_architectures_that_reach_level_2_are_counted_as_found():
+    """The README's sentence is that of the committed run, and so is its reason for the others."""
+    rows = figures.load("architectures")["rows"].values()
+    others = [row["reason"] for row in rows if row["level"] != 2]
+
+    assert f"{len(rows) - len(others)} of {len(rows)} calls of architectures" in README
+    assert all(re.fullmatch("an argument is a .*Cache", reason) for reason in others)
+
+
 def test_the_committed_transfer_is_within_its_limits():
     """What `make bench` measured of a pull is what it was asked to show."""
     result = figures.load("transfer")
@@ -60,6 +69,11 @@ def test_the_committed_transfer_is_within_its_limits():
     assert result["verify_ms"] <= result["limits"]["verify_ms"] == 5
     assert result["gets_of_a_blob_under_32_mib"] == 1
     assert result["gets_of_the_blob"] == 33
+
+
+def test_a_reader_gets_through_the_readme():
+    """More than 300 lines belong into docs/."""
+    assert len(README.splitlines()) <= 300
 
 
 def test_python_blocks_are_python():

@@ -5,7 +5,8 @@
 Exit codes, the same for every command:
 
     0    done; the answer is yes
-    1    it failed, and the text on stderr says what to do; `probe`: not ready, and why, on stdout
+    1    it failed, and the text on stderr says what to do; `probe`: not ready, and why, on stdout;
+         `status`: not all ready, none there, or not all that was named could be read
     2    wrong usage: an argument or a file that it names cannot be used as it stands
     3    the answer is no: `verify` found something to refuse or nothing at all, nothing fits `diff`
     130  interrupted
@@ -43,6 +44,7 @@ COMMANDS = {
     "sign": "serve_warm.cli.keys",
     "prune": "serve_warm.cli.pruning",
     "probe": "serve_warm.cli.probing",
+    "status": "serve_warm.cli.watching",
     "metrics": "serve_warm.cli.reference",
 }
 """Module by command."""
@@ -50,7 +52,7 @@ COMMANDS = {
 EXIT_CODES = """\b
 Exit codes:
   0    done; the answer is yes
-  1    it failed, and the text on stderr says what to do; probe: not ready
+  1    it failed, and the text on stderr says what to do; probe, status: not ready
   2    wrong usage
   3    the answer is no: verify refused something, nothing fits diff
   130  interrupted

@@ -4,6 +4,7 @@
 
     python tests/benchmarks/bench_startup.py [--workloads minilm,recipe64] [--systems cold,eager]
         [--levels 1,2,3] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
+        [--add-to out.json]
 
 Each start is a fresh process with empty cache directories and one thread. Each system's artifact is
 made once, before, and not measured: two of them at a time. Then the systems start in turns, one
@@ -22,6 +23,10 @@ medians of ratios within a turn. There is no Ray: its own start-up is the same f
 serve_warm works while the weights load. So the imports and weights of its `floor_s` are those of
 another process of the same turn, which does them one by one and nothing else: the row `floor`.
 There are two of these: up to level 2 the compiler is among the imports, at level 3 it is not.
+
+All four models take an hour and a half of a machine that does nothing else. `--add-to` measures
+some of them and keeps the others of an earlier run with the same versions: nothing is compared
+across models.
 
 On a fresh node the folder for temporary files is empty too: torch precompiles its C++ headers into
 it, about 5 s that the first start on a node pays. `--node used` leaves it to all starts.
@@ -641,6 +646,28 @@ def document(
     return found
 
 
+def added(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the models of both; what was measured again replaces what was there.
+
+    Raises:
+        Failed: they were not measured alike.
+    """
+    alike = ("benchmark", "machine", "threads", "repeats", "node", "tolerance", "needs")
+    others = [key for key in alike if earlier.get(key) != found[key]]
+    if others:
+        raise Failed(f"it was measured with another {' and '.join(others)}: measure all anew")
+    kept = [row for row in earlier["rows"] if row["workload"] not in found["titles"]]
+    titles = {**earlier["titles"], **found["titles"]}
+    order = {name: place for place, name in enumerate(workloads.ALL)}
+    return {
+        **found,
+        "command": f"{earlier['command']} && {found['command']}",
+        "took_s": rounded(earlier["took_s"] + found["took_s"]),
+        "titles": {name: titles[name] for name in sorted(titles, key=order.__getitem__)},
+        "rows": sorted([*kept, *found["rows"]], key=lambda row: order[row["workload"]]),
+    }
+
+
 def rounded(value: Any) -> Any:
     """Return `value` with seven digits of each number that is no count: no clock has more."""
     if isinstance(value, float):
@@ -715,13 +742,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", choices=("fresh", "used"), default="fresh")
     parser.add_argument("--json", type=Path, action="append", default=[], help="may be repeated")
     parser.add_argument("--picture", type=Path, help="SVG")
+    parser.add_argument("--add-to", type=Path, help="JSON of an earlier run: keep its others")
     options = parser.parse_args(arguments)
+    earlier = json.loads(options.add_to.read_text()) if options.add_to else None
     began = time.monotonic()
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "tests/benchmarks/bench_startup.py", *words])
     entrants = entrants_of(options.systems, options.levels)
     rows: list[Row] = []
     console = Console(width=200)
+    if earlier:
+        # Before an hour is spent on what could not be added.
+        nothing = document([], repeats=options.repeats, node=options.node, command="", took_s=0.0)
+        try:
+            added(earlier, nothing)
+        except Failed as error:
+            parser.error(f"nothing can be added to {options.add_to}: {error}")
     with tempfile.TemporaryDirectory(prefix="sw-bench-") as work, redis_server(Path(work)) as port:
         bench = Bench(work=Path(work), node=options.node, redis_port=port)
         plan = Plan(options.workloads, entrants, options.repeats)
@@ -737,6 +773,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 command=command,
                 took_s=time.monotonic() - began,
             )
+            if earlier:
+                found = added(earlier, found)
             for path in options.json:
                 write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
             if options.picture:

@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conftest import wait_until
 from integration import apps as shapes
+from serve_warm.cli import observed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conftest import App, Cluster
+    from serve_warm.cli.observed import Observed
 
 pytestmark = pytest.mark.ray
 
@@ -169,6 +173,22 @@ def test_an_undeclared_shape_is_counted_with_reason_and_signature(apps):
     assert event["signature"] == "x=float32[5]"
     assert "size mismatch" in event["reason"]
     assert event["function"].startswith("triple (apps.py:")
+
+
+def test_a_compile_in_traffic_is_seen_from_outside(cluster, apps):
+    """`serve-warm status` shows it with its reason, and the replica as ready as it is."""
+    app = apps["count"].ready()
+    app.post(json={"values": [1.0] * 6})
+
+    def shown() -> Observed | None:
+        look = observed.of_directory(str(cluster.state_dir)).of(app.name, ())
+        return next((each for each in look.living if each.event), None)
+
+    seen = wait_until("the state file says so", shown)
+
+    assert (seen.condition, seen.stage, seen.verdict) == ("warm", "READY", "off")
+    assert seen.inputs_done == seen.inputs_expected > 0
+    assert re.match(r"after ready: \d compiles, last: recompile of triple \(apps\.py:", seen.event)
 
 
 def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):

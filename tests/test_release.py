@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`make release-check` finds what it is there to find, and finds nothing in what is built here."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import release
+from serve_warm import __version__
+
+RELEASED = """# Changelog
+
+## Unreleased
+
+## 1.2.0 - 2026-01-31
+
+- A change.
+
+## 1.1.0 - 2025-12-24
+"""
+
+
+@pytest.fixture(name="built", scope="module")
+def built_fixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist and the wheel of this source tree."""
+    return release.build(tmp_path_factory.mktemp("release") / "dist")
+
+
+@pytest.fixture(name="archives")
+def archives_fixture(tmp_path: Path):
+    """Make a small sdist and wheel of a version, with and without some files."""
+
+    def make(*, more: tuple[str, ...] = (), less: tuple[str, ...] = (), where: str = "both"):
+        files = (release.NEEDED_IN_SDIST | {"serve_warm/__init__.py"}) - set(less)
+        with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+            for name in sorted(files | (set(more) if where in {"both", "sdist"} else set())):
+                archive.addfile(tarfile.TarInfo(f"serve_warm-1.2.0/{name}"), io.BytesIO())
+        package = {name for name in files if name.startswith("serve_warm/")}
+        info = "serve_warm-1.2.0.dist-info"
+        with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
+            for name in sorted(package | (set(more) if where in {"both", "wheel"} else set())):
+                archive.writestr(name, "")
+            archive.writestr(
+                f"{info}/METADATA", "Name: x\nVersion: 1.2.0\nLicense-Expression: Apache-2.0\n"
+            )
+            archive.writestr(f"{info}/licenses/LICENSE", "")
+        return tmp_path / "x.tar.gz", tmp_path / "x.whl"
+
+    return make
+
+
+def test_a_version_has_its_changelog():
+    """The newest heading names it, with a date, and nothing waits above it."""
+    assert list(release.version_problems("1.2.0", RELEASED)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "said"),
+    [
+        ("1.3.0", RELEASED, "'1.2.0 - 2026-01-31', not '1.3.0 - YYYY-MM-DD'"),
+        (
+            "1.2.0",
+            RELEASED.replace("- A", "- A", 1).replace("\n\n## 1.2.0", "\n- B\n\n## 1.2.0"),
+            "B",
+        ),
+        ("1.2.0", RELEASED.replace(" - 2026-01-31", ""), "not '1.2.0 - YYYY-MM-DD'"),
+        ("1.2.0.dev0", RELEASED.replace("1.2.0", "1.2.0.dev0"), "which is no release"),
+        ("1x2.0", RELEASED, "which is no release"),
+        ("1.2.0", "# Changelog\n", "'nothing', not"),
+    ],
+)
+def test_a_version_without_its_changelog_is_found(version, changelog, said):
+    """One that is older, not dated, not there or not finished is said."""
+    said = "changes under Unreleased" if said == "B" else said
+
+    assert said in " · ".join(release.version_problems(version, changelog))
+
+
+def test_whole_archives_have_no_problem(archives):
+    """What is needed is enough."""
+    sdist, wheel = archives()
+
+    assert list(release.sdist_problems(sdist)) == []
+    assert list(release.wheel_problems(wheel, sdist, "1.2.0")) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"less": ("serve_warm/py.typed",)}, "serve_warm/py.typed is missing"),
+        ({"more": ("serve_warm/__pycache__/x.pyc",)}, "serve_warm/__pycache__/x.pyc is in it"),
+        ({"more": ("tests/ci.key",), "where": "sdist"}, "tests/ci.key is in it"),
+        ({"more": ("tests/test_x.py",), "where": "wheel"}, "tests/test_x.py is no part of the pac"),
+        ({"more": ("serve_warm/x.py",), "where": "sdist"}, "serve_warm/x.py is in the sdist alone"),
+    ],
+)
+def test_a_wrong_archive_is_found(archives, changed, said):
+    """What is missing, what is too much, and where the wheel is not what the sdist is."""
+    sdist, wheel = archives(**changed)
+
+    problems = [
+        *release.sdist_problems(sdist),
+        *release.wheel_problems(wheel, sdist, "1.2.0"),
+    ]
+
+    assert said in " · ".join(problems)
+
+
+def test_a_wheel_of_another_version_is_found(archives):
+    """The version is that of the source, whatever the file is called."""
+    sdist, wheel = archives()
+
+    problems = list(release.wheel_problems(wheel, sdist, "1.2.1"))
+
+    assert problems == ["its Version is 1.2.0, not 1.2.1"]
+
+
+def test_what_is_built_here_is_whole(built):
+    """The sdist has what is needed to build, test and read; the wheel is the package in it."""
+    sdist, wheel = built
+
+    assert list(release.sdist_problems(sdist)) == []
+    assert list(release.wheel_problems(wheel, sdist, __version__)) == []
+
+
+def test_what_is_built_here_works_where_it_is_installed(built, tmp_path):
+    """Commands, schema, the probe as a file alone: away from the source, of this version."""
+    installed = release.install(built[1], tmp_path)
+
+    assert list(release.use_problems(installed, __version__)) == []
+    assert list(release.use_problems(installed, "0.0.0")) != []
+
+
+def test_a_wheel_that_is_installed_in_part_is_found(built, tmp_path):
+    """A data file or a module that is not there is noticed in use."""
+    installed = release.install(built[1], tmp_path)
+    (installed.package / "bench.schema.json").unlink()
+    (installed.package / "cli" / "watching.py").unlink()
+
+    problems = list(release.use_problems(installed, __version__))
+
+    assert [problem.split()[0] for problem in problems] == ["python", "serve-warm", "python"]
+    assert [problem.rpartition("'")[0].rpartition("'")[2] for problem in problems][1:] == [
+        *("serve_warm.cli.watching", "serve_warm.cli.watching"),
+    ]
