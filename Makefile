@@ -71,6 +71,7 @@ bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench_overhead.py | tee $(RESULTS)/overhead.json
 	$(BIN)/python tests/benchmarks/bench_request.py | tee $(RESULTS)/request.json
 	$(BIN)/python tests/benchmarks/bench_transfer.py | tee $(RESULTS)/transfer.json
+	$(BIN)/python tests/benchmarks/bench_probe.py | tee $(RESULTS)/probe.json
 	rm -rf build/bench
 	$(BIN)/serve-warm build deployments/text_embedder/serve.yaml --store build/bench
 	$(BIN)/serve-warm bench deployments/text_embedder/serve.yaml --store build/bench \

@@ -10,8 +10,12 @@ code (`serve_warm.trust`), because `user_config` can be changed over Serve's RES
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serve_warm.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
+
+IMAGE_CREATED = "SERVE_WARM_IMAGE_CREATED"
+"""Set where a container image is built, to the time of that; shown beside the artifact's age."""
 
 
 class WarmupConfig(BaseModel):
@@ -162,6 +171,38 @@ def resolve(
         "warm-up is configured wrongly: " + "; ".join(problems),
         hint="fields: " + ", ".join(WarmupConfig.model_fields),
     )
+
+
+_RFC_3339 = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d)[Tt ](?P<time>\d\d:\d\d:\d\d)(?P<fraction>\.\d{1,9})?"
+    r"(?P<zone>[Zz]|[+-]\d\d:\d\d)",
+    re.ASCII,
+)
+
+
+def image_created_unix(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return when this container image was made, in seconds since the epoch.
+
+    None where `SERVE_WARM_IMAGE_CREATED` is not set, or is no time as RFC 3339 has it, which is
+    logged: a figure that is missing is no reason not to start.
+
+    >>> image_created_unix({"SERVE_WARM_IMAGE_CREATED": "1970-01-01T01:00:00.5+00:00"})
+    3600.5
+    """
+    text = (os.environ if environ is None else environ).get(IMAGE_CREATED, "").strip()
+    if not text:
+        return None
+    found = _RFC_3339.fullmatch(text)
+    if found is not None:
+        zone = "+00:00" if found["zone"] in "Zz" else found["zone"]
+        with contextlib.suppress(ValueError):  # the 31st of a shorter month
+            # The fraction apart: Python 3.10 reads 3 or 6 digits of it, and there may be 9.
+            whole = datetime.fromisoformat(f"{found['date']}T{found['time']}{zone}").timestamp()
+            return whole + float(found["fraction"] or 0)
+    logger.warning(
+        "%s=%r is no time like 2026-01-31T09:15:00Z, and is left out", IMAGE_CREATED, text[:100]
+    )
+    return None
 
 
 def environment() -> Mapping[str, str]:

@@ -20,6 +20,7 @@ import asyncio
 import contextvars
 import dataclasses
 import functools
+import importlib.metadata
 import inspect
 import json
 import logging
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import anyio.to_thread
+import ray
 from ray import serve
 from ray.serve import context as serve_context
 from ray.serve._private import constants as serve_constants
@@ -40,8 +42,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_warm import compiler, metrics, node
-from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
+from serve_warm import __version__, compiler, metrics, node
+from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.folders import user_folder
 from serve_warm.inputs import Input
@@ -265,12 +267,19 @@ class _Replica:
     """What `serve_warm.stages` needs of a deployment, for one instance of the user's class."""
 
     def __init__(self, owner: Any) -> None:
+        created_boot_s = node.boot_s()
         self.owner = owner
         context = _context()
         self.in_serve = context is not None
         self.application = context.app_name if context else ""
         self.deployment = context.deployment if context else type(owner).__name__
         self.replica = context.replica_tag if context else ""
+        self._known = Report(
+            application=self.application,
+            deployment=self.deployment,
+            replica=self.replica,
+            created_boot_s=created_boot_s,
+        )
         self._task: asyncio.Task[Report] | None = None
         self._warmup: Warmup | None = None
         self._executor: ThreadPoolExecutor | None = None
@@ -285,11 +294,15 @@ class _Replica:
         self._config = resolve(owner.warmup_config, user_config=declared)
         self._cache_directory: Path | None = None
         self._prefetch: Prefetch | None = None
-        self._serving_unwarmed = False
+        self._served_unwarmed: tuple[float, float] | None = None
+        """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
         self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
         self._heartbeat: node.Heartbeat | None = None
         if self.in_serve:
             _log_through_serve()
+            self._known = dataclasses.replace(
+                self._known, image_created_unix=image_created_unix(), versions=_versions()
+            )
             # Before `__init__`, which may take minutes: this node has a replica that is not ready.
             self._beat()
             if self._config.enabled:
@@ -357,7 +370,8 @@ class _Replica:
         if not self._config.enabled:
             if self._prefetch is not None:
                 self._prefetch.drop()  # it was enabled when the class was instantiated
-            self._serving_unwarmed = True
+            if self._served_unwarmed is None:
+                self._served_unwarmed = (node.boot_s(), time.time())
             if self._heartbeat is not None:
                 self._heartbeat.changed()
             return self.report()
@@ -377,7 +391,11 @@ class _Replica:
 
     async def _run(self) -> Report:
         warmup = Warmup(
-            self, self._config, cache_directory=self._cache_directory, prefetched=self._prefetch
+            self,
+            self._config,
+            cache_directory=self._cache_directory,
+            prefetched=self._prefetch,
+            known=self._known,
         )
         if self.in_serve:
             warmup.observe([metrics.RaySink(warmup.report), self._told])
@@ -413,7 +431,7 @@ class _Replica:
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
         warmup, report = self._warmup, self.report()
-        if not (self._config.enabled or self._serving_unwarmed):
+        if not (self._config.enabled or self._served_unwarmed):
             report = dataclasses.replace(report, stage=Stage.PENDING)
         return {
             "stage": report.stage.value,
@@ -426,6 +444,8 @@ class _Replica:
             "note": warmup.note if warmup is not None else "",
             "event": str(report.events[-1]) if report.events else "",
             "error": report.error,
+            "elapsed_s": report.elapsed_s,
+            "stage_seconds": report.stage_seconds,
             "metrics": metrics.as_data(report),
         }
 
@@ -433,11 +453,15 @@ class _Replica:
         """Return the report until now; an empty one before warm-up began, or without one."""
         if self._warmup is not None:
             return self._warmup.report()
-        return Report(
-            application=self.application,
-            deployment=self.deployment,
-            replica=self.replica,
-            stage=Stage.PENDING if self._config.enabled else Stage.READY,
+        config = self._config
+        ready_boot_s, ready_unix = self._served_unwarmed or (node.boot_s(), None)
+        return dataclasses.replace(
+            self._known,
+            stage=Stage.PENDING if config.enabled else Stage.READY,
+            elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
+            ready_unix=ready_unix,
+            deadline_s=config.deadline_s,
+            artifact_configured=config.enabled and config.artifact is not None,
         )
 
     def requests(self) -> list[Input]:
@@ -616,6 +640,16 @@ def _context() -> Any:
         return serve.get_replica_context()
     except RayServeException:
         return None
+
+
+def _versions() -> dict[str, str]:
+    """Return what runs here; torch's from its metadata, since user code may import it later."""
+    versions = {"serve_warm": __version__, "ray": ray.__version__}
+    try:
+        versions["torch"] = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        logger.debug("torch was installed without metadata; its version is known once it runs")
+    return versions
 
 
 def _log_through_serve() -> None:

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table of metrics: as data for the node's own server, and exported through Ray.
 
-Each metric is a pure function of a `Report`. Ray's path to Prometheus sets the rules: a gauge
-that is set once disappears after about 20 s, so all are set again every `PERIOD_S`; histogram
-sums are rebuilt from bucket midpoints, so exact seconds are gauges; a counter cannot be
-incremented by 0. Ray adds the labels application, deployment and replica, the prefix `ray_`, and
-`_total` to counters.
+Each metric is a pure function of a `Report`, and is not exported before it has a value. Ray's path
+to Prometheus sets the rules: a gauge that is set once disappears after about 20 s, so all are set
+again every `PERIOD_S`; histogram sums are rebuilt from bucket midpoints, so exact seconds are
+gauges, and histograms are left to the node's server; a counter cannot be incremented by 0. Ray adds
+the labels application, deployment and replica, the prefix `ray_`, and `_total` to counters.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import Report, Stage, StageTime, Verdict
+from serve_warm.report import Counts, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 """Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
 
-
 LEVELS = (1, 2, 3)
 """What can answer a call: torch.compile, an entry made ahead of time, or a library."""
+
+LAYERS = ("fx", "aot")
+"""torch's caches: Inductor's graphs, and AOTAutograd's."""
+
+RESULTS = ("hit", "miss", "bypass")
+
+Samples = Mapping[tuple[str, ...], float]
+"""Value by the values of the labels; none where there is nothing to say yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,33 +43,70 @@ class Metric:
     """One row of the table."""
 
     name: str
+    """As it is written; Ray puts `ray_` before it, and counters end in `_total` everywhere."""
     kind: str
     """`gauge` or `counter`."""
     help: str
-    label: str | None = None
-    """Its own label, beside those that the sink adds; values come from a closed set."""
+    labels: tuple[str, ...] = ()
+    """Its own ones, beside those that the sink adds; values come from closed sets, or there is one
+    series of it a replica, and its name ends in `_info`."""
     while_alive: bool = False
     """Whether it says what the replica is doing, which ends with it, and not how its start went."""
-    read: Callable[[Report], Mapping[str, float]]
-    """Value by label value; the label value is empty where the metric has none."""
+    absent_after: bool = False
+    """Whether it then has no value, and not 0, which of a date or an age would be a wrong one."""
+    read: Callable[[Report], Samples]
+    since: Callable[[Report], float | None] = lambda _: None
+    """The moment that it is counted from while it grows by itself, of CLOCK_BOOTTIME: who reads a
+    state file says how much it is by then."""
 
 
-def _one(value: Callable[[Report], float]) -> Callable[[Report], Mapping[str, float]]:
-    return lambda report: {"": float(value(report))}
-
-
-def _by_stage(value: Callable[[StageTime], float]) -> Callable[[Report], Mapping[str, float]]:
-    def read(report: Report) -> dict[str, float]:
-        seconds: dict[str, float] = {}
-        for took in report.stages:
-            label = took.stage.value.lower()
-            seconds[label] = seconds.get(label, 0.0) + value(took)
-        return seconds
+def _one(value: Callable[[Report], float | None]) -> Callable[[Report], Samples]:
+    def read(report: Report) -> Samples:
+        found = value(report)
+        return {} if found is None else {(): float(found)}
 
     return read
 
 
+def _hidden(report: Report) -> Samples:
+    seconds: dict[tuple[str, ...], float] = {}
+    for took in report.stages:
+        stage = (took.stage.value.lower(),)
+        seconds[stage] = seconds.get(stage, 0.0) + took.hidden_s
+    return seconds
+
+
+def _build(report: Report) -> Samples:
+    versions = tuple(report.versions.get(name, "") for name in ("serve_warm", "ray", "torch"))
+    return {versions: 1.0} if all(versions) else {}
+
+
+def _artifact(report: Report) -> Samples:
+    used = report.artifact
+    if used is None or not used.in_use:
+        return {}
+    return {(used.source, used.digits, used.created[:10]): 1.0}
+
+
+def _lookups(counts: Counts) -> Samples:
+    found = (
+        *(counts.fx_hits, counts.fx_misses, counts.fx_bypasses),
+        *(counts.aot_hits, counts.aot_misses, counts.aot_bypasses),
+    )
+    keys = [(layer, result) for layer in LAYERS for result in RESULTS]
+    return {key: float(count) for key, count in zip(keys, found, strict=True)}
+
+
 METRICS = (
+    Metric(
+        name="serve_warm_build_info",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        labels=("version", "ray_version", "torch_version"),
+        help="1, with the versions of serve_warm, Ray and torch that the replica runs.",
+        read=_build,
+    ),
     Metric(
         name="serve_warm_ready",
         kind="gauge",
@@ -81,24 +125,24 @@ METRICS = (
         name="serve_warm_stage",
         kind="gauge",
         while_alive=True,
-        label="stage",
+        labels=("stage",),
         help="1 for the stage that the start is in, 0 for the others.",
-        read=lambda r: {s.value.lower(): float(r.stage is s) for s in Stage},
+        read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
         name="serve_warm_verdict",
         kind="gauge",
-        label="verdict",
+        labels=("verdict",),
         help="1 for the verdict of the artifact in this start, 0 for the others.",
-        read=lambda r: {v.value: float(r.verdict is v) for v in Verdict},
+        read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
         name="serve_warm_refused",
         kind="gauge",
-        label="reason",
+        labels=("reason",),
         help="1 for the reason why the artifact of this start was refused, 0 for the others.",
         read=lambda r: {
-            reason: float(r.artifact is not None and r.artifact.refused == reason)
+            (reason,): float(r.artifact is not None and r.artifact.refused == reason)
             for reason in REFUSAL_REASONS
         },
     ),
@@ -118,16 +162,16 @@ METRICS = (
     Metric(
         name="serve_warm_stage_seconds",
         kind="gauge",
-        label="stage",
+        labels=("stage",),
         help="Exact wall seconds that the stages of this start took.",
-        read=_by_stage(lambda took: took.seconds),
+        read=lambda r: {(stage,): took for stage, took in r.stage_seconds.items()},
     ),
     Metric(
         name="serve_warm_stage_hidden_seconds",
         kind="gauge",
-        label="stage",
+        labels=("stage",),
         help="Seconds of the stages' work that were over when __init__ ended, beside it.",
-        read=_by_stage(lambda took: took.hidden_s),
+        read=_hidden,
     ),
     Metric(
         name="serve_warm_to_proof_seconds",
@@ -150,10 +194,10 @@ METRICS = (
     Metric(
         name="serve_warm_calls_known",
         kind="gauge",
-        label="level",
+        labels=("level",),
         help="Kinds of calls of what serve_warm.compile was given, by the level that answers them.",
         read=lambda r: {
-            str(level): float(sum(use.level == level for use in r.entries)) for level in LEVELS
+            (str(level),): float(sum(use.level == level for use in r.entries)) for level in LEVELS
         },
     ),
     Metric(
@@ -198,6 +242,71 @@ METRICS = (
         help="Requests refused with 503 under after_ready: forbid, because they would compile.",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
+    Metric(
+        name="serve_warm_cache_lookups",
+        kind="gauge",
+        labels=("layer", "result"),
+        help="Lookups in torch's caches during warm-up: of Inductor (fx) and AOTAutograd (aot).",
+        read=lambda r: _lookups(r.warmup),
+    ),
+    Metric(
+        name="serve_warm_deadline_seconds",
+        kind="gauge",
+        help="What the warm-up of this start is given: deadline_s.",
+        read=_one(lambda r: r.deadline_s or None),
+    ),
+    Metric(
+        name="serve_warm_start_elapsed_seconds",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help="Seconds since the replica was created; once READY or FAILED, until it was.",
+        read=_one(lambda r: r.elapsed_s),
+        since=lambda r: None if r.ended else r.created_boot_s,
+    ),
+    Metric(
+        name="serve_warm_ready_seconds",
+        kind="gauge",
+        help="Exact seconds from the replica's creation, before its __init__, to READY.",
+        read=_one(lambda r: r.elapsed_s if r.stage is Stage.READY else None),
+    ),
+    Metric(
+        name="serve_warm_ready_timestamp_seconds",
+        kind="gauge",
+        help="When the replica became ready.",
+        read=_one(lambda r: r.ready_unix if r.stage is Stage.READY else None),
+    ),
+    Metric(
+        name="serve_warm_artifact_configured",
+        kind="gauge",
+        help="1 where a store is named and enabled is not false.",
+        read=_one(lambda r: r.artifact_configured),
+    ),
+    Metric(
+        name="serve_warm_artifact_info",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        labels=("source", "statement", "created"),
+        help="1 for the artifact in use: kind of its store, digits of its statement, day of build.",
+        read=_artifact,
+    ),
+    Metric(
+        name="serve_warm_artifact_created_timestamp_seconds",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help="When the artifact in use was built.",
+        read=_one(lambda r: r.artifact.created_unix if r.artifact and r.artifact.in_use else None),
+    ),
+    Metric(
+        name="serve_warm_image_created_timestamp_seconds",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help="When the container image was made, as its SERVE_WARM_IMAGE_CREATED says.",
+        read=_one(lambda r: r.image_created_unix),
+    ),
 )
 
 
@@ -205,19 +314,29 @@ def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
     `serve_warm.node` exports them as they are: it knows no row of this table, so that a server can
-    be older or newer than the replicas of its node.
+    be older or newer than the replicas of its node. One that knows no row of several labels leaves
+    these out, since they have no `values`.
     """
     return [
         {
             "name": metric.name,
             "kind": metric.kind,
             "help": metric.help,
-            "label": metric.label,
             "while_alive": metric.while_alive,
-            "values": dict(metric.read(report)),
+            "absent_after": metric.absent_after,
+            "since_boot_s": metric.since(report),
+            **_values(metric, metric.read(report)),
         }
         for metric in METRICS
     ]
+
+
+def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
+    if len(metric.labels) > 1:
+        flat = [[list(key), value] for key, value in samples.items()]
+        return {"labels": list(metric.labels), "samples": flat}
+    label = metric.labels[0] if metric.labels else None
+    return {"label": label, "values": {"".join(key): value for key, value in samples.items()}}
 
 
 class RaySink:
@@ -228,12 +347,12 @@ class RaySink:
 
         self._report = report
         self._lock = threading.Lock()
-        self._exported: dict[tuple[str, str], float] = {}
+        self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
         self._series: list[tuple[Metric, Any]] = []
         for metric in METRICS:
-            kind = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
-            keys: tuple[Any, ...] = (metric.label,) if metric.label else ()
-            self._series.append((metric, kind(metric.name, description=metric.help, tag_keys=keys)))
+            kind: Any = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
+            series = kind(metric.name, description=metric.help, tag_keys=metric.labels)
+            self._series.append((metric, series))
         # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because
         # nothing here is worth keeping a process alive for.
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
@@ -242,15 +361,15 @@ class RaySink:
         """Export one report: gauges are set, counters move on by what was added."""
         with self._lock:
             for metric, series in self._series:
-                for label, value in metric.read(report).items():
-                    tags = {metric.label: label} if metric.label else {}
+                for key, value in metric.read(report).items():
+                    tags = dict(zip(metric.labels, key, strict=True))
                     if metric.kind == "gauge":
                         series.set(value, tags=tags)
                         continue
-                    added = value - self._exported.get((metric.name, label), 0.0)
+                    added = value - self._exported.get((metric.name, key), 0.0)
                     if added > 0:
                         series.inc(added, tags=tags)
-                        self._exported[metric.name, label] = value
+                        self._exported[metric.name, key] = value
 
     def _repeat(self) -> None:
         while True:
@@ -260,12 +379,3 @@ class RaySink:
             except (RuntimeError, ValueError, TypeError):
                 # What Ray raises while a node goes away; the next turn may find it again.
                 logger.warning("metrics were not exported this time", exc_info=True)
-
-
-def markdown() -> str:
-    """Return the table for the documentation."""
-    rows = [
-        f"| `{m.name}` | {m.kind} | {f'`{m.label}`' if m.label else ''} | {m.help} |"
-        for m in METRICS
-    ]
-    return "\n".join(["| metric | type | label | meaning |", "|---|---|---|---|", *rows])

@@ -14,26 +14,54 @@ ends, and readers in another process namespace (a sidecar), where process ids me
 too. The heartbeat is written in place: that works on a full disk, where a new file does not.
 
 This file runs by itself, without the rest of the package: `python -I -S node.py probe`, or `serve`.
-It imports what each needs where it is needed: a probe runs every few seconds, for years.
+A probe runs every few seconds, for years: it imports next to nothing. What takes longer to import
+than to do (`json`, `socket`, `argparse`, `typing`, `contextlib`) is done here with less, or is
+imported where a probe does not come by.
 Times that cross processes are of CLOCK_BOOTTIME, which nobody sets and which goes on in suspend.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from http.server import ThreadingHTTPServer
+    from typing import Any, NamedTuple
+else:
+
+    class NamedTuple(tuple):
+        """As much of `typing.NamedTuple` as is used here."""
+
+        __slots__ = ()
+
+        def __init_subclass__(cls) -> None:
+            cls._fields = tuple(cls.__annotations__)
+            cls._defaults = {n: cls.__dict__[n] for n in cls._fields if n in cls.__dict__}
+            for place, name in enumerate(cls._fields):
+                setattr(cls, name, property(lambda self, place=place: self[place]))
+
+        def __new__(cls, *values: object, **named: object) -> NamedTuple:  # noqa: D102, PYI034
+            by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
+            given = {**cls._defaults, **by_place, **named}
+            if given.keys() != set(cls._fields):
+                raise TypeError(f"{cls.__name__} is made of {', '.join(cls._fields)}")
+            return tuple.__new__(cls, [given[name] for name in cls._fields])
+
+        def _replace(self, **named: object) -> NamedTuple:
+            return type(self)(**{**dict(zip(self._fields, self, strict=True)), **named})
+
+        def __repr__(self) -> str:
+            shown = zip(self._fields, self, strict=True)
+            return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in shown)})"
+
 
 STATE_SCHEMA = 2
 MAX_STATE_BYTES = 1 << 20
@@ -50,7 +78,8 @@ RAYLET = "http://127.0.0.1:52365/api/healthz"
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 CHECK_VALID_S = 1.0
-CHECK_PERIOD_S = 0.8
+CHECK_PERIOD_S = 0.5
+"""From one question to the next: the answer to a slow one is there before the last is too old."""
 PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
@@ -95,7 +124,8 @@ class StateFile:
         What was removed meanwhile is made again, the directory too.
 
         Raises:
-            OSError: as the class. On a full disk the heartbeat is written all the same.
+            OSError: as the class. On a full disk the heartbeat is written all the same; on a
+                read-only one it is not, and the lock is held: it is stale then, not dead.
         """
         now = boot_s()
         if facts.get("stage") != self._stage[0]:
@@ -114,7 +144,7 @@ class StateFile:
             "heartbeat_boot_s": now,
             "updated_unix": time.time(),
         }
-        data = json.dumps(state).encode()
+        data = _encoded(state)
         if self._lock == -1:
             self._open()
         temporary = f"{self._stem}.{os.getpid()}.tmp"
@@ -129,9 +159,11 @@ class StateFile:
             name = f"{self._stem}.json"
             os.rename(temporary, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError as error:
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(temporary, dir_fd=self._folder)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            except OSError:
+                pass
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 self.close()  # the next write begins anew
             raise
 
@@ -151,11 +183,17 @@ class StateFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
             _take(self._lock)
-            names = json.dumps(self._names).encode()
+            names = _encoded(self._names)
             os.pwrite(self._lock, _heartbeat(boot_s()) + names, 0)
         except OSError:
             self.close()
             raise
+
+
+def _encoded(state: Mapping[str, Any]) -> bytes:
+    import json
+
+    return json.dumps(state).encode()
 
 
 def boot_s() -> float:
@@ -220,20 +258,24 @@ def _close_in_children(file: StateFile) -> None:
 def _make_private(directory: str) -> None:
     if not os.path.lexists(directory):
         _make_private(os.path.dirname(directory))
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        try:
             os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # another process was faster
 
 
 def _sweep(folder: int) -> None:
     """Remove what replicas left that have been dead for long."""
     for name in os.listdir(folder):
         stem, _, kind = name.rpartition(".")
-        with contextlib.suppress(OSError):
+        try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < SWEEP_S:
                 continue
             if kind == "tmp" or (kind in ("json", "lock") and not _lock(stem, folder).held):
                 os.unlink(name, dir_fd=folder)
+        except OSError:
+            pass  # the next start sweeps again
 
 
 class Heartbeat:
@@ -428,7 +470,7 @@ def _lock(stem: str, folder: int) -> _Lock:
         return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
-        names = _names(json.loads(data[HEARTBEAT_BYTES:]))
+        names = _names(_decoded(data[HEARTBEAT_BYTES:]))
     except (ValueError, RecursionError):
         return _Lock(held=held)  # between its making and its first write
     return _Lock(held=held, names=names, heartbeat_s=heartbeat_s)
@@ -447,8 +489,11 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
     """Return what a file says, and what is wrong with it; neither when there is none yet."""
     name = f"{stem}.json"
     try:
-        with open(_open_ours(name, folder), "rb") as file:
-            data = file.read(MAX_STATE_BYTES + 1)
+        opened = _open_ours(name, folder)
+        try:
+            data = _read(opened)
+        finally:
+            os.close(opened)
     except FileNotFoundError:
         return None, ""
     except _NotOursError as error:
@@ -456,11 +501,55 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
     except OSError as error:
         return None, f"{name} cannot be read: {error.strerror}"
     try:
-        state = json.loads(data) if len(data) <= MAX_STATE_BYTES else None
+        state = _decoded(data) if len(data) <= MAX_STATE_BYTES else None
     except (ValueError, RecursionError):
         return None, f"{name} is no JSON, or half of it"
     wrong = _wrong(state)
     return (None, f"{name} {wrong}") if wrong else (state, "")
+
+
+def _read(opened: int) -> bytes:
+    """Return what is in a file, and of one that is larger than a state may be at least so much."""
+    data = b""
+    # In pieces: room for the largest state takes longer to make than a usual one to read.
+    while len(data) <= MAX_STATE_BYTES and (piece := os.read(opened, 1 << 16)):
+        data += piece
+    return data
+
+
+def _decoded(data: bytes) -> Any:
+    """Return what a JSON text says, by the scanner under `json.loads` where there is one.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    text = data.decode()
+    try:
+        from _json import make_scanner
+    except ImportError:  # its absence is no error to `json` either
+        import json
+
+        return json.loads(text)
+    blanks = " \t\n\r"
+    text = text.strip(blanks)
+    scanner: Any = make_scanner  # what it asks of its context differs between versions
+    try:
+        value, end = scanner(_Scanning)(text, 0)
+    except StopIteration:
+        end = -1
+    if end != len(text):
+        raise ValueError("no JSON, or more than that")
+    return value
+
+
+class _Scanning:
+    """What the scanner asks for: the answers of `json.JSONDecoder()`."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_int = int
+    parse_float = parse_constant = float
 
 
 def _wrong(state: Any) -> str:
@@ -489,7 +578,11 @@ def _open_ours(name: str, folder: int) -> int:
         if error.errno == errno.ELOOP:
             raise _NotOursError(f"{name} is a symbolic link: it is not followed") from None
         raise
-    status = os.fstat(opened)
+    try:
+        status = os.fstat(opened)
+    except OSError:
+        os.close(opened)
+        raise
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return opened
     os.close(opened)
@@ -610,6 +703,8 @@ class Readiness(NamedTuple):
     replicas: tuple[Replica, ...] = ()
     excused: tuple[Replica, ...] = ()
     """Those that are not ready yet and do not count, because the node was warm before them."""
+    unread: str = ""
+    """Why the state directory could not be looked at; `replicas` says nothing then."""
 
     @property
     def ready(self) -> bool:
@@ -707,35 +802,43 @@ def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Rea
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
+    unread = ""
     try:
         replicas = look(settings.state_dir, stale_s=settings.stale_s)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
             why = [f"{each} ({settings.state_dir} has no state)" for each in why]
     except OSError as error:
-        why = [error.strerror or str(error)]
+        unread = error.strerror or str(error)
+        why = [unread]
     reasons = [("warm", each) for each in why]
     health = asked(settings) if health is None else health
     wrong = [(name, health.get(name, f"{url} was not asked")) for name, url in settings.urls]
     reasons += [(name, why) for name, why in wrong if why]
     names = ("warm", *(name for name, _ in settings.urls))
-    return Readiness(tuple(reasons), names, tuple(replicas), excused)
+    return Readiness(tuple(reasons), names, tuple(replicas), excused, unread)
 
 
 def asked(settings: Settings) -> dict[str, str]:
     """Return what is wrong by check, having asked all addresses at the same time."""
-    import threading
+    import _thread
 
     found = {name: f"{url} was not asked" for name, url in settings.urls}
 
-    def ask(name: str, url: str) -> None:
-        found[name] = get(url)
+    def ask(name: str, url: str, ended: Any) -> None:
+        try:
+            found[name] = get(url)
+        finally:
+            ended.release()
 
-    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in settings.urls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    asking = []
+    for name, url in settings.urls:
+        ended = _thread.allocate_lock()
+        ended.acquire()
+        _thread.start_new_thread(ask, (name, url, ended))
+        asking.append(ended)
+    for ended in asking:
+        ended.acquire()
     return found
 
 
@@ -744,15 +847,12 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
 
     A plain socket: `urllib.request` takes longer to import than a probe may take.
     """
-    import socket
-
     host, port, path = split_url(url)
     end = time.monotonic() + limit_s
     head = b""
     try:
-        # As bytes: of a string it would import a codec for names that are not ASCII.
-        address: Any = (host.encode("ascii" if host.isascii() else "idna"), port)
-        with socket.create_connection(address, timeout=limit_s) as connection:
+        connection = _connected(host, port, end)
+        try:
             request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
             connection.sendall(request.encode())
             while b"\n" not in head and len(head) < 4096:
@@ -761,6 +861,8 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
                 if not received:
                     break
                 head += received
+        finally:
+            connection.close()
     except TimeoutError:
         return f"{url} did not answer within {limit_s} s"
     except (OSError, UnicodeError) as error:
@@ -770,6 +872,28 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
         return ""
     answer = fields[1] if len(fields) >= 2 else b"nothing that is HTTP"
     return f"{url} answered {answer.decode(errors='replace')}, not 200"
+
+
+def _connected(host: str, port: int, end_s: float) -> Any:
+    """Return a connection to the first address of a host that takes one."""
+    import _socket  # what `socket` is made of, without the enums it makes of each constant
+
+    # As bytes: of a string it would import a codec for names that are not ASCII.
+    name = host.encode("ascii" if host.isascii() else "idna")
+    trouble = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    for family, kind, protocol, _, address in _socket.getaddrinfo(
+        name, port, 0, _socket.SOCK_STREAM
+    ):
+        connection = _socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(max(0.001, end_s - time.monotonic()))
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            trouble = error
+        else:
+            return connection
+    raise trouble
 
 
 def split_url(url: str) -> tuple[str, int, str]:
@@ -809,6 +933,11 @@ NODE_METRICS = {
         ("condition",),
         "Replicas of this node by condition; dead ones are remembered.",
     ),
+    "serve_warm_node_states_readable": (
+        "gauge",
+        (),
+        "1 while the state directory can be read; while it is 0, replicas are as last seen.",
+    ),
     "serve_warm_node_excused": (
         "gauge",
         (),
@@ -826,9 +955,63 @@ NODE_METRICS = {
         ("application", "deployment", "outcome"),
         "Starts that ended while this server ran, by verdict, or failed.",
     ),
+    "serve_warm_start_duration_seconds": (
+        "histogram",
+        ("application", "deployment", "outcome"),
+        "Seconds from a replica's creation to READY or FAILED, of the same starts.",
+    ),
+    "serve_warm_stage_duration_seconds": (
+        "histogram",
+        ("application", "deployment", "stage", "outcome"),
+        "Seconds of each stage of the same starts; no series before the first of its kind.",
+    ),
 }
 """What the server itself exports: kind, labels and meaning by name. All else is what replicas
 write under `metrics` (`serve_warm.metrics.as_data`)."""
+
+OWN = tuple(f"{name}_" for name in NODE_METRICS)
+"""How what the server exports may go on, with a suffix."""
+
+BUCKETS = (
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0),
+)
+"""Upper bounds of the histograms, seconds: from a start at level 3 to one that compiles a large
+model, and the usual deadlines among them."""
+
+
+class Family(NamedTuple):
+    """All samples of one metric."""
+
+    name: str
+    """Without the `_total` of a counter, which each of its samples has."""
+    kind: str
+    text: str
+    samples: tuple[tuple[str, dict[str, str], float], ...]
+    """Name, labels and value."""
+
+
+class _Histogram:
+    """Counts and the exact sum of what was observed."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        import bisect
+
+        self._counts[bisect.bisect_left(BUCKETS, value)] += 1
+        self._sum += value
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield suffix, label and value of each series."""
+        count = 0
+        for bound, more in zip((*map(repr, BUCKETS), "+Inf"), self._counts, strict=True):
+            count += more
+            yield "_bucket", {"le": bound}, float(count)
+        yield "_sum", {}, self._sum
+        yield "_count", {}, float(count)
 
 
 class Ledger:
@@ -838,6 +1021,8 @@ class Ledger:
         self._seen: dict[str, Replica] = {}
         self._counted: set[str] = set()
         self._starts: dict[tuple[str, str, str], int] = {}
+        self._took: dict[tuple[str, str, str], _Histogram] = {}
+        self._stages: dict[tuple[str, str, str, str], _Histogram] = {}
         self._first = True
         for name in deployments:
             application, _, deployment = name.rpartition("#")
@@ -867,6 +1052,7 @@ class Ledger:
     def _expose(self, application: str, deployment: str) -> None:
         for outcome in OUTCOMES:
             self._starts.setdefault((application, deployment, outcome), 0)
+            self._took.setdefault((application, deployment, outcome), _Histogram())
 
     def _count(self, stem: str, replica: Replica, state: dict[str, Any]) -> None:
         application, deployment, _ = replica.names
@@ -878,85 +1064,189 @@ class Ledger:
         if self._first:
             return  # it ended before this server began
         outcome = "failed" if stage == "FAILED" else str(state.get("verdict"))
-        if outcome in OUTCOMES:
-            self._starts[application, deployment, outcome] += 1
+        if outcome not in OUTCOMES:
+            return
+        self._starts[application, deployment, outcome] += 1
+        # A replica of an earlier release says neither of the two.
+        elapsed_s = _seconds(state.get("elapsed_s"))
+        if elapsed_s is not None:
+            self._took[application, deployment, outcome].observe(elapsed_s)
+        stages = state.get("stage_seconds")
+        for stage, took in stages.items() if isinstance(stages, dict) else ():
+            seconds = _seconds(took)
+            if seconds is not None and stage in STAGES:
+                key = (application, deployment, stage, outcome)
+                self._stages.setdefault(key, _Histogram()).observe(seconds)
 
-    def exposition(self, readiness: Readiness) -> str:
-        """Return all figures in Prometheus' text format."""
-        rows: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in NODE_METRICS}
-        kinds = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+    def families(self, readiness: Readiness) -> Iterator[Family]:
+        """Yield all figures: first what the server knows by itself, then what replicas wrote."""
+        found = _Found()
         failed = dict(readiness.reasons)
-        rows["serve_warm_node_ready"].append(({}, float(readiness.ready)))
-        rows["serve_warm_node_excused"].append(({}, float(len(readiness.excused))))
+        found.add("serve_warm_node_ready", {}, float(readiness.ready))
+        found.add("serve_warm_node_states_readable", {}, float(not readiness.unread))
         for check in readiness.checks:
-            rows["serve_warm_node_check"].append(({"check": check}, float(check not in failed)))
+            found.add("serve_warm_node_check", {"check": check}, float(check not in failed))
         conditions = [r.condition for r in self._seen.values()]
         for condition in CONDITIONS:
             count = float(conditions.count(condition))
-            rows["serve_warm_node_replicas"].append(({"condition": condition}, count))
-        for (application, deployment, outcome), number in sorted(self._starts.items()):
-            labels = {"application": application, "deployment": deployment, "outcome": outcome}
-            rows["serve_warm_starts"].append((labels, float(number)))
+            found.add("serve_warm_node_replicas", {"condition": condition}, count)
+        found.add("serve_warm_node_excused", {}, float(len(readiness.excused)))
+        for start, number in sorted(self._starts.items()):
+            found.add_own("serve_warm_starts", start, float(number))
+        for start, took in sorted(self._took.items(), key=lambda item: item[0]):
+            found.add_histogram("serve_warm_start_duration_seconds", start, took)
+        for stage, took in sorted(self._stages.items(), key=lambda item: item[0]):
+            found.add_histogram("serve_warm_stage_duration_seconds", stage, took)
         now = boot_s()
         for replica in self._seen.values():
-            if not any(replica.names):
-                continue
-            who = dict(zip(WHO, replica.names, strict=True))
-            alive = replica.condition != "dead"
-            rows["serve_warm_replica_alive"].append((who, float(alive)))
-            if alive:
-                age_s = now - replica.heartbeat_s
-                rows["serve_warm_heartbeat_age_seconds"].append((who, max(0.0, age_s)))
-                since_s = _number(replica.state, "stage_boot_s")
-                if since_s is not None:
-                    rows["serve_warm_stage_age_seconds"].append((who, max(0.0, now - since_s)))
-            for name, kind, text, label, value in _own_rows(replica, alive=alive):
-                if kinds.setdefault(name, (kind, text))[0] == kind and name not in NODE_METRICS:
-                    rows.setdefault(name, []).append(({**who, **label}, value))
-        return "".join(_family(name, *kinds[name], rows[name]) for name in rows)
+            if any(replica.names):
+                self._add_replica(found, replica, now)
+        return found.families()
+
+    def _add_replica(self, found: _Found, replica: Replica, now: float) -> None:
+        alive = replica.condition != "dead"
+        found.add_own("serve_warm_replica_alive", replica.names, float(alive))
+        if alive:
+            age_s = max(0.0, now - replica.heartbeat_s)
+            found.add_own("serve_warm_heartbeat_age_seconds", replica.names, age_s)
+            since_s = _number(replica.state, "stage_boot_s")
+            if since_s is not None:
+                age_s = max(0.0, now - since_s)
+                found.add_own("serve_warm_stage_age_seconds", replica.names, age_s)
+        who = _labels(WHO, replica.names)
+        for name, kind, text, labels, value in _own_rows(replica, now, alive=alive):
+            found.add_written(name, kind, text, {**who, **labels}, value)
+
+    def exposition(self, readiness: Readiness) -> str:
+        """Return all figures in Prometheus' text format."""
+        return "".join(map(_written, self.families(readiness)))
+
+
+STAGES = (
+    *("pending", "waiting", "pulling", "verifying", "loading", "replaying", "proving", "ready"),
+    "failed",
+)
+"""What `serve_warm.report.Stage` has, as labels have it."""
+
+
+class _Found:
+    """Samples by the metric that they are of: each family in one piece, each series once."""
+
+    def __init__(self) -> None:
+        self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+        self._samples: dict[str, dict[Any, tuple[str, dict[str, str], float]]] = {
+            name: {} for name in NODE_METRICS
+        }
+
+    def add(self, name: str, labels: dict[str, str], value: float, *, suffix: str = "") -> None:
+        kind = self._about[name][0]
+        full = name + (suffix or ("_total" if kind == "counter" else ""))
+        key = (suffix, *labels.items())
+        self._samples.setdefault(name, {})[key] = (full, labels, value)
+
+    def add_own(self, name: str, values: Iterable[str], value: float) -> None:
+        self.add(name, _labels(NODE_METRICS[name][1], values), value)
+
+    def add_histogram(self, name: str, values: Iterable[str], took: _Histogram) -> None:
+        labels = _labels(NODE_METRICS[name][1], values)
+        for suffix, more, value in took.samples():
+            self.add(name, {**labels, **more}, value, suffix=suffix)
+
+    def add_written(
+        self, name: str, kind: str, text: str, labels: dict[str, str], value: float
+    ) -> None:
+        """Add what a replica wrote, but for what stands for something else here already."""
+        if name not in self._about and not name.startswith(OWN):
+            self._about[name] = (kind, _utf8(text))
+        if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
+            self.add(name, labels, value)
+
+    def families(self) -> Iterator[Family]:
+        for name, samples in self._samples.items():
+            yield Family(name, *self._about[name], tuple(samples.values()))
 
 
 def _own_rows(
-    replica: Replica, *, alive: bool
+    replica: Replica, now: float, *, alive: bool
 ) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
-    """Yield name, kind, meaning, own label and value of each figure that a replica wrote."""
+    """Yield name, kind, meaning, own labels and value of each figure that a replica wrote."""
     import re
 
     table = (replica.state or {}).get("metrics")
     for row in table if isinstance(table, list) else ():
-        if not isinstance(row, dict) or not isinstance(row.get("values"), dict):
+        if not isinstance(row, dict):
             continue
-        name, kind, label = row.get("name"), row.get("kind"), row.get("label")
+        name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
-        if kind not in ("gauge", "counter") or label in WHO:
+        if kind not in ("gauge", "counter"):
             continue
-        if label is not None and not (isinstance(label, str) and re.fullmatch("[a-z_]+", label)):
+        # What is true of a living replica only is not true of a dead one.
+        ended = not alive and row.get("while_alive") is True
+        if ended and row.get("absent_after") is True:
             continue
-        for key, value in row["values"].items():
-            if isinstance(value, (int, float)):
-                # What is true of a living replica only is not true of a dead one.
-                ended = not alive and row.get("while_alive") is True
-                own = {label: str(key)} if label else {}
-                yield name, kind, str(row.get("help", "")), own, 0.0 if ended else float(value)
+        since_s = _number(row, "since_boot_s") if alive else None
+        for labels, written in _own_samples(row):
+            value = written if since_s is None else max(0.0, now - since_s)
+            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended else value
 
 
-def _family(
-    name: str, kind: str, text: str, samples: Sequence[tuple[dict[str, str], float]]
-) -> str:
-    full = name + ("_total" if kind == "counter" else "")
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    lines = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n"]
-    for labels, value in samples:
+def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield labels and value of each series of a row; of one that is none, nothing."""
+    import re
+
+    labels: Any = row.get("labels")
+    samples: Any = row.get("samples")
+    label, values = row.get("label"), row.get("values")
+    if isinstance(values, dict):  # one label, or none
+        labels = [] if label is None else [label]
+        samples = [[[key] if labels else [], value] for key, value in values.items()]
+    if not isinstance(labels, list) or not isinstance(samples, list):
+        return
+    for each in labels:
+        if not isinstance(each, str) or not re.fullmatch("[a-z_]{1,100}", each):
+            return
+    if len({*labels, *WHO, "le"}) != len(labels) + len(WHO) + 1:
+        return
+    for sample in samples:
+        if not isinstance(sample, list) or len(sample) != 2:
+            continue
+        key, value = sample
+        if isinstance(key, list) and len(key) == len(labels) and isinstance(value, (int, float)):
+            try:
+                number = float(value)
+            except OverflowError:
+                continue  # JSON has integers of any size
+            yield _labels(labels, map(str, key)), number
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a number that may be observed, as one that is not a number would spoil all sums."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return float(value) if ok else None
+
+
+def _written(family: Family) -> str:
+    full = family.name + ("_total" if family.kind == "counter" else "")
+    text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
+    lines = [f"# HELP {full} {text}\n# TYPE {full} {family.kind}\n"]
+    for name, labels, value in family.samples:
         inside = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
-        lines.append(f"{full}{{{inside}}} {value!r}\n" if inside else f"{full} {value!r}\n")
+        lines.append(f"{name}{{{inside}}} {value!r}\n" if inside else f"{name} {value!r}\n")
     return "".join(lines)
 
 
-def _escaped(value: str) -> str:
+def _labels(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
+    return dict(zip(names, map(_utf8, values), strict=True))
+
+
+def _utf8(value: str) -> str:
     # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
-    plain = value.encode(errors="replace").decode()
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return value if value.isascii() else value.encode(errors="replace").decode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # --- the server ----------------------------------------------------------------------------
@@ -977,7 +1267,8 @@ class Server:
 
         self._settings = settings
         self._drain_s = drain_s
-        self._draining = False
+        self.draining = False
+        """Whether it was told to end."""
         # No Event: a signal that comes while one is set or waited for would wait for its lock.
         self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ledger = Ledger(settings.policy.deployments)
@@ -986,13 +1277,12 @@ class Server:
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._said = ""
         # Starts that have ended by now are none that this server has seen.
-        self._ledger.note(judge(settings, health={}).replicas)
+        self._noted({})
         self._http = _http_server(self, host, port)
         self.port: int = self._http.server_address[1]
 
     def run(self) -> None:
         """Serve until `drain` was called, and then for `drain_s` more."""
-        import queue
         import threading
 
         self._watch()
@@ -1001,20 +1291,31 @@ class Server:
             threading.Thread(target=self._repeat, args=args, daemon=True).start()
         serving = threading.Thread(target=self._http.serve_forever, daemon=True)
         serving.start()
-        self._told.get()
+        self._wait(float("inf"))
         # Endpoints take a moment to forget this node: it is told "not ready" until they have, and
         # a second signal ends that.
-        with contextlib.suppress(queue.Empty):
-            self._told.get(timeout=max(0.0, self._drain_s))
+        self._wait(self._drain_s)
         self._http.shutdown()
         self._http.server_close()
+
+    def _wait(self, limit_s: float) -> None:
+        """Return when `drain` is called, or after so long."""
+        import queue
+
+        end_s = time.monotonic() + limit_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            try:
+                return self._told.get(timeout=min(left_s, CHECK_PERIOD_S))
+            except queue.Empty:
+                pass  # a signal that came right before the wait did not end it, and is seen now
+        return None
 
     def drain(self) -> None:
         """Be not ready from now on, and end soon; the second time at once.
 
         A handler of signals may call this, also one that interrupts another.
         """
-        self._draining = True
+        self.draining = True
         self._told.put(None)
 
     def readiness(self) -> Readiness:
@@ -1023,7 +1324,7 @@ class Server:
 
     def _judged(self, health: Mapping[str, str]) -> Readiness:
         readiness = judge(self._settings, health=health)
-        if self._draining:
+        if self.draining:
             reasons = (("draining", "this server was told to end"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
         return readiness
@@ -1037,7 +1338,8 @@ class Server:
     def _noted(self, health: Mapping[str, str]) -> Readiness:
         # With the ledger's lock held: what is noted later was seen later.
         readiness = self._judged(health)
-        self._ledger.note(readiness.replicas)
+        if not readiness.unread:  # not to see replicas is not to see that they are gone
+            self._ledger.note(readiness.replicas)
         return readiness
 
     def _health_now(self) -> dict[str, str]:
@@ -1066,11 +1368,14 @@ class Server:
             _log(f"not ready: {text}" if text else "ready")
 
     def _repeat(self, what: Callable[[], object], period_s: float) -> None:
+        began_s = time.monotonic()
         while True:
-            time.sleep(period_s)
-            # Out of threads or descriptors for a moment: the next turn may have them again.
-            with contextlib.suppress(OSError, RuntimeError):
+            time.sleep(max(0.0, began_s + period_s - time.monotonic()))
+            began_s = time.monotonic()
+            try:
                 what()
+            except (OSError, RuntimeError):
+                pass  # out of threads or descriptors for a moment: the next turn may have them
 
 
 def _log(text: str) -> None:
@@ -1113,6 +1418,12 @@ class _Clients:
             self._ends[connection] = time.monotonic() + REQUEST_S
             return True
 
+    def renew(self, connection: socket.socket) -> None:
+        """Give it the time of another request, having answered one."""
+        with self._lock:
+            if connection in self._ends:
+                self._ends[connection] = time.monotonic() + REQUEST_S
+
     def forget(self, connection: socket.socket) -> None:
         """Free its place, if it has one. To be called before it is closed."""
         with self._lock:
@@ -1126,8 +1437,10 @@ class _Clients:
         with self._lock:
             for connection, end_s in self._ends.items():
                 if end_s < now:
-                    with contextlib.suppress(OSError):  # the client was faster
+                    try:
                         connection.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        pass  # the client was faster
 
 
 def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
@@ -1138,19 +1451,29 @@ def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         timeout = IDLE_S
+        protocol_version = "HTTP/1.1"  # connections are kept
+        disable_nagle_algorithm = True
         server_version = "serve_warm"
         sys_version = ""
 
         def do_GET(self) -> None:
             status, kind, text = _answer(node, self.path)
             body = text.encode(errors="replace")
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            if node.draining or {"Content-Length", "Transfer-Encoding"} & set(self.headers):
+                self.close_connection = True  # a body is not read: what follows is no request
+            head = [
+                f"HTTP/1.1 {status} {self.responses[status][0]}",
+                f"Server: {self.server_version}",
+                f"Date: {self.date_time_string()}",
+                f"Content-Type: {kind}",
+                f"Content-Length: {len(body)}",
+                "Cache-Control: no-store",
+                f"Connection: {'close' if self.close_connection else 'keep-alive'}",
+                *("", ""),
+            ]
+            # In one piece: the second of two would wait for the client to acknowledge the first.
+            self.wfile.write("\r\n".join(head).encode() + (b"" if self.command == "HEAD" else body))
+            clients.renew(self.connection)
 
         do_HEAD = do_GET  # noqa: N815 - http.server calls it
 
@@ -1202,15 +1525,19 @@ def default_directory() -> str:
 
     own = f"serve_warm-{os.geteuid()}/state"
     bases = [os.environ.get("TMPDIR") or "/tmp"]  # noqa: S108 - its safety is looked at
-    with contextlib.suppress(KeyError):
+    try:
         home = pwd.getpwuid(os.geteuid()).pw_dir
         bases.append(os.path.join(home, ".cache", "serve_warm"))
+    except KeyError:
+        pass  # a user without a home
     bases.append("/var/tmp")  # noqa: S108 - as above
     paths = [os.path.join(os.path.realpath(base), own) for base in bases]
     for path in paths:
-        with contextlib.suppress(OSError):
+        try:
             os.close(_opened(path))
-            return path
+        except OSError:
+            continue
+        return path
     return paths[0]
 
 
@@ -1267,17 +1594,63 @@ COMMANDS = {
 }
 
 
-def _help(prog: str) -> Any:
+class _Given(NamedTuple):
+    """A command line."""
+
+    command: str
+    options: dict[str, Any]
+    """By the names that argparse gives them."""
+
+
+def _plain(arguments: Sequence[str]) -> _Given | None:
+    """Return what a plain command line of `probe` says; None for what argparse has to look at."""
+    if arguments[:1] != ["probe"]:
+        return None
+    options: dict[str, Any] = {_name(name): default for name, (_, default, _) in OPTIONS.items()}
+    options |= {"deployment": [], "latch": "on", "verbose": False}
+    words = iter(arguments[1:])
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--no-latch":
+            options["latch"] = "off"
+        elif word == "--verbose":
+            options["verbose"] = True
+        elif name in OPTIONS or name == "--deployment":
+            value = value if equals else next(words, "-")
+            if not equals and value.startswith("-"):
+                return None
+            if name in OPTIONS:
+                options[_name(name)] = value
+            else:
+                options["deployment"].append(value)
+        else:
+            return None
+    return _Given("probe", options)
+
+
+def _name(option: str) -> str:
+    return option[2:].replace("-", "_")
+
+
+def _parser(command: str) -> Any:
+    """Return argparse's reader of a command line with this command."""
     import argparse
 
-    # Of one width: to find that of the terminal, argparse imports what takes longer than a probe.
-    return argparse.HelpFormatter(prog, width=100)
+    def helped(prog: str) -> argparse.HelpFormatter:
+        # Of one width: to find that of the terminal, argparse imports what takes longer than it.
+        return argparse.HelpFormatter(prog, width=100)
+
+    summary = __doc__.partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="node.py", description=summary, formatter_class=helped)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in COMMANDS.items():
+        added = commands.add_parser(name, help=text, formatter_class=helped)
+        if name == command:
+            _add_options(added.add_argument, command)
+    return parser
 
 
-def _add_options(parser: Any, command: str, *, used: bool) -> None:
-    if not used:
-        return
-    add = parser.add_argument
+def _add_options(add: Callable[..., Any], command: str) -> None:
     for name, (meta, default, text) in OPTIONS.items():
         add(name, metavar=meta, default=default, help=text)
     add("--deployment", action="append", default=[], metavar="NAME", help=DEPLOYMENT_HELP)
@@ -1297,36 +1670,32 @@ def _add_options(parser: Any, command: str, *, used: bool) -> None:
         add("--drain-s", type=float, default=DRAIN_S, help="Seconds from SIGTERM to the end.")
 
 
+def _parsed(arguments: Sequence[str]) -> _Given:
+    options = vars(_parser(arguments[0] if arguments else "").parse_args(arguments))
+    return _Given(options.pop("command"), options)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `probe` or `serve`, and return the exit code."""
-    import argparse
-
     arguments = sys.argv[1:] if arguments is None else arguments
-    summary = __doc__.partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="node.py", description=summary, formatter_class=_help)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in COMMANDS.items():
-        # Each option takes a millisecond to add: those of the other command are left out.
-        used = name in arguments[:1]
-        _add_options(commands.add_parser(name, help=text, formatter_class=_help), name, used=used)
-    given = parser.parse_args(arguments)
+    command, given = _plain(arguments) or _parsed(arguments)
     try:
         chosen = settings_of(
-            state_dir=given.state_dir or default_directory(),
-            expect=given.expect,
-            deployments=given.deployment,
-            latch=given.latch,
-            stale_s=float(given.stale_s),
-            raylet=given.raylet,
-            proxy=given.proxy,
+            state_dir=given["state_dir"] or default_directory(),
+            expect=given["expect"],
+            deployments=given["deployment"],
+            latch=given["latch"],
+            stale_s=float(given["stale_s"]),
+            raylet=given["raylet"],
+            proxy=given["proxy"],
         )
     except ValueError as error:
-        parser.error(str(error))
-    if given.command == "probe":
-        code, lines = probe(chosen, verbose=given.verbose)
+        _parser(command).error(str(error))
+    if command == "probe":
+        code, lines = probe(chosen, verbose=given["verbose"])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return code
-    return serve(chosen, host=given.host, port=given.port, drain_s=given.drain_s)
+    return serve(chosen, host=given["host"], port=given["port"], drain_s=given["drain_s"])
 
 
 def serve(settings: Settings, *, host: str, port: int, drain_s: float) -> int:

@@ -10,7 +10,9 @@ library, so that a report can be read anywhere.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -170,9 +172,12 @@ class ArtifactUse:
     """Which artifact this start looked at, and what came of it."""
 
     store: str
+    source: str = ""
+    """Kind of the store, as `stores.kind_of` has it."""
     statement: str = ""
     """Key of the chosen statement; empty when none was chosen."""
     created: str = ""
+    """When it was built, as its manifest has it; empty for one that was not loaded."""
     stored_bytes: int = 0
     raw_bytes: int = 0
     downloaded_bytes: int = 0
@@ -188,12 +193,32 @@ class ArtifactUse:
     trace: tuple[str, ...] = ()
     """One line a variant that was looked at: accepted, or rejected with the reason."""
 
+    @property
+    def in_use(self) -> bool:
+        """Whether this start runs on it: chosen, and not put aside since."""
+        return bool(self.statement and self.created)
+
+    @property
+    def digits(self) -> str:
+        """The first 12 hexadecimal digits in the name of its statement: enough to find it by."""
+        found = re.search(r"/([0-9a-f]{12})[^/]*$", self.statement)
+        return found[1] if found else ""
+
+    @property
+    def created_unix(self) -> float | None:
+        """When it was built, seconds since the epoch; None for one that was not loaded."""
+        if not self.created:
+            return None
+        # Python 3.10 does not know the Z.
+        return datetime.fromisoformat(self.created.replace("Z", "+00:00")).timestamp()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One start of one replica, from the end of the user's `__init__` on.
+    """One start of one replica.
 
-    `to_proof_s` ends with the proof. `overhead_s` is `to_proof_s` less the steady compute of the
+    `to_proof_s` begins with the end of the user's `__init__` and ends with the proof. `elapsed_s`
+    begins before that `__init__`. `overhead_s` is `to_proof_s` less the steady compute of the
     passes that were run. `cpu_s` is the process' own CPU time and that of the compilers it
     waited for, since the process began.
     """
@@ -233,6 +258,32 @@ class Report:
     pid: int = 0
     started_unix: float = 0.0
     """When warm-up began, seconds since the epoch."""
+    created_boot_s: float = 0.0
+    """When the replica was created, before its `__init__`; seconds of CLOCK_BOOTTIME."""
+    elapsed_s: float = 0.0
+    """Seconds from then until now; once the start is READY or FAILED, until it was."""
+    ready_unix: float | None = None
+    """When it became ready, seconds since the epoch; None before."""
+    deadline_s: float = 0.0
+    """What the start is given; 0 where nothing was."""
+    artifact_configured: bool = False
+    """Whether a store is named and `enabled` is not false."""
+    image_created_unix: float | None = None
+    """When the container image was made, seconds since the epoch; None where it does not say."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the start is over, for good or ill."""
+        return self.stage in (Stage.READY, Stage.FAILED)
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Wall seconds by stage, in lower case; of a stage that was entered twice, both times."""
+        seconds: dict[str, float] = {}
+        for took in self.stages:
+            name = took.stage.value.lower()
+            seconds[name] = seconds.get(name, 0.0) + took.seconds
+        return seconds
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers."""

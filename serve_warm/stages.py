@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -50,7 +51,7 @@ from serve_warm.report import (
     StageTime,
     Verdict,
 )
-from serve_warm.stores import open_store
+from serve_warm.stores import kind_of, open_store
 
 if TYPE_CHECKING:
     from serve_warm.trust import Trust
@@ -63,6 +64,9 @@ RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 EVENT_LOG_PERIOD_S = 10.0
 """At most one log line in this time for compiles after ready; the rest is counted in it."""
+
+LOG_PREFIX = "warmup_"
+"""Before the names of our fields of a log record, of which other packages have some, too."""
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
@@ -139,8 +143,17 @@ class Warmup:
         *,
         cache_directory: Path | None = None,
         prefetched: prefetch.Prefetch | None = None,
+        known: Report | None = None,
     ) -> None:
+        # Of `known` is kept what the deployment alone knows of a start: where it runs, since when,
+        # of which image and with which versions.
         self._replica = replica
+        self._known = known or Report(
+            application=replica.application,
+            deployment=replica.deployment,
+            replica=replica.replica,
+            created_boot_s=_boot_s(),
+        )
         self._config = config
         self._prefetch = prefetched
         self._observers: tuple[Observer, ...] = ()
@@ -156,6 +169,8 @@ class Warmup:
         self._resumed: unfinished.Resumed | None = None
         self._by_profile = False
         self._stage = Stage.PENDING
+        self._entered: tuple[Stage | None, float] = (None, 0.0)
+        self._ended_boot_s: float | None = None
         self._times: list[StageTime] = []
         self._verdict = Verdict.OFF
         self._degraded: list[str] = []
@@ -168,7 +183,7 @@ class Warmup:
         """Whether libraries are asked for in all that is compiled: then nothing of torch's compiler
         is imported before something needs it."""
         self._compiler_from_app = False
-        self._ready_unix = 0.0
+        self._ready_unix: float | None = None
         self._error = ""
         self._seen: compiler.Watch | None = None
         self._at_start = Counts()
@@ -223,7 +238,9 @@ class Warmup:
                 self._to_proof_s = time.perf_counter() - start
                 self._fail(raised)
         report = self.report()
-        logger.info("warm-up done\n%s", report.text())
+        why = "; ".join(self._degraded) or (report.artifact.reason if report.artifact else "")
+        fields = self._fields("verdict", verdict=self._verdict.value, reason=why)
+        logger.info("warm-up done\n%s", report.text(), extra=fields)
         self._tell()
         return report
 
@@ -233,7 +250,8 @@ class Warmup:
         if self._unfinished is not None:
             self._unfinished.close()  # the next try goes on from it
         self._enter(Stage.FAILED)
-        logger.error("warm-up failed: %s", self._error)
+        fields = self._fields("verdict", verdict="failed", reason=self._error)
+        logger.error("warm-up failed: %s", self._error, extra=fields)
 
     def report(self) -> Report:
         """Return what has happened until now."""
@@ -246,10 +264,8 @@ class Warmup:
         events = seen.events() if seen and at_ready else ()
         now = (seen.counts() - self._at_start) if seen and not at_ready else self._warmup_counts
         handed_over = _handed_over()
-        return Report(
-            application=self._replica.application,
-            deployment=self._replica.deployment,
-            replica=self._replica.replica,
+        return dataclasses.replace(
+            self._known,
             stage=self._stage,
             verdict=self._verdict,
             degraded=tuple(self._degraded),
@@ -264,7 +280,7 @@ class Warmup:
             cpu_s=self._cpu_s,
             warmup=now,
             after_ready=after,
-            events=tuple(e for e in events if e.at_unix >= self._ready_unix),
+            events=tuple(e for e in events if e.at_unix >= (self._ready_unix or 0.0)),
             artifact=self._artifact,
             entries=handed_over.uses() if handed_over is not None else (),
             compiler_imported=self._compiler_imported(),
@@ -272,10 +288,18 @@ class Warmup:
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
             error=self._error,
-            versions=compiler.versions() if seen else {},
+            versions={**self._known.versions, **(compiler.versions() if seen else {})},
             pid=os.getpid(),
             started_unix=self._started_unix,
+            elapsed_s=self._elapsed_s(),
+            ready_unix=self._ready_unix,
+            deadline_s=self._config.deadline_s,
+            artifact_configured=self._config.artifact is not None,
         )
+
+    def _elapsed_s(self) -> float:
+        end_s = _boot_s() if self._ended_boot_s is None else self._ended_boot_s
+        return max(0.0, end_s - self._known.created_boot_s)
 
     def _compiler_imported(self) -> str:
         if not compiler.is_imported():
@@ -476,7 +500,7 @@ class Warmup:
             compiler.require_compiler(environment())
 
     async def _load_from(self, uri: str, deadline: Deadline) -> None:
-        self._artifact = ArtifactUse(store=redact(uri))
+        self._artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
         try:
             ready = await self._pull(uri, deadline)
             self._enter(Stage.LOADING)
@@ -541,6 +565,7 @@ class Warmup:
         )
         self._artifact = ArtifactUse(
             store=redact(uri),
+            source=kind_of(uri),
             statement=pulled.statement_key,
             created=pulled.manifest.created,
             stored_bytes=pulled.stored_bytes,
@@ -645,6 +670,7 @@ class Warmup:
         trace = _lines(getattr(error, "trace", ()))
         self._artifact = ArtifactUse(
             store=redact(str(self._config.artifact)),
+            source=kind_of(str(self._config.artifact)),
             statement=getattr(error, "statement", "") if verdict is Verdict.REFUSED else "",
             reason=str(error),
             refused=error.reason if isinstance(error, ArtifactRefused) else "",
@@ -665,7 +691,8 @@ class Warmup:
             ) from error
         # In one line: what was tried, what was found, what to do.
         words = " ".join(str(error).split())
-        logger.warning("verdict=%s, compiling cold: %s", verdict.value, words)
+        fields = self._fields("artifact", verdict=verdict.value, reason=words)
+        logger.warning("verdict=%s, compiling cold: %s", verdict.value, words, extra=fields)
 
     async def _replay_and_prove(self, deadline: Deadline) -> None:
         config, seen = self._config, self._seen
@@ -775,6 +802,15 @@ class Warmup:
             event.seconds,
             event.reason,
             self._unlogged,
+            extra=self._fields(
+                "compile",
+                kind=event.kind,
+                function=event.function,
+                signature=event.signature,
+                seconds=event.seconds,
+                reason=event.reason,
+                events=self._unlogged,
+            ),
         )
         self._unlogged = 0
 
@@ -801,14 +837,44 @@ class Warmup:
             self._times.append(_time(stage, start, hidden_s=hidden_s))
 
     def _enter(self, stage: Stage) -> None:
+        now = _boot_s()
+        before, since = self._entered
+        self._entered = (stage, now)
+        if stage in (Stage.READY, Stage.FAILED):
+            self._ended_boot_s = now  # first: who reads the stage reads when it ended, too
         self._stage = stage
+        ended: dict[str, str | float] = {}
+        if before is not None:
+            ended = {"previous": before.value.lower(), "seconds": now - since}
         logger.info(
             "stage=%s deployment=%s replica=%s",
             stage.value,
             self._replica.deployment,
             self._replica.replica,
+            extra=self._fields("stage", **ended),
         )
         self._tell()
+
+    def _fields(self, event: str, **more: str | float) -> dict[str, Any]:
+        """Return what a log record says beside its text; JSON logs of Serve have it as fields.
+
+        Serve adds deployment and replica by itself, and outside of requests no application.
+        """
+        about = {
+            "event": event,
+            "stage": self._stage.value.lower(),
+            "elapsed_s": self._elapsed_s(),
+            "inputs_done": self.done_in_pass,
+            "inputs_expected": len(self.inputs),
+            "statement": self._artifact.statement if self._artifact else "",
+            **more,
+        }
+        # In one line each, as a table of logs shows them.
+        fields = {
+            f"{LOG_PREFIX}{name}": " ".join(value.split()) if isinstance(value, str) else value
+            for name, value in about.items()
+        }
+        return {"application": self._replica.application, **fields}
 
     def _tell(self) -> None:
         if not self._observers:
@@ -872,6 +938,12 @@ def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
     shown = sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]
     rest = len(trace) - len(shown)
     return (*map(str, shown), *([f"and {rest} more"] if rest else []))
+
+
+def _boot_s() -> float:
+    # Not the clock of the stages' own seconds: who serves this node's metrics, another process,
+    # counts on from it.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _time(stage: Stage, start: float, *, hidden_s: float = 0.0) -> StageTime:

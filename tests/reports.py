@@ -45,7 +45,15 @@ FULL = Report(
     to_proof_s=3.5,
     overhead_s=3.0,
     cpu_s=9.0,
-    warmup=Counts(compiles=3, fx_misses=1, compiler_processes=3, compiler_s=1.25, compile_s=2.5),
+    warmup=Counts(
+        compiles=3,
+        fx_hits=6,
+        fx_misses=1,
+        aot_bypasses=2,
+        compiler_processes=3,
+        compiler_s=1.25,
+        compile_s=2.5,
+    ),
     after_ready=Counts(compiles=1, recompiles=1, captures=2, eager_falls=4, forbidden=5),
     events=(
         CompileEvent(
@@ -64,7 +72,8 @@ FULL = Report(
     ),
     artifact=ArtifactUse(
         store="file:///srv/artifacts",
-        statement="statements/x",
+        source="file",
+        statement="statements/Embedder/147378e2d3f56607.dsse.json",
         created="2026-11-20T10:00:00.000000Z",
         stored_bytes=100,
         raw_bytes=900,
@@ -74,7 +83,13 @@ FULL = Report(
     threads=(41, 42),
     warnings=("compiled calls were made from 2 threads",),
     error="none",
-    versions={"torch": "2.13.0", "threads": "1"},
+    versions={"serve_warm": "0.1.0", "ray": "2.60.0", "torch": "2.13.0", "threads": "1"},
     pid=4711,
     started_unix=1795172500.0,
+    created_boot_s=100.0,
+    elapsed_s=5.25,
+    ready_unix=1795172503.5,
+    deadline_s=1800.0,
+    artifact_configured=True,
+    image_created_unix=1795000000.0,
 )

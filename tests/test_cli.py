@@ -490,7 +490,7 @@ def test_every_command_has_help_and_json(run):
 
     assert set(names) == {
         *("build", "bench", "inspect", "verify", "diff"),
-        *("push", "pull", "keygen", "sign", "prune", "probe", "status"),
+        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "metrics"),
     }
     assert {name for name, help_ in helps.items() if "--json" not in help_.out} == set()
     assert "130  interrupted" in listed.out

@@ -13,7 +13,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from serve_warm.config import WarmupConfig, environment, point_torch_caches_at, resolve
+from serve_warm.config import (
+    IMAGE_CREATED,
+    WarmupConfig,
+    environment,
+    image_created_unix,
+    point_torch_caches_at,
+    resolve,
+)
 from serve_warm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -188,3 +195,43 @@ def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unix"),
+    [
+        ("2026-01-31T09:15:00Z", 1769850900.0),
+        ("2026-01-31t09:15:00z", 1769850900.0),
+        ("2026-01-31 10:15:00+01:00", 1769850900.0),
+        ("2026-01-31T00:15:00.25-09:00", 1769850900.25),
+        ("2026-01-31T09:15:00.123456789Z", 1769850900.123456789),
+        (" 2026-01-31T09:15:00Z\n", 1769850900.0),
+    ],
+)
+def test_the_images_time_is_read_as_tools_write_it(text: str, unix: float):
+    """With any offset and up to nine digits of a second, as `docker inspect` and `date` have it."""
+    assert image_created_unix({IMAGE_CREATED: text}) == unix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("soon", "1769850900", "2026-01-31", "2026-01-31T09:15:00", "2026-02-31T09:15:00Z"),
+        *("2026-01-31T25:15:00Z", "2026-01-31T09:15:00+99:00", "٢٠٢٦-01-31T09:15:00Z", "x" * 9999),
+    ],
+    ids=lambda text: ascii(text)[:30],
+)
+def test_what_is_no_time_is_left_out_and_said(text: str, caplog: pytest.LogCaptureFixture):
+    """A replica starts all the same: a figure is missing, and a line says which and why."""
+    assert image_created_unix({IMAGE_CREATED: text}) is None
+    assert IMAGE_CREATED in caplog.text
+    assert len(caplog.text) < 1000
+
+
+@pytest.mark.parametrize("environ", [{}, {IMAGE_CREATED: ""}])
+def test_an_image_without_a_time_has_none(
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture
+):
+    """Which is no mistake."""
+    assert image_created_unix(environ) is None
+    assert caplog.records == []

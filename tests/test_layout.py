@@ -44,7 +44,7 @@ LAYERS = (
     ("catalog", "publish", "prefetch"),
     ("stages",),
     ("metrics", "node", "cluster"),
-    ("deployment",),
+    ("deployment", "collector"),
     ("builder", "bench"),
     ("cli",),
 )
@@ -60,6 +60,7 @@ OWNED = {
     "huggingface_hub": {"stores.hub"},
     "obstore": {"stores.object_store"},
     "jinja2": {"cli"},
+    "prometheus_client": {"collector", "cli"},
 }
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
@@ -67,7 +68,7 @@ LIGHT = {
     *("redaction", "errors", "report", "folders", "wholefiles", "fingerprint", "inputs", "config"),
     *("keys", "envelopes", "trust", "trustfiles", "verification", "ownkey"),
     *("artifact", "stores", "landing", "nodecache", "statements", "parts", "choosing"),
-    *("transfer", "catalog", "publish", "node", "cli"),
+    *("transfer", "catalog", "publish", "metrics", "node", "collector", "cli"),
 }
 
 # `node` also runs as a file by itself, where there is no `config` to ask.

@@ -1,51 +1,72 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics, read from reports. What Ray exports of it is tested with Ray."""
+"""The table of metrics, read from reports. What each sink makes of it is in test_sinks.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from reports import FULL
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.metrics import LEVELS, METRICS, Metric, markdown
-from serve_warm.report import Report, Stage, Verdict
+from serve_warm.metrics import LAYERS, LEVELS, METRICS, RESULTS, Metric, as_data
+from serve_warm.report import ArtifactUse, Report, Stage, Verdict
+
+if TYPE_CHECKING:
+    from serve_warm.metrics import Samples
 
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
 ROWS = [pytest.param(metric, id=metric.name) for metric in METRICS]
 
 CLOSED = {
-    None: {""},
     "stage": {stage.value.lower() for stage in Stage},
     "verdict": {verdict.value for verdict in Verdict},
     "reason": set(REFUSAL_REASONS),
     "level": set(map(str, LEVELS)),
+    "layer": set(LAYERS),
+    "result": set(RESULTS),
 }
+FULL_ARTIFACT = FULL.artifact
+assert FULL_ARTIFACT is not None
 
 
-def read(name: str, report: Report) -> dict[str, float]:
+def read(name: str, report: Report) -> Samples:
     (metric,) = (metric for metric in METRICS if metric.name == name)
-    return dict(metric.read(report))
+    return metric.read(report)
 
 
 @pytest.mark.parametrize("report", REPORTS)
 @pytest.mark.parametrize("metric", ROWS)
 def test_every_row_reads_every_report(metric: Metric, report: Report):
-    """Finite numbers, from 0 on, under labels of a closed set: never a path, a shape or an id."""
-    values = metric.read(report)
+    """Finite numbers, from 0 on, with a value for each label."""
+    samples = metric.read(report)
 
-    assert values.keys() <= CLOSED[metric.label]
-    assert all(type(value) is float for value in values.values())
-    assert all(math.isfinite(value) and value >= 0 for value in values.values())
+    assert {len(key) for key in samples} <= {len(metric.labels)}
+    assert all(type(each) is str and each for key in samples for each in key)
+    assert all(type(value) is float for value in samples.values())
+    assert all(math.isfinite(value) and value >= 0 for value in samples.values())
+
+
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("metric", ROWS)
+def test_labels_are_of_closed_sets(metric: Metric, report: Report):
+    """Never a path, a shape or an id; but for the one series of an `_info`."""
+    samples = metric.read(report)
+
+    if metric.name.endswith("_info"):
+        assert len(samples) <= 1
+        return
+    for key in samples:
+        assert all(value in CLOSED[label] for label, value in zip(metric.labels, key, strict=True))
 
 
 @pytest.mark.parametrize("metric", ROWS)
 def test_every_row_is_well_named(metric: Metric):
-    """Prometheus' rules: the prefix, seconds spelled out, and `_total` left to Ray."""
+    """Prometheus' rules: the prefix, seconds spelled out, and `_total` left to the sinks."""
     assert re.fullmatch(r"serve_warm_[a-z]+(_[a-z]+)*", metric.name)
     assert metric.kind in {"gauge", "counter"}
     assert not metric.name.endswith("_total")
@@ -56,6 +77,11 @@ def test_every_row_is_well_named(metric: Metric):
 def test_names_are_unique():
     """Two rows of one name would be one series with two meanings."""
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_every_row_has_a_value_once_a_start_is_over():
+    """What is absent before is there then, and nothing of the table is for ever absent."""
+    assert [metric.name for metric in METRICS if not metric.read(FULL)] == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +98,7 @@ def test_one_stage_is_one_and_the_others_are_zero(stage: Stage):
     """A gauge per stage, so that a stage that is over is not shown for ever."""
     values = read("serve_warm_stage", Report(stage=stage))
 
-    assert values == {s.value.lower(): float(s is stage) for s in Stage}
+    assert values == {(s.value.lower(),): float(s is stage) for s in Stage}
 
 
 @pytest.mark.parametrize("verdict", Verdict)
@@ -80,43 +106,131 @@ def test_one_verdict_is_one_and_the_others_are_zero(verdict: Verdict):
     """As for stages."""
     values = read("serve_warm_verdict", Report(verdict=verdict))
 
-    assert values == {v.value: float(v is verdict) for v in Verdict}
+    assert values == {(v.value,): float(v is verdict) for v in Verdict}
 
 
 def test_only_ready_is_ready():
     """No other stage counts as ready, whatever else a report says."""
-    ready = {s for s in Stage if read("serve_warm_ready", Report(stage=s)) == {"": 1.0}}
+    ready = {s for s in Stage if read("serve_warm_ready", Report(stage=s)) == {(): 1.0}}
 
     assert ready == {Stage.READY}
 
 
 def test_a_degraded_replica_does_not_look_clean():
     """Ready and degraded are two series, so that an alert can tell them apart."""
-    assert read("serve_warm_degraded", FULL) == {"": 1.0}
-    assert read("serve_warm_degraded", dataclasses.replace(FULL, degraded=())) == {"": 0.0}
+    assert read("serve_warm_degraded", FULL) == {(): 1.0}
+    assert read("serve_warm_degraded", dataclasses.replace(FULL, degraded=())) == {(): 0.0}
 
 
 def test_seconds_of_a_stage_are_exact_and_summed():
     """A stage that was entered twice has the seconds of both times."""
-    assert read("serve_warm_stage_seconds", FULL) == {"pulling": 0.75, "replaying": 2.0}
-    assert read("serve_warm_to_proof_seconds", FULL) == {"": 3.5}
+    assert read("serve_warm_stage_seconds", FULL) == {("pulling",): 0.75, ("replaying",): 2.0}
+    assert read("serve_warm_stage_hidden_seconds", FULL) == {("pulling",): 1.5, ("replaying",): 0.0}
+    assert read("serve_warm_to_proof_seconds", FULL) == {(): 3.5}
 
 
 def test_numbers_come_from_the_span_that_the_help_names():
     """Warm-up's compiler runs and traffic's compiles are not mixed up."""
-    assert read("serve_warm_compiler_processes", FULL) == {"": 3.0}
-    assert read("serve_warm_compiles_after_ready", FULL) == {"": 1.0}
-    assert read("serve_warm_captures_after_ready", FULL) == {"": 2.0}
-    assert read("serve_warm_eager_falls_after_ready", FULL) == {"": 4.0}
-    assert read("serve_warm_inputs_expected", FULL) == {"": 2.0}
-    assert read("serve_warm_inputs_proven", FULL) == {"": 1.0}
+    assert read("serve_warm_compiler_processes", FULL) == {(): 3.0}
+    assert read("serve_warm_compiles_after_ready", FULL) == {(): 1.0}
+    assert read("serve_warm_captures_after_ready", FULL) == {(): 2.0}
+    assert read("serve_warm_eager_falls_after_ready", FULL) == {(): 4.0}
+    assert read("serve_warm_inputs_expected", FULL) == {(): 2.0}
+    assert read("serve_warm_inputs_proven", FULL) == {(): 1.0}
 
 
-def test_the_documentation_has_a_line_for_every_row():
-    """The table in the README is this table."""
-    lines = markdown().splitlines()
+def test_lookups_are_counted_by_layer_and_result():
+    """Each of the six combinations, also where there were none."""
+    lookups = read("serve_warm_cache_lookups", FULL)
 
-    assert len(lines) == len(METRICS) + 2
-    assert all(
-        f"| `{m.name}` | {m.kind} |" in line for m, line in zip(METRICS, lines[2:], strict=True)
+    assert lookups.keys() == {(layer, result) for layer in LAYERS for result in RESULTS}
+    assert {key: value for key, value in lookups.items() if value} == {
+        ("fx", "hit"): 6.0,
+        ("fx", "miss"): 1.0,
+        ("aot", "bypass"): 2.0,
+    }
+
+
+def test_the_time_to_ready_is_there_once_it_is_known():
+    """A start that goes on, or failed, has no time to ready: it would count as a fast one."""
+    names = ("serve_warm_ready_seconds", "serve_warm_ready_timestamp_seconds")
+
+    for stage in Stage:
+        found = [read(name, dataclasses.replace(FULL, stage=stage)) for name in names]
+
+        assert found == ([{(): 5.25}, {(): 1795172503.5}] if stage is Stage.READY else [{}, {}])
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_elapsed_time_grows_until_the_start_is_over(stage: Stage):
+    """A reader of the state file counts on from the replica's creation until READY or FAILED."""
+    (row,) = (
+        row
+        for row in as_data(dataclasses.replace(FULL, stage=stage))
+        if row["name"] == "serve_warm_start_elapsed_seconds"
     )
+
+    over = stage in (Stage.READY, Stage.FAILED)
+    assert row["since_boot_s"] == (None if over else 100.0)
+    assert row["values"] == {"": 5.25}
+
+
+def test_an_artifact_is_described_while_it_is_in_use():
+    """By the kind of its store, 12 digits of its statement and the day; by no path."""
+    info = read("serve_warm_artifact_info", FULL)
+    created = read("serve_warm_artifact_created_timestamp_seconds", FULL)
+
+    assert info == {("file", "147378e2d3f5", "2026-11-20"): 1.0}
+    assert created == {(): 1795168800.0}
+
+
+@pytest.mark.parametrize(
+    "artifact",
+    [
+        None,
+        ArtifactUse(store="s3://bucket", source="s3"),
+        ArtifactUse(store="s3://bucket", source="s3", reason="none fits"),
+        # A refused one is named in the report, and was not loaded.
+        ArtifactUse(
+            store="s3://bucket",
+            source="s3",
+            statement="statements/x/147378e2d3f56607.dsse.json",
+            reason="it was changed",
+            refused="digest_mismatch",
+        ),
+    ],
+    ids=["none configured", "looked for", "missed", "refused"],
+)
+def test_no_artifact_is_described_that_is_not_in_use(artifact: ArtifactUse | None):
+    """An alert on the age of artifacts would fire for what nobody runs."""
+    report = dataclasses.replace(FULL, artifact=artifact)
+
+    assert read("serve_warm_artifact_info", report) == {}
+    assert read("serve_warm_artifact_created_timestamp_seconds", report) == {}
+
+
+def test_what_is_not_known_has_no_value():
+    """No deadline of 0, no image of 1970, no empty version."""
+    absent = {metric.name for metric in METRICS if not metric.read(Report())}
+
+    assert absent == {
+        "serve_warm_build_info",
+        "serve_warm_stage_seconds",
+        "serve_warm_stage_hidden_seconds",
+        "serve_warm_deadline_seconds",
+        "serve_warm_ready_seconds",
+        "serve_warm_ready_timestamp_seconds",
+        "serve_warm_artifact_info",
+        "serve_warm_artifact_created_timestamp_seconds",
+        "serve_warm_image_created_timestamp_seconds",
+    }
+
+
+def test_only_what_ends_with_a_replica_is_absent_after_it():
+    """A row that is absent after a replica's end is none that says how its start went."""
+    absent = {metric.name for metric in METRICS if metric.absent_after}
+
+    assert absent == {
+        metric.name for metric in METRICS if metric.while_alive and metric.absent_after
+    }
+    assert "serve_warm_artifact_created_timestamp_seconds" in absent

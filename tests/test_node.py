@@ -507,6 +507,86 @@ def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
     assert "z.json " in warmth(found, Policy())[0][0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            '{"a": [1, -2.5e3, true, false, null, "x\\n\\ud83d\\ude00"]}',
+            " [ ] \n",
+            '"é"',
+            "7",
+            "-0",
+        ),
+        *(
+            "NaN",
+            "-Infinity",
+            "1e999",
+            '{"a": 1, "a": 2}',
+            '{"a": {"b": {}}}',
+            "123456789012345678901",
+        ),
+        *(
+            "",
+            " ",
+            "{",
+            "[1,]",
+            '{"a"}',
+            "01",
+            "tru",
+            "1 2",
+            "{} x",
+            '"\n"',
+            "'a'",
+            "\ufeff{}",
+            "\x0b1",
+        ),
+        "[" * 100_000,
+    ],
+    ids=lambda text: repr(text[:40]),
+)
+def test_json_is_read_as_json_reads_it(text: str):
+    """Though without it: its import takes longer than a probe's look at a node."""
+
+    def outcome(read: Callable[..., object]) -> str:
+        try:
+            return repr(read(text.encode()))
+        except (ValueError, RecursionError) as error:
+            return "too deep" if isinstance(error, RecursionError) else "no JSON"
+
+    expected = "no JSON" if text.startswith("\ufeff") else outcome(json.loads)
+    assert outcome(node._decoded) == expected
+
+
+def test_json_is_read_without_its_scanner(monkeypatch: pytest.MonkeyPatch):
+    """A Python that has none reads it all the same."""
+    monkeypatch.setitem(sys.modules, "_json", None)
+
+    assert node._decoded(b' {"a": [1, NaN]} ')["a"][0] == 1
+
+
+def test_bytes_that_are_no_text_are_no_json():
+    """UTF-8 is all that is written."""
+    with pytest.raises(ValueError, match="utf-8"):
+        node._decoded('"é"'.encode("latin-1"))
+
+
+def test_a_record_is_made_of_its_fields():
+    """And of nothing else; one that was replaced is another one."""
+    made = Policy("min", 2, latch="off")
+
+    assert made == Policy(expect="min", at_least=2, deployments=(), latch="off")
+    assert made._replace(at_least=3) == Policy("min", 3, (), "off")
+    assert made.at_least == 2
+    assert repr(made) == "Policy(expect='min', at_least=2, deployments=(), latch='off')"
+    for wrong in ((), ("a", "b", "c", "d", "e", None, 0.0, 1)):
+        with pytest.raises((TypeError, ValueError)):
+            Replica(*wrong)
+    with pytest.raises(TypeError, match="Policy is made of expect, at_least, deployments, latch"):
+        Policy(atleast=2)
+    with pytest.raises(AttributeError):
+        made.latch = "on"
+
+
 STAGES = [None, 7, "", "ready", "READYISH", ["READY"], {"READY": 1}]
 
 
@@ -597,6 +677,25 @@ def test_a_full_directory_keeps_the_heartbeat(small: Path):
     assert second.condition == "warm"
     assert second.heartbeat_s > first.heartbeat_s
     assert list(small.glob("*.tmp")) == []
+
+
+def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, monkeypatch):
+    """It cannot say that it lives, so it is stale in time; it goes on where it was afterwards."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "READY"})
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="Read-only file system"):
+            file.write({"stage": "READY"})
+    seen = [conditions(tmp_path / "state", stale_s=stale_s) for stale_s in (30.0, 0.0)]
+    file.write({"stage": "READY"})
+
+    assert seen == [{"Embedder#1": "warm"}, {"Embedder#1": "stale"}]
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 
 def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptureFixture):
@@ -695,6 +794,26 @@ def test_a_living_replica_is_never_swept(tmp_path: Path):
     state_file(tmp_path / "state", "later").write({"stage": "READY"})
 
     assert conditions(tmp_path / "state") == {"alive": "warm", "later": "warm"}
+
+
+def test_a_file_that_cannot_be_looked_at_is_closed(tmp_path: Path, monkeypatch):
+    """A server looks every second: a descriptor that stays open each time ends it."""
+    directory = tmp_path / "state"
+    state_file(directory).write({"stage": "READY"})
+    really, opened = os.fstat, len(list(Path("/proc/self/fd").iterdir()))
+
+    def fail(descriptor: int) -> os.stat_result:
+        status = really(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return status
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fstat", fail)
+        (found,) = look(directory)
+
+    assert found.condition == "unreadable"
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
 @pytest.mark.parametrize(

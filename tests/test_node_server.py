@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import http.server
 import json
+import py_compile
 import re
 import shutil
 import signal
@@ -163,11 +164,15 @@ def series(text: str) -> dict[str, float]:
             families.append(line.split(" ", 3)[2])
         elif line.startswith("# TYPE "):
             assert line.split(" ")[2] == families[-1]
-            assert line.split(" ")[3] in {"gauge", "counter"}
+            kind = line.split(" ")[3]
+            assert kind in {"gauge", "counter", "histogram"}
         else:
             sample = SAMPLE.fullmatch(line)
             assert sample, line
-            assert sample[1].partition("{")[0] == families[-1]
+            name = sample[1].partition("{")[0]
+            if kind == "histogram":
+                name = re.sub("_(bucket|sum|count)$", "", name)
+            assert name == families[-1]
             assert sample[1] not in found
             found[sample[1]] = float(sample[2])
     assert len(families) == len(set(families))
@@ -224,7 +229,7 @@ def test_a_probe_says_each_reason_in_a_line(probe, replica, health):
     assert ended.returncode == 1
     assert len(lines) == 3
     assert "r1: FAILED: no such \\x1b[2Kmodel" in lines[0]
-    assert lines[1].startswith("warm: app#Embedder r2: REPLAYING for 0 s, 2/6 inputs")
+    assert re.fullmatch(r"warm: app#Embedder r2: REPLAYING for \d+ s, 2/6 inputs", lines[1])
     assert lines[2] == f"proxy: {proxy.url} answered 503, not 200"
 
 
@@ -238,7 +243,8 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     assert ended.returncode == 0
     assert [line.strip() for line in ended.stdout.splitlines()[:2]] == ["[+] warm", "[+] raylet"]
     assert "app#Embedder r1: warm\n" in ended.stdout
-    assert "r2: PENDING for 0 s, None/None inputs (added; does not count yet)" in ended.stdout
+    added = r"r2: PENDING for \d+ s, None/None inputs \(added; does not count yet\)\n"
+    assert re.search(added, ended.stdout)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +297,63 @@ def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
 
     assert ended.returncode == 1
     assert f"chmod go-w {directory}" in ended.stdout
+
+
+def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
+    """Each of these takes longer to import than all that a probe does."""
+    replica("r1", metrics=metrics.as_data(FULL))
+    options = ("--state-dir", directory, "--raylet", health().url, "--proxy", health().url)
+
+    command = [sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    slow = {"argparse", "collections", "contextlib", "enum", "json"}
+    slow |= {"re", "socket", "threading", "typing", "urllib"}
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "fcntl" in imported
+    assert imported.isdisjoint(slow)
+
+
+def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
+    """By the Python that compiled it: half of what a probe takes is to compile its file."""
+    compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
+    command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
+    before = subprocess.run(command, capture_output=True, text=True, check=False)
+    replica()
+    after = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (before.returncode, after.returncode) == (1, 0)
+    assert before.stdout.startswith("warm: no replica is on this node")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("probe", "probe --verbose", "probe --no-latch --verbose", "probe --expect min=2"),
+        "probe --deployment a --deployment=b#c --deployment ",
+        "probe --state-dir /run/x --stale-s 7 --stale-s=9 --raylet none --proxy=http://h:1/a=b",
+        *("probe --state-dir= --verbose", "probe --expect=-x"),
+    ],
+)
+def test_a_plain_command_line_is_read_as_argparse_reads_it(line: str):
+    """Without it, because it takes longer to import than a probe may take."""
+    arguments = line.split(" ")
+
+    assert node._plain(arguments) == node._parsed(arguments)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "serve", "prob", "--help", "probe --help", "probe -h", "probe --verb", "probe x"),
+        *("probe --expect", "probe --expect -1", "probe --verbose=1", "probe -- x"),
+        *("probe --port 1", "probe --deployment --verbose", "--verbose probe"),
+    ],
+)
+def test_any_other_command_line_is_left_to_argparse(line: str):
+    """What is wrong or short is judged and explained in one place."""
+    assert node._plain(line.split()) is None
 
 
 # --- the checks beside warmth --------------------------------------------------------------
@@ -383,6 +446,49 @@ def test_every_address_answers(serve, replica):
     assert server.get("/")[0] == 404
     assert server.get("/readyz/..")[0] == 404
     assert server.get("/livez", "POST")[0] == 501
+
+
+def test_a_connection_is_kept_between_questions(serve, replica):
+    """Until the client or the drain ends it, or sends what is not read: no answer is guessed."""
+    server = serve(*NO_CHECKS, "--drain-s", "600")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+        statuses, sockets = [], set()
+
+        def ask(verb: str = "GET", path: str = "/readyz") -> http.client.HTTPResponse:
+            connection.request(verb, path)
+            sockets.add(connection.sock)
+            response = connection.getresponse()
+            response.read()
+            statuses.append(response.status)
+            return response
+
+        for _ in range(3):
+            ask()
+        replica()
+        ask()
+        ask("HEAD")
+        ask(path="/nowhere")
+        kept = len(sockets)
+        server.process.send_signal(signal.SIGTERM)
+        closed = wait_until("it drains", lambda: ask().getheader("Connection") == "close")
+
+    assert statuses[:6] == [503, 503, 503, 200, 200, 404]
+    assert statuses[-1] == 503
+    assert (kept, closed) == (1, True)
+
+
+@pytest.mark.parametrize("said", ["Content-Length: 27", "Transfer-Encoding: chunked"])
+def test_a_body_is_no_second_question(serve, said):
+    """It is not read, so the connection ends with the answer."""
+    with socket.create_connection(("127.0.0.1", serve().port)) as connection:
+        connection.sendall(
+            f"GET /livez HTTP/1.1\r\n{said}\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n".encode()
+        )
+        with connection.makefile("rb") as answer, contextlib.suppress(ConnectionResetError):
+            lines = answer.readlines()
+
+    assert [line for line in lines if line.startswith(b"HTTP/")] == [b"HTTP/1.1 200 OK\r\n"]
+    assert b"Connection: close\r\n" in lines
 
 
 def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
@@ -527,11 +633,11 @@ def test_silent_clients_do_not_keep_others_waiting(serve, replica):
 
 
 @pytest.fixture(name="listening")
-def listening_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def listening_fixture(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a server for one client at a time, who has a tenth of a second."""
     monkeypatch.setattr(node, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(node, "REQUEST_S", 0.1)
-    server = node._http_server(None, "127.0.0.1", 0)
+    server = node.Server(node.Settings(str(directory), urls=()), host="127.0.0.1", port=0)._http
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
@@ -552,6 +658,24 @@ def test_a_slow_client_does_not_keep_its_place(listening):
         wait_until("it is hung up on", hung_up)
 
         wait_until("the next is", lambda: get(f"http://127.0.0.1:{listening}/livez") == "")
+
+
+def test_a_client_that_was_answered_may_ask_again(monkeypatch: pytest.MonkeyPatch):
+    """Its time begins anew with each answer; one that was not is hung up on."""
+    clients = node._Clients()
+    monkeypatch.setattr(node, "REQUEST_S", -1.0)
+    answered, late = socket.socketpair(), socket.socketpair()
+    for ours, _ in (answered, late):
+        clients.admit(ours)
+    monkeypatch.setattr(node, "REQUEST_S", 60.0)
+    clients.renew(answered[0])
+    clients.hang_up()
+    answered[0].sendall(b"x")
+
+    assert answered[1].recv(1) == b"x"
+    assert late[1].recv(1) == b""
+    for each in (*answered, *late):
+        each.close()
 
 
 def test_a_client_without_a_thread_keeps_no_place(listening, monkeypatch, capsys):
@@ -744,13 +868,40 @@ def test_a_scrape_during_a_death_is_whole(serve, replica, directory):
 
 
 def test_a_poisoned_directory_is_a_failed_check(serve, replica, directory):
-    """Figures go on, and say that nothing of the node is known."""
+    """Figures of replicas stay as they were last seen, a gauge says so, and nobody is buried."""
     server = serve()
     replica(metrics=metrics.as_data(FULL))
+    dying = replica("r2", metrics=metrics.as_data(FULL))
     before = server.metrics()
     directory.chmod(0o777)
+    dying.close()
+    during = server.metrics()
+    text = server.get("/readyz")[1]
+    directory.chmod(0o700)
     after = server.metrics()
 
-    assert before['serve_warm_node_check{check="warm"}'] == 1.0
-    assert after['serve_warm_node_check{check="warm"}'] == 0.0
-    assert "is not a private directory" in server.get("/readyz")[1]
+    def of(found: dict[str, float]) -> list[float]:
+        names = ("node_states_readable", 'node_check{check="warm"}', "node_ready")
+        alive = (f"replica_alive{{{WHO}}}", f"replica_alive{{{WHO.replace('r1', 'r2')}}}")
+        return [found[f"serve_warm_{name}"] for name in (*names, *alive)]
+
+    assert of(before) == [1.0, 1.0, 1.0, 1.0, 1.0]
+    assert of(during) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert during[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
+    assert "is not a private directory" in text
+    assert of(after) == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_starts_are_counted_from_the_first_look_on(serve, replica, directory):
+    """Those that ended before a server could look are none that it has seen."""
+    replica("before", "READY")
+    directory.chmod(0o777)
+    server = serve()
+    directory.chmod(0o700)
+    server.metrics()
+    replica("r1", "READY")
+
+    found = server.metrics()
+
+    started = {name: value for name, value in found.items() if "starts_total" in name and value}
+    assert list(started.values()) == [1.0]

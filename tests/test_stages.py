@@ -15,12 +15,14 @@ import os
 import pwd
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from artifacts import build, container, new_key, packed_cache, trusting
@@ -41,7 +43,7 @@ from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.publish import push
 from serve_warm.report import Counts, Report, Stage, Verdict
-from serve_warm.stages import Replica, Warmup, build_facts
+from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust import Trust
 
@@ -236,6 +238,39 @@ def test_the_report_says_who_and_what():
     assert report.to_proof_s >= report.overhead_s > 0
     assert report.cpu_s > 0
     assert json.loads(json.dumps(report.to_json())) == report.to_json()
+
+
+def test_the_report_says_how_long_it_took_since_the_replica_was_created():
+    """Growing until it is ready, and then for ever what it was then; what is known stays."""
+    told: list[Report] = []
+    before_unix = time.time()
+    created = time.clock_gettime(time.CLOCK_BOOTTIME) - 1000.0
+    known = Report(application="app", created_boot_s=created, versions={"ray": "2.60.0"})
+    start = Warmup(StandIn(), WarmupConfig(deadline_s=60.0), known=known)
+    start.observe([told.append])
+
+    asyncio.run(start.run())
+
+    report = start.report()
+    elapsed = [each.elapsed_s for each in told]
+    assert 1000.0 < elapsed[0] < report.elapsed_s
+    assert elapsed == sorted(elapsed)
+    assert {each.elapsed_s for each in told if each.stage is Stage.READY} == {report.elapsed_s}
+    assert {each.ready_unix for each in told if each.stage is not Stage.READY} == {None}
+    assert report.ready_unix is not None
+    assert before_unix <= report.ready_unix <= time.time()
+    assert (report.deadline_s, report.artifact_configured) == (60.0, False)
+    assert (report.application, report.versions["ray"]) == ("app", "2.60.0")
+    assert report.versions["torch"] == torch.__version__
+
+
+def test_a_failed_start_has_an_end_too():
+    """Its time stops growing, and it was never ready."""
+    _, report, start = failed(WarmupTimeout, Stuck(), deadline_s=0.5)
+
+    assert report.elapsed_s > 0
+    assert start.report().elapsed_s == report.elapsed_s
+    assert report.ready_unix is None
 
 
 def test_a_report_can_be_read_at_any_time():
@@ -1044,3 +1079,128 @@ def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
         f"stage={stage} deployment=Embedder replica=Embedder#1"
         for stage in ("PENDING", "REPLAYING", "PROVING", "READY")
     ]
+
+
+# --- the log as data -----------------------------------------------------------------------
+
+
+class JsonLog(logging.Handler):
+    """What Serve writes with `encoding: JSON`, and as text, by Ray's own formatters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JSONFormatter())
+        self._text = ServeFormatter("Embedder", "Embedder#1")
+        self.records: list[dict[str, Any]] = []
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(json.loads(self.format(record)))
+        self.lines.append(self._text.format(record))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return our own fields of each record that has some, without the prefix."""
+        return [
+            {key.removeprefix(LOG_PREFIX): value for key, value in record.items()}
+            for record in self.records
+            if f"{LOG_PREFIX}event" in record
+        ]
+
+
+@pytest.fixture(name="log")
+def log_fixture() -> Iterator[JsonLog]:
+    handler = JsonLog()
+    logger = logging.getLogger("serve_warm")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
+    """One record a stage, with how long the one before took, and one for what came of it."""
+    replica = StandIn()
+    key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    *stages, last = log.events()
+    order = ["pending", "pulling", "verifying", "loading", "replaying", "proving", "ready"]
+    assert [(each["event"], each["stage"]) for each in stages] == [("stage", s) for s in order]
+    assert [each.get("previous") for each in stages] == [None, *order[:-1]]
+    assert all(each["seconds"] > 0 for each in stages[1:])
+    elapsed = [each["elapsed_s"] for each in stages]
+    assert elapsed == sorted(elapsed)
+    assert [each["statement"] for each in stages[3:]] == [key] * 4
+    assert [each["inputs_expected"] for each in stages] == [0, *[2] * 6]
+    assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "ready", "full_hit")
+    assert (last["elapsed_s"], last["inputs_done"]) == (report.elapsed_s, 2)
+    assert last["reason"] == ""
+    assert {each["application"] for each in log.events()} == {"app"}
+
+
+def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
+    """Where the artifact was put aside, and again with the verdict at the end."""
+    warm_up(StandIn(), artifact=store.uri)
+
+    (put_aside,) = (each for each in log.events() if each["event"] == "artifact")
+    last = log.events()[-1]
+    assert put_aside["verdict"] == last["verdict"] == "miss"
+    assert put_aside["stage"] == "pulling"
+    assert put_aside["reason"] == last["reason"]
+    assert "has no artifact for 'Embedder'" in last["reason"]
+
+
+def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
+    """The outcome as the metrics have it, and the error."""
+    replica = StandIn()
+    replica.declared = []
+    failed(ConfigError, replica)
+
+    *_, stage, last = log.events()
+
+    assert (stage["event"], stage["stage"], stage["previous"]) == ("stage", "failed", "pending")
+    assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "failed", "failed")
+    assert last["reason"]
+
+
+def test_a_compile_in_traffic_is_fields(log: JsonLog):
+    """What was compiled, for which input, for how long and why."""
+    replica = StandIn(2, 3)
+    warm_up(replica)
+    replica.owner.model(torch.ones(7))
+
+    (event,) = (each for each in log.events() if each["event"] == "compile")
+
+    assert (event["kind"], event["stage"], event["events"]) == ("recompile", "ready", 1)
+    assert "double" in event["function"]
+    assert "7" in event["signature"]
+    assert event["seconds"] > 0
+    assert event["reason"]
+
+
+def test_text_logs_are_as_readable_as_ever(store: LocalStore, log: JsonLog):
+    """Serve's text has the message and nothing of the fields."""
+    replica = StandIn(2, 3)
+    warm_up(replica, artifact=store.uri)
+    replica.owner.model(torch.ones(7))
+
+    assert len(log.lines) == len(log.records) > 5
+    for line, record in zip(log.lines, log.records, strict=True):
+        assert line.endswith(f" -- {record['message']}")
+
+
+def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonLog):
+    """Each has our prefix, but for `application`, which is Serve's own name for it."""
+    replica = StandIn(2, 3)
+    warm_up(replica, artifact=store.uri)
+    replica.owner.model(torch.ones(7))
+    document = (Path(__file__).parents[1] / "docs" / "reference.md").read_text()
+    plain = {"asctime", "levelname", "message", "filename", "lineno", "process", "timestamp_ns"}
+
+    found = {key for record in log.records for key in record} - plain
+
+    assert {key for key in found if not key.startswith(LOG_PREFIX)} == {"application"}
+    assert [key for key in found if f"`{key}`" not in document] == []

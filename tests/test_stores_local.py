@@ -24,7 +24,7 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.stores import open_store
+from serve_warm.stores import KINDS, kind_of, open_store
 from serve_warm.stores.local import LocalStore
 from store_contract import KEY, StoreContract
 
@@ -428,3 +428,23 @@ def test_paths_that_mean_nothing_are_refused(uri: str):
     """An empty path would be the working directory, and ~ a folder of that name."""
     with pytest.raises(ConfigError):
         open_store(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [
+        ("./artifacts", "file"),
+        ("/srv/artifacts", "file"),
+        ("FILE:///srv/artifacts", "file"),
+        ("s3://bucket/prefix", "s3"),
+        ("gs://bucket/prefix", "gs"),
+        ("az://container/prefix", "azure"),
+        ("hf://owner/repo@v1", "hf"),
+        ("https://host/secret?sig=x", "none"),
+        ("azure://container", "none"),
+    ],
+)
+def test_an_address_has_a_kind_of_a_closed_set(uri: str, kind: str):
+    """A label of metrics: whatever is in an address, no more than its scheme is in the kind."""
+    assert kind_of(uri) == kind
+    assert kind in {*KINDS.values(), "none"}

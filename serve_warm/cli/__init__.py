@@ -45,6 +45,7 @@ COMMANDS = {
     "prune": "serve_warm.cli.pruning",
     "probe": "serve_warm.cli.probing",
     "status": "serve_warm.cli.watching",
+    "metrics": "serve_warm.cli.reference",
 }
 """Module by command."""
 

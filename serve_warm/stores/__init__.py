@@ -141,6 +141,20 @@ def open_store(uri: str) -> Store:
     raise ConfigError(f"{name}: does not begin the address of a store", hint=_ADDRESSES)
 
 
+KINDS = {"file": "file", "s3": "s3", "gs": "gs", "az": "azure", "hf": "hf"}
+"""What a store can be, in a word of whoever runs a fleet, by the scheme of its address."""
+
+
+def kind_of(uri: str) -> str:
+    """Return what kind of store is at an address; `none` where it is no address of a store.
+
+    >>> kind_of("./artifacts"), kind_of("az://container/prefix")
+    ('file', 'azure')
+    """
+    scheme = _SCHEME.match(uri)
+    return KINDS.get(scheme.group(1).lower() if scheme else "file", "none")
+
+
 _BUCKETS: tuple[Literal["s3", "gs", "az"], ...] = ("s3", "gs", "az")
 _ADDRESSES = (
     "name a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import limits
-from serve_warm import metrics, node
+from serve_warm.cli import reference
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -318,19 +318,10 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     )
 
 
-def node_metrics() -> str:
-    """Return the table of what the server of a node exports by itself."""
-    rows = [
-        f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
-        for name, (kind, labels, text) in node.NODE_METRICS.items()
-    ]
-    return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
-
-
 SECTIONS = {
     "figures": (README, figures),
-    "metrics": (REFERENCE, metrics.markdown),
-    "node metrics": (REFERENCE, node_metrics),
+    "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
+    "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
 }
 """File and text, by section."""
 

@@ -23,6 +23,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+import witness
 from serve_warm import Input, WarmupMixin, warmup
 
 deployment = functools.partial(
@@ -109,6 +110,29 @@ class SlowToWarm(Embedder.func_or_class):
 
 
 slow_to_warm = SlowToWarm.bind(1.0)
+
+
+@deployment(max_constructor_retry_count=20)
+class Witnessed(SlowToWarm.func_or_class):
+    """Notes what it truly does, for a witness. Its inputs are three."""
+
+    def __init__(self, pause_s: float) -> None:
+        witness.note_began()
+        super().__init__(pause_s)
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        answer = await super().__call__(request)
+        witness.note_answered()
+        return answer
+
+    async def pause(self) -> None:
+        await super().pause()
+        witness.note_answered()
+
+
+witnessed = Witnessed.bind(0.3)
+witnessed_again = Witnessed.bind(0.2)
+"""The same for Serve by name, and another version."""
 
 
 @deployment()

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import HANG_S, wait_until
 from integration import apps as shapes
-from serve_warm import node
+from serve_warm import metrics, node
+from serve_warm.collector import NodeCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,23 +226,56 @@ def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
 
 
 @pytest.mark.slow
-def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(apps):
+def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, apps):
     """Ray drops a gauge that is set once after 20 to 30 s: ours is still there much later."""
     app = apps["exported"].ready()
     ready_unix = app.report()["started_unix"]
     address = ray.nodes()[0]
     url = f"http://{address['NodeManagerAddress']}:{address['MetricsExportPort']}/metrics"
 
-    def exported_late() -> list[str]:
+    def exported_late() -> dict[str, dict[tuple[str, ...], float]]:
         if time.time() < ready_unix + GAUGE_AGE_S:
-            return []
-        lines = requests.get(url, timeout=10).text.splitlines()
-        return [
-            line
-            for line in lines
-            if line.startswith("ray_serve_warm_ready{") and f'application="{app.name}"' in line
-        ]
+            return {}
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(requests.get(url, timeout=10).text):
+            metric = rows.get(family.name)
+            for sample in family.samples if metric else ():
+                if sample.labels.get("application") == app.name:
+                    key = tuple(sample.labels[label] for label in metric.labels)
+                    assert {"deployment", "replica"} <= sample.labels.keys()
+                    assert key not in found.setdefault(family.name, {})
+                    found[family.name][key] = sample.value
+        return found if "ray_serve_warm_ready" in found else {}
 
-    (line,) = wait_until("the gauge is exported", exported_late)
+    rows = {f"ray_{metric.name}": metric for metric in metrics.METRICS}
+    found = wait_until("the gauge is exported", exported_late)
 
-    assert line.endswith(" 1.0")
+    report = app.report()
+    assert found["ray_serve_warm_ready"] == {(): 1.0}
+    # No artifact, an image without a time, and what did not happen: Ray has no counter of 0.
+    assert rows.keys() - found.keys() == {
+        *(name for name, metric in rows.items() if metric.kind == "counter"),
+        "ray_serve_warm_artifact_info",
+        "ray_serve_warm_artifact_created_timestamp_seconds",
+        "ray_serve_warm_image_created_timestamp_seconds",
+    }
+    versions = report["versions"]
+    assert list(found["ray_serve_warm_build_info"]) == [
+        (versions["serve_warm"], versions["ray"], versions["torch"])
+    ]
+    assert found["ray_serve_warm_cache_lookups"].keys() == {
+        (layer, result) for layer in metrics.LAYERS for result in metrics.RESULTS
+    }
+    exact = [found[f"ray_serve_warm_{name}_seconds"][()] for name in ("ready", "start_elapsed")]
+    assert exact == [report["elapsed_s"]] * 2
+    collected = {
+        sample.name: sample.value
+        for family in NodeCollector(cluster.state_dir).collect()
+        for sample in family.samples
+        if sample.labels.get("application") == app.name
+    }
+    assert collected["serve_warm_ready_seconds"] == report["elapsed_s"]
+    assert collected["serve_warm_ready_timestamp_seconds"] == report["ready_unix"]
+    (state,) = (s for s in node.read_states(cluster.state_dir) if s["application"] == app.name)
+    assert state["elapsed_s"] == report["elapsed_s"]
+    assert state["stage_seconds"].keys() == {"pending", "replaying", "proving"}

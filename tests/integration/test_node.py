@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import os
-import re
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
 from conftest import wait_until
 from integration import apps as shapes
 from serve_warm import node
+from witness import NodeServer, Witness, false_readies, late_readies, probed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,30 +26,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ray
 
 
-class Server:
+class Server(NodeServer):
     """A server process, asked again and again: each answer is kept with the truth around it."""
 
     def __init__(self, cluster: Cluster, app: App) -> None:
         self._state_dir = cluster.state_dir
         self._app = app
-        self._options = ("--state-dir", str(cluster.state_dir), "--raylet", "none")
-        # Of the tests that share the cluster, only this one's deployment.
-        self._options += ("--deployment", f"{app.name}#SlowToWarm")
-        self._options += ("--proxy", f"{cluster.url}/-/healthz")
         self.false: list[str] = []
-        self.begin()
-
-    def begin(self) -> None:
-        command = [sys.executable, "-I", "-S", node.__file__, "serve", *self._options]
-        self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", "0"], stderr=subprocess.PIPE, text=True
-        )
-        first = self.process.stderr.readline()
-        self._port = int(re.search(r"answers on port (\d+)", first)[1])
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        super().__init__(*options(cluster, app, "SlowToWarm"))
 
     def states(self) -> list[dict[str, Any]]:
         """Return what the application's living replicas say, oldest first."""
@@ -60,28 +42,21 @@ class Server:
 
     def ready(self) -> bool:
         """Ask, and note an answer that no moment around the question allows."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
-            connection.request("GET", "/readyz?verbose")
-            response = connection.getresponse()
-            status, text = response.status, response.read().decode()
+        ready, text = self.readyz()
         # After the answer: who is ready now may not have been then, never the other way round,
         # but for one that has been killed since, which the tests do themselves.
         after = [state["stage"] for state in self.states()]
-        if status == 200 and "READY" not in after:
+        if ready and "READY" not in after:
             self.false.append(f"{after}: {text}")
-        return status == 200
+        return ready
 
-    def probe(self) -> tuple[int, str]:
-        command = [sys.executable, "-I", "-S", node.__file__, "probe", *self._options]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        return ended.returncode, ended.stdout
 
-    def metric(self, name: str) -> float:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        (line,) = (line for line in text.splitlines() if line.startswith(name + " "))
-        return float(line.rpartition(" ")[2])
+def options(cluster: Cluster, app: App, deployment: str) -> tuple[str, ...]:
+    """Return the options of a probe for one deployment among those that share the cluster."""
+    return (
+        *("--state-dir", str(cluster.state_dir), "--raylet", "none"),
+        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{app.name}#{deployment}"),
+    )
 
 
 def deployed(cluster: Cluster, *, replicas: int, name: str = "") -> App:
@@ -100,20 +75,21 @@ def app(cluster: Cluster) -> Iterator[App]:
 def server(cluster: Cluster, app: App) -> Iterator[Server]:
     started = Server(cluster, app)
     yield started
-    started.end()
+    started.kill()
 
 
 def test_probe_and_server_follow_the_truth(cluster: Cluster, server: Server, app: App) -> None:
     """Through a start, a second replica, the death of one and of both, and of the server itself."""
     # The start: red until the replica's own proof, then green.
     seen_warming = wait_until("it replays", lambda: not server.ready() and server.states())
-    code_before, why = server.probe()
+    asked = options(cluster, app, "SlowToWarm")
+    before, why = probed(*asked)
     wait_until("it is ready", server.ready)
-    code_after, _ = server.probe()
+    after, _ = probed(*asked)
     (first,) = server.states()
 
     assert seen_warming[0]["stage"] != "READY"
-    assert (code_before, code_after) == (1, 0)
+    assert (before, after) == (False, True)
     assert why.startswith("warm: ")
     assert app.ready().report()["stage"] == first["stage"] == "READY"
 
@@ -141,10 +117,10 @@ def test_probe_and_server_follow_the_truth(cluster: Cluster, server: Server, app
     os.kill(pids[0], signal.SIGKILL)
     wait_until("it is dead", lambda: pids[0] not in [s["pid"] for s in server.states()])
     assert server.ready()
-    assert server.probe()[0] == 0
+    assert probed(*asked)[0]
 
     # The server is killed and comes back: it knows what it knew, since the replicas tell it.
-    server.end()
+    server.kill()
     server.begin()
     assert server.ready()
 
@@ -158,6 +134,78 @@ def test_probe_and_server_follow_the_truth(cluster: Cluster, server: Server, app
     wait_until("one is ready again", server.ready)
     assert "READY" in [state["stage"] for state in server.states()]
     assert server.false == []
+
+
+PERIOD_S = 5.0
+"""From one question of a kubelet to the next, as the documents recommend it."""
+
+
+def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
+    """Nor a period behind it: deaths, a rolling update, a new controller and a new server."""
+    target = ("integration.apps:witnessed", "Witnessed", None)
+    app = cluster.configure(*target)
+    asked = options(cluster, app, "Witnessed")
+    server, strict = NodeServer(*asked), NodeServer(*asked, "--no-latch")
+    ask = {
+        "/readyz": server.readyz,
+        "/metrics": server.scraped,
+        "probe": lambda: probed(*asked),
+        "no latch": strict.readyz,
+    }
+    with Witness(cluster.state_dir, app.name, inputs=3, ask=ask, pause_s=0.2) as witness:
+
+        def replaying() -> int:
+            states = node.read_states(cluster.state_dir)
+            mine = [s for s in states if s["application"] == app.name]
+            return next((s["pid"] for s in mine if s["stage"] == "REPLAYING"), 0)
+
+        def end(pids: set[int]) -> None:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            wait_until("they end", lambda: not pids & {life.pid for life in witness.living()})
+
+        def warm(count: int) -> set[int]:
+            wait_until(f"{count} are warm", lambda: len(witness.warm()) == count)
+            wait_until("all say so", witness.agree)
+            return {life.pid for life in witness.warm()}
+
+        end({wait_until("it replays", replaying)})
+        (first,) = warm(1)
+        cluster.configure("integration.apps:witnessed_again", *target[1:], name=app.name)
+        wait_until("the old one goes", lambda: first not in {o.pid for o in witness.living()})
+        (second,) = warm(1)
+        kill_controller()
+        server.kill()
+        server.begin()
+        end({second})
+        warm(1)
+    cluster.delete({app.name: app})
+    lives = witness.lives()
+    for each in (server, strict):
+        each.kill()
+
+    for source in witness.sources:
+        latch = "off" if source == "no latch" else "on"
+        answers = witness.of(source)
+        assert false_readies(answers, lives, latch=latch) == []
+        assert late_readies(answers, lives, latch=latch, period_s=PERIOD_S) == []
+        assert {answer.ready for answer in answers} == {True, False}
+    assert len(lives) >= 4
+
+
+def kill_controller() -> None:
+    """Kill Serve's controller and wait until Ray has made it again."""
+    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    killed = ray.get(controller.get_pid.remote())
+    os.kill(killed, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return ray.get(controller.get_pid.remote()) != killed
+        except RayActorError:
+            return False
+
+    wait_until("the controller is back", back)
 
 
 def test_a_disabled_warm_up_does_not_take_a_node_out(cluster: Cluster) -> None:

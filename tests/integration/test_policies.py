@@ -269,6 +269,9 @@ def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
     assert not any("/serve_warm-" in cache for cache in caches["now"])
     assert (report["stage"], report["verdict"]) == ("READY", "off")
     assert report["stages"] == []
+    assert report["artifact_configured"] is False
+    assert report["ready_unix"] > 0
+    assert app.report()["elapsed_s"] == report["elapsed_s"] > 0
 
 
 def test_caches_are_private_before_user_code_runs(apps):

@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that says which metrics there are, and under which names: `metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import click
+
+from serve_warm import node
+from serve_warm.cli import screen
+from serve_warm.metrics import METRICS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One metric, as whoever writes a query needs it."""
+
+    ray: str
+    """Its name at Ray's endpoint; empty where Ray does not export it."""
+    node: str
+    """Its name at the endpoint of a node's server."""
+    type: str
+    labels: tuple[str, ...]
+    """Beside those that the scrape adds."""
+    unit: str
+    meaning: str
+
+
+def of_replicas() -> list[Row]:
+    """Return what each replica has, through Ray and from its node's server."""
+    rows = []
+    for metric in METRICS:
+        name = _exported(metric.name, metric.kind)
+        rows.append(
+            Row(
+                ray=f"ray_{name}",
+                node=name,
+                type=metric.kind,
+                labels=(*node.WHO, *metric.labels),
+                unit=_unit(metric.name),
+                meaning=metric.help,
+            )
+        )
+    return rows
+
+
+def of_nodes() -> list[Row]:
+    """Return what the server of a node has by itself."""
+    return [
+        Row(
+            ray="",
+            node=_exported(name, kind),
+            type=kind,
+            labels=labels,
+            unit=_unit(name),
+            meaning=text,
+        )
+        for name, (kind, labels, text) in node.NODE_METRICS.items()
+    ]
+
+
+def _exported(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name
+
+
+def _unit(name: str) -> str:
+    """Return what a value is in, which Prometheus wants at the end of a name.
+
+    >>> _unit("serve_warm_ready_timestamp_seconds")
+    'seconds since the epoch'
+    """
+    if name.endswith("_timestamp_seconds"):
+        return "seconds since the epoch"
+    last = name.rpartition("_")[2]
+    return last if last in ("seconds", "bytes") else ""
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return a table for the documentation."""
+    lines = ["| through Ray | from the node | type | labels | unit | meaning |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in rows:
+        cells = (
+            f"`{row.ray}`" if row.ray else "",
+            f"`{row.node}`",
+            row.type,
+            ", ".join(f"`{label}`" for label in row.labels if not row.ray or label not in node.WHO),
+            row.unit,
+            row.meaning,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TITLES = {
+    "Of each replica, with the labels `application`, `deployment` and `replica`": of_replicas,
+    "Of a node, from its server alone": of_nodes,
+}
+
+
+@click.command()
+@click.option("--markdown", "form", flag_value="markdown", help="Print tables for a document.")
+@click.option("--json", "form", flag_value="json", help="Print JSON on stdout.")
+def metrics(*, form: str | None) -> None:
+    """Print every metric: its name at Ray's endpoint and at a node's, type, labels, unit, meaning.
+
+    Ray's endpoint has those of the replicas, with labels of its own that a query sums away; the
+    server of a node (node.py serve) has all of them.
+    """
+    if form == "json":
+        screen.data([asdict(row) for rows in TITLES.values() for row in rows()])
+        return
+    parts = []
+    for title, rows in TITLES.items():
+        text = markdown(rows()) if form == "markdown" else _plain(rows())
+        parts.append(f"{title}:\n\n{text}\n")
+    click.echo("\n".join(parts), nl=False)
+
+
+def _plain(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        names = f"{row.ray}, {row.node}" if row.ray else row.node
+        about = ", ".join(filter(None, (row.type, row.unit)))
+        lines += [f"  {names}", f"    {about}; labels {', '.join(row.labels) or 'none'}"]
+        lines += [f"    {row.meaning}"]
+    return "\n".join(lines)

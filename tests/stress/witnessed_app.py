@@ -1,0 +1,30 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The victim of the kills, noting what it truly does for a witness."""
+
+from typing import Any
+
+from ray import serve
+from starlette.requests import Request
+
+import witness
+from stress import app as victims
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0}, max_constructor_retry_count=100)
+class Witnessed(victims.Victim.func_or_class):
+    """Its inputs are two."""
+
+    def __init__(self) -> None:
+        witness.note_began()
+        super().__init__()
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        answer = await super().__call__(request)
+        witness.note_answered()
+        return answer
+
+
+app = Witnessed.bind()
+app_again = Witnessed.bind()
+"""The same for Serve by name, and another version."""

@@ -1,0 +1,474 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One table, read through the node's server and through a registry: the same figures, exactly.
+
+What Ray makes of the table is asked of a real cluster, in integration/test_lifecycle.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import DuplicateTimeseries
+
+from reports import FULL
+from serve_warm import metrics, node
+from serve_warm.collector import NodeCollector
+from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, StateFile, boot_s, judge
+from serve_warm.report import Report, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from prometheus_client.core import Metric
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+STARTS = {"application": "app", "deployment": "Embedder"}
+WHO = {**STARTS, "replica": "r1"}
+
+
+@pytest.fixture(name="directory")
+def directory_fixture(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture(name="replica")
+def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
+    """Write a report as a replica does, and keep its lock until the test ends."""
+    files: dict[str, StateFile] = {}
+
+    def write(report: Report, name: str = "r1", **facts: object) -> StateFile:
+        if name not in files:
+            files[name] = StateFile(directory, **STARTS, replica=name)
+        written = {
+            "stage": report.stage.value,
+            "verdict": report.verdict.value,
+            "elapsed_s": report.elapsed_s,
+            "stage_seconds": report.stage_seconds,
+            "metrics": metrics.as_data(report),
+        }
+        files[name].write({**written, **facts})
+        return files[name]
+
+    yield write
+    for file in files.values():
+        file.close()
+
+
+class Sinks:
+    """The server and a registry, side by side on one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._settings = Settings(str(directory), urls=())
+        self._server = node.Server(self._settings, host="127.0.0.1", port=0)
+        self._server._http.server_close()  # its text is asked for as its handler does
+        self.registry = CollectorRegistry()
+        self.registry.register(NodeCollector(directory))
+
+    def server(self) -> list[Metric]:
+        return list(text_string_to_metric_families(self.text()))
+
+    def text(self) -> str:
+        status, _, text = node._answer(self._server, "/metrics")
+        assert status == 200
+        return text
+
+    def registered(self) -> list[Metric]:
+        return list(text_string_to_metric_families(generate_latest(self.registry).decode()))
+
+    def both(self) -> Series:
+        """Return what both export, having seen that it is the same but for the time between."""
+        server, registered = series(self.server()), series(self.registered())
+        assert server.keys() == registered.keys()
+        for key, value in server.items():
+            if "age_seconds" not in key[0] and "elapsed" not in key[0]:
+                assert registered[key] == value
+        return registered
+
+
+@pytest.fixture(name="sinks")
+def sinks_fixture(directory: Path) -> Sinks:
+    return Sinks(directory)
+
+
+def series(families: Iterable[Metric]) -> Series:
+    found: Series = {}
+    for family in families:
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found
+            found[key] = float(sample.value)
+    return found
+
+
+def of(found: Series, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def names(found: Series) -> set[str]:
+    return {name for name, _ in found}
+
+
+# --- all of the table ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "report",
+    [FULL, Report(), dataclasses.replace(FULL, stage=Stage.FAILED)],
+    ids=["ready", "begun", "failed"],
+)
+def test_prometheus_reads_what_a_replica_measured(sinks, replica, report):
+    """Each value of each row, under its name, type and labels, to the last digit, from both."""
+    replica(report)
+
+    families = {family.name: family for family in sinks.server()}
+    found = sinks.both()
+
+    for metric in metrics.METRICS:
+        if metric.since(report) is not None:
+            continue  # it grows
+        name = metric.name + ("_total" if metric.kind == "counter" else "")
+        expected = {
+            (name, frozenset({**WHO, **dict(zip(metric.labels, key, strict=True))}.items())): value
+            for key, value in metric.read(report).items()
+        }
+        assert {key: value for key, value in found.items() if key[0] == name} == expected
+        if expected:
+            assert families[metric.name].type == metric.kind
+            assert families[metric.name].documentation == metric.help
+
+
+def test_both_describe_the_same_families(sinks, replica):
+    """Name, type and text of each, those of the server and of the table; and no other."""
+    replica(FULL)
+
+    server, registered = (
+        {(f.name, f.type, f.documentation) for f in each()}
+        for each in (sinks.server, sinks.registered)
+    )
+
+    of_nodes = {(name, kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
+    of_replicas = {(m.name, m.kind, m.help) for m in metrics.METRICS}
+    assert server == registered == of_nodes | of_replicas
+
+
+def test_a_registry_knows_the_names_beforehand(sinks, directory):
+    """A second collector, or anything of the same names, is refused when it is registered."""
+    with pytest.raises(DuplicateTimeseries):
+        sinks.registry.register(NodeCollector(directory))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, labels, _) in NODE_METRICS.items() if labels])
+def test_what_the_server_adds_has_the_labels_that_are_documented(sinks, replica, name):
+    """No other ones, but for the bounds of buckets."""
+    replica(Report())
+    sinks.both()
+    replica(FULL)
+
+    (family,) = (f for f in sinks.server() if f.name == name)
+
+    found = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+    assert found == {frozenset(NODE_METRICS[name][1])}
+
+
+# --- in time -------------------------------------------------------------------------------
+
+
+def test_zeros_are_there_before_there_is_work(sinks, replica):
+    """A counter or a bucket that is born at 1 has no increase."""
+    replica(Report())
+
+    found = sinks.both()
+
+    for outcome in OUTCOMES:
+        labels = {**STARTS, "outcome": outcome}
+        assert of(found, "serve_warm_starts_total", **labels) == 0.0
+        assert of(found, "serve_warm_start_duration_seconds_count", **labels) == 0.0
+        assert of(found, "serve_warm_start_duration_seconds_sum", **labels) == 0.0
+        bounds = [value for (name, key), value in found.items() if name.endswith("_bucket")]
+        assert bounds == [0.0] * (len(BUCKETS) + 1) * len(OUTCOMES)
+    for metric in metrics.METRICS:
+        if metric.kind == "counter":
+            assert of(found, f"{metric.name}_total", **WHO) == 0.0
+
+
+def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
+    """It grows while a replica that is blocked by a compile writes nothing, and ends with READY."""
+    created_s = boot_s() - 1000.0
+    replica(Report(stage=Stage.REPLAYING, created_boot_s=created_s, elapsed_s=1.0))
+
+    before = boot_s() - created_s
+    growing = [of(sinks.both(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
+    after = boot_s() - created_s
+    replica(dataclasses.replace(FULL, elapsed_s=1234.5678))
+    ended = [of(sinks.both(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
+
+    assert before < growing[0] < growing[1] < after
+    assert ended == [1234.5678] * 2
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept):
+    """What it was doing is 0, what of it would be a wrong date or age is gone, the rest stays."""
+    file = replica(FULL)
+    before = sinks.both()
+    file.close()
+    if swept:
+        for path in directory.iterdir():
+            path.unlink()
+
+    after = sinks.both()
+
+    assert of(after, "serve_warm_replica_alive", **WHO) == 0.0
+    for metric in metrics.METRICS:
+        name = metric.name + ("_total" if metric.kind == "counter" else "")
+        was = {key: value for key, value in before.items() if key[0] == name}
+        now = {key: value for key, value in after.items() if key[0] == name}
+        if metric.absent_after:
+            assert now == {}
+        elif metric.while_alive:
+            assert now == dict.fromkeys(was, 0.0)
+        else:
+            assert now == was
+
+
+def test_a_scrape_during_a_death_is_whole(sinks, replica):
+    """Replicas come and go under both readers, in several threads, and every answer is one."""
+    stop = threading.Event()
+
+    def live_and_die() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            replica(FULL, f"r{number % 5}").close()
+
+    def scrape() -> None:
+        try:
+            for _ in range(10):
+                found = series(sinks.registered())
+                whole.append(("serve_warm_node_ready", frozenset()) in found)
+                whole.append(bool(series(sinks.server())))
+        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
+            whole.append(error)
+
+    whole: list[Any] = []
+    dying, *scraping = [threading.Thread(target=each) for each in (live_and_die, scrape, scrape)]
+    for each in (dying, *scraping):
+        each.start()
+    for each in scraping:
+        each.join()
+    stop.set()
+    dying.join()
+
+    assert whole == [True] * 40
+
+
+# --- histograms ----------------------------------------------------------------------------
+
+
+def test_sums_of_histograms_are_exact(sinks, replica):
+    """Of each start its own seconds, not those of its bucket; and each start is in all above it."""
+    took = (0.1, 12.3, 500.0, 5000.25)
+    for number, seconds in enumerate(took):
+        replica(Report(), f"r{number}")
+        sinks.both()
+        replica(dataclasses.replace(FULL, elapsed_s=seconds), f"r{number}")
+
+    for _ in range(2):  # once each, however often it is asked
+        found = sinks.both()
+
+        labels = {**STARTS, "outcome": "partial"}
+        name = "serve_warm_start_duration_seconds"
+        assert of(found, f"{name}_sum", **labels) == math.fsum(took)
+        assert of(found, f"{name}_count", **labels) == len(took)
+        bounds = {**{repr(bound): bound for bound in BUCKETS}, "+Inf": math.inf}
+        assert {le: of(found, f"{name}_bucket", **labels, le=le) for le in bounds} == {
+            le: float(sum(seconds <= bound for seconds in took)) for le, bound in bounds.items()
+        }
+        assert of(found, "serve_warm_starts_total", **labels) == len(took)
+
+
+def test_stages_are_observed_by_the_outcome_of_their_start(sinks, replica):
+    """Those that occurred and no other: seven stages of seven outcomes would be 900 series each."""
+    replica(Report())
+    sinks.both()
+    replica(dataclasses.replace(FULL, stage=Stage.FAILED))
+
+    found = sinks.both()
+
+    name = "serve_warm_stage_duration_seconds"
+    sums = {labels: value for (each, labels), value in found.items() if each == f"{name}_sum"}
+    assert {dict(labels)["stage"]: value for labels, value in sums.items()} == {
+        "pulling": 0.75,
+        "replaying": 2.0,
+    }
+    assert {dict(labels)["outcome"] for labels in sums} == {"failed"}
+    assert sum(each == f"{name}_bucket" for each, _ in found) == 2 * (len(BUCKETS) + 1)
+
+
+def test_buckets_are_in_order():
+    """So that each has what the ones below have, and the deadline's default is a bound."""
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+    assert 1800.0 in BUCKETS
+
+
+@pytest.mark.parametrize("odd", [None, "7", True, -1.0, math.nan, math.inf, 10**400, [1]])
+def test_a_start_without_a_time_is_counted_all_the_same(sinks, replica, odd):
+    """Of an earlier release, or odd: a number that is none would spoil the sum for good."""
+    replica(Report())
+    sinks.both()
+    replica(FULL, elapsed_s=odd, stage_seconds={"pulling": odd, "no stage": 1.0})
+
+    found = sinks.both()
+
+    labels = {**STARTS, "outcome": "partial"}
+    assert of(found, "serve_warm_starts_total", **labels) == 1.0
+    assert of(found, "serve_warm_start_duration_seconds_count", **labels) == 0.0
+    assert not any(name.startswith("serve_warm_stage_duration_seconds_") for name in names(found))
+
+
+# --- other releases ------------------------------------------------------------------------
+
+
+def test_rows_of_an_earlier_release_are_read(sinks, replica):
+    """A replica that has one label a row at most, and names it as the first releases did."""
+    old = {"kind": "gauge", "help": "Old.", "while_alive": True}
+    table = [
+        {**old, "name": "serve_warm_plain", "label": None, "values": {"": 2.5}},
+        {**old, "name": "serve_warm_labelled", "label": "stage", "values": {"old": 1.0}},
+    ]
+    file = replica(Report(), metrics=table)
+
+    alive = sinks.both()
+    file.close()
+    dead = sinks.both()
+
+    assert of(alive, "serve_warm_plain", **WHO) == 2.5
+    assert of(alive, "serve_warm_labelled", **WHO, stage="old") == 1.0
+    assert of(dead, "serve_warm_plain", **WHO) == 0.0
+
+
+def test_an_earlier_server_reads_rows_of_one_label():
+    """They are written as they were; those of several have no `values`, which it passes over."""
+    rows = {row["name"]: row for row in metrics.as_data(FULL)}
+
+    for metric in metrics.METRICS:
+        row = rows[metric.name]
+        if len(metric.labels) > 1:
+            assert "values" not in row
+        else:
+            assert row["label"] == (metric.labels[0] if metric.labels else None)
+            assert all(type(key) is str for key in row["values"])
+    assert any("samples" in row for row in rows.values())
+
+
+GAUGE = {"name": "serve_warm_x", "kind": "gauge", "help": "Odd."}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**GAUGE, "labels": ["a", "b"], "samples": 7},
+        {**GAUGE, "labels": "ab", "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", 7], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "a"], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "replica"], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "le"], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "b"], "samples": [[["1"], 1.0]]},
+        {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"], "1"]]},
+        {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"]]]},
+        {**GAUGE, "labels": ["a", "b"], "samples": [7, "x", None]},
+        {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"], 10**400]]},
+        {**GAUGE, "name": "serve_warm_starts_total", "label": None, "values": {"": 7}},
+        {
+            **GAUGE,
+            "name": "serve_warm_start_duration_seconds_sum",
+            "label": None,
+            "values": {"": 7},
+        },
+    ],
+    ids=lambda row: str({key: row[key] for key in row if row[key] not in GAUGE.values()})[:80],
+)
+def test_a_row_that_is_none_is_left_out(sinks, replica, row):
+    """It spoils neither the scrape nor what the server knows better."""
+    replica(Report(), metrics=[row, *metrics.as_data(FULL)])
+
+    found = sinks.both()
+
+    assert of(found, "serve_warm_to_proof_seconds", **WHO) == 3.5
+    assert "serve_warm_x" not in names(found)
+    assert not any(
+        "replica" in dict(key) for name, key in found if "start" in name and "elapsed" not in name
+    )
+
+
+def test_names_that_utf8_does_not_have_are_exported(sinks, replica):
+    """As something near them: one odd name does not keep a node from being scraped."""
+    replica(FULL, "r\ud800")
+
+    found = sinks.both()
+
+    assert of(found, "serve_warm_to_proof_seconds", **STARTS, replica="r?") == 3.5
+
+
+def test_a_poisoned_directory_is_a_failed_check(sinks, replica, directory):
+    """For the registry as for the server: figures go on, and the node is not warm."""
+    replica(FULL)
+    before = sinks.both()
+    directory.chmod(0o777)
+
+    after = sinks.both()
+
+    assert of(before, "serve_warm_node_check", check="warm") == 1.0
+    assert of(after, "serve_warm_node_check", check="warm") == 0.0
+    assert of(after, "serve_warm_node_ready") == 0.0
+
+
+def test_what_is_noted_later_was_seen_later(directory, monkeypatch):
+    """A look and its note are one: with two collections at a time no replica becomes younger."""
+    collector = NodeCollector(directory)
+    locked: list[bool] = []
+    really = node.judge
+
+    def spy(*given: Any, **options: Any) -> Any:
+        locked.append(collector._lock.locked())
+        return really(*given, **options)
+
+    monkeypatch.setattr(node, "judge", spy)
+    first = next(iter(collector.collect()))
+
+    assert locked == [True]
+    assert not collector._lock.locked()
+    assert first.name in NODE_METRICS
+
+
+def test_nothing_there_is_a_scrape_too(sinks):
+    """Before any replica, and before the directory exists."""
+    found = sinks.both()
+
+    assert of(found, "serve_warm_node_ready") == 0.0
+    assert of(found, "serve_warm_node_replicas", condition="warm") == 0.0
+
+
+def test_a_policy_is_the_registrys_own(directory, replica):
+    """It says what ready means, as the options of the server do, and which zeros there are."""
+    replica(Report())
+    policy = node.Policy.of("allow-idle", deployments=("other#Named",))
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(directory, policy=policy))
+
+    found = series(text_string_to_metric_families(generate_latest(registry).decode()))
+
+    assert of(found, "serve_warm_node_ready") == float(
+        judge(Settings(str(directory), policy, urls=())).ready
+    )
+    labels = {"application": "other", "deployment": "Named", "outcome": "miss"}
+    assert of(found, "serve_warm_starts_total", **labels) == 0.0
