@@ -511,7 +511,7 @@ def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
 
 
 def test_questions_are_not_passed_on(serve, replica, health):
-    """However often a node is asked, its raylet is asked about once a second."""
+    """However often a node is asked, its raylet is asked about twice a second."""
     raylet = health()
     replica()
     server = serve("--raylet", raylet.url, "--proxy", "none")

@@ -188,6 +188,12 @@ class NodeServer:
         first = self.process.stderr.readline()
         self._port = int(re.search(r"answers on port (\d+)", first)[1])
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()

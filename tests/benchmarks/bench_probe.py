@@ -8,7 +8,8 @@ The node has four warm replicas with all their figures, and two health addresses
 once. Beside each question, in turns, the least that it could cost is measured on the same machine:
 a Python that does nothing, and a server that answers without looking. The compile is torch's own,
 one model after the other without caches, with as many compilers as torch starts. JSON goes to
-stdout, in milliseconds, with the machine's load beside each figure.
+stdout, in milliseconds, with the machine's load beside each figure, and of the processes also the
+median of the processor's time, which depends less on that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import re
+import resource
 import socket
 import statistics
 import subprocess
@@ -158,22 +160,32 @@ def ask(port: int, connection: socket.socket | None = None) -> float:
 
 def in_turns(sides: Mapping[str, Callable[[], float]], count: int) -> dict[str, dict[str, float]]:
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu_s: dict[str, list[float]] = {name: [] for name in sides}
     load = os.getloadavg()[0]
     for number in range(count + 1):
         for name, side in sides.items():
+            before = _cpu_of_children_s()
             took = side()
+            used = _cpu_of_children_s() - before
             time.sleep(PAUSE_S)
             if number:  # the first warms caches
                 seconds[name].append(took)
+                cpu_s[name].append(used)
     return {
         name: {
             **{f"p{p}": round(_percentile(values, p) * 1e3, 2) for p in (50, 95, 99)},
             "max": round(max(values) * 1e3, 2),
+            **({"cpu": round(statistics.median(cpu_s[name]) * 1e3, 2)} if any(cpu_s[name]) else {}),
             "load_before": round(load, 2),
             "load_after": round(os.getloadavg()[0], 2),
         }
         for name, values in seconds.items()
     }
+
+
+def _cpu_of_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -318,8 +318,47 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     )
 
 
+def probe_cost() -> str:
+    """Return what a question about a node costs, beside the least that it could."""
+    result = load("probe")
+    words = {
+        "exec": "`node.py probe`",
+        "exec_compiled_file": "the same, compiled (`node.pyc`)",
+        "exec_least": "*a Python that does nothing*",
+        "http": "`/readyz`",
+        "http_kept": "`/readyz`, connection kept",
+        "http_least": "*an answer without a look*",
+        "http_kept_least": "*the same, connection kept*",
+    }
+    lines = [
+        "| 95 of 100 take at most, in ms (median) | idle | beside a compile |",
+        "|---|---:|---:|",
+    ]
+    for key, name in words.items():
+        cells = [f"{when[key]['p95']:.1f} ({when[key]['p50']:.1f})" for when in _times(result)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    loads = [[each["load_before"] for each in when.values()] for when in _times(result)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
+                f"{result['probes']} probes and {result['questions']} questions of each kind, on "
+                f"{result['cpus']} shared cores with a load average of {max(loads[0]):.1f} and "
+                f"{max(loads[1]):.1f}, Python {result['versions']['python']}."
+            ),
+        ]
+    )
+
+
+def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [result["ms"][when] for when in ("idle", "beside_a_compile")]
+
+
 SECTIONS = {
     "figures": (README, figures),
+    "probe cost": (REFERENCE, probe_cost),
     "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
     "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
 }

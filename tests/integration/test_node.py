@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -145,44 +146,49 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
     target = ("integration.apps:witnessed", "Witnessed", None)
     app = cluster.configure(*target)
     asked = options(cluster, app, "Witnessed")
-    server, strict = NodeServer(*asked), NodeServer(*asked, "--no-latch")
-    ask = {
-        "/readyz": server.readyz,
-        "/metrics": server.scraped,
-        "probe": lambda: probed(*asked),
-        "no latch": strict.readyz,
-    }
-    with Witness(cluster.state_dir, app.name, inputs=3, ask=ask, pause_s=0.2) as witness:
+    with contextlib.ExitStack() as stack:
+        server, strict = (
+            stack.enter_context(NodeServer(*asked, *latch)) for latch in ((), ("--no-latch",))
+        )
+        ask = {
+            "/readyz": server.readyz,
+            "/metrics": server.scraped,
+            "probe": lambda: probed(*asked),
+            "no latch": strict.readyz,
+        }
+        witness = stack.enter_context(
+            Witness(cluster.state_dir, app.name, inputs=3, ask=ask, pause_s=0.2)
+        )
 
         def replaying() -> int:
             states = node.read_states(cluster.state_dir)
             mine = [s for s in states if s["application"] == app.name]
             return next((s["pid"] for s in mine if s["stage"] == "REPLAYING"), 0)
 
-        def end(pids: set[int]) -> None:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            wait_until("they end", lambda: not pids & {life.pid for life in witness.living()})
+        def gone(pid: int) -> None:
+            wait_until("it ends", lambda: pid not in [life.pid for life in witness.living()])
 
-        def warm(count: int) -> set[int]:
-            wait_until(f"{count} are warm", lambda: len(witness.warm()) == count)
+        def kill(pid: int) -> None:
+            os.kill(pid, signal.SIGKILL)
+            gone(pid)
+
+        def warm() -> int:
+            (life,) = wait_until("one is warm", witness.warm)
             wait_until("all say so", witness.agree)
-            return {life.pid for life in witness.warm()}
+            return life.pid
 
-        end({wait_until("it replays", replaying)})
-        (first,) = warm(1)
+        kill(wait_until("it replays", replaying))
+        first = warm()
         cluster.configure("integration.apps:witnessed_again", *target[1:], name=app.name)
-        wait_until("the old one goes", lambda: first not in {o.pid for o in witness.living()})
-        (second,) = warm(1)
+        gone(first)
+        second = warm()
         kill_controller()
         server.kill()
         server.begin()
-        end({second})
-        warm(1)
+        kill(second)
+        warm()
     cluster.delete({app.name: app})
     lives = witness.lives()
-    for each in (server, strict):
-        each.kill()
 
     for source in witness.sources:
         latch = "off" if source == "no latch" else "on"
