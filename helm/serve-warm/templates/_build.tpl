@@ -15,6 +15,9 @@ template:
   metadata:
     labels:
       {{- include "serve-warm.podLabels" (dict "root" .root "component" "artifact-build") | nindent 6 }}
+      {{- with $build.labels }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
   spec:
     restartPolicy: Never
     serviceAccountName: {{ include "serve-warm.buildServiceAccountName" .root }}

@@ -67,8 +67,8 @@
 {{- $problems = append $problems (printf "%s.replicas: %d is not from minReplicas %d to maxReplicas %d; change one of the three" $key $replicas $least $highest) -}}
 {{- end -}}
 {{- end -}}
-{{- range $index, $group := prepend .Values.workers .Values.head -}}
-{{- $key := eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
+{{- range $index, $group := concat (list .Values.head .Values.build) .Values.workers -}}
+{{- $key := lt $index 2 | ternary (index (list "head" "build") (min $index 1)) (printf "workers[%d]" (sub $index 2)) -}}
 {{- range $label, $_ := .labels -}}
 {{- if or (eq $label "app.kubernetes.io/name") (hasPrefix "ray.io/" $label) (has $label (list "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/created-by")) -}}
 {{- $problems = append $problems (printf "%s.labels: KubeRay or this chart selects pods by %s; use another label" $key $label) -}}
