@@ -368,8 +368,10 @@ def test_the_folders_of_a_pod_are_ones_that_serve_warm_loads_from(tmp_path: Path
         assert folders.judged(mounted, mounted.lstat(), of="private", user=os.geteuid()) is None
     root = tmp_path / "volumes/scratch"
     assert folders.judged(root, root.lstat(), of="above", user=os.geteuid()) is not None
-    copied = tmp_path / "run/serve_warm/node.py"
-    assert copied.read_bytes() == Path(node.__file__).read_bytes()
+    compiled = [sys.executable, "-I", "-S", str(tmp_path / "run/serve_warm/node.pyc")]
+    states = f"--state-dir={tmp_path / 'none'}"
+    asked = [*compiled, "probe", states, "--expect=allow-idle", "--raylet=none", "--proxy=none"]
+    assert subprocess.run(asked, check=False, capture_output=True).returncode == 0
 
 
 def test_a_cache_volume_that_cannot_be_written_costs_downloads_alone(tmp_path: Path) -> None:
@@ -381,7 +383,7 @@ def test_a_cache_volume_that_cannot_be_written_costs_downloads_alone(tmp_path: P
 
     assert done.returncode == 0
     assert "each replica downloads for itself" in done.stderr
-    assert (tmp_path / "run/serve_warm/node.py").is_file()
+    assert (tmp_path / "run/serve_warm/node.pyc").is_file()
 
 
 @pytest.mark.parametrize("name", ALL)
