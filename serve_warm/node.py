@@ -601,8 +601,12 @@ def _names(state: Any) -> tuple[str, str, str]:
 
 def _number(state: dict[str, Any] | None, key: str) -> float | None:
     value = None if state is None else state.get(key)
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if ok and value is not None else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None  # JSON has integers of any size
 
 
 def shown(text: str) -> str:
@@ -1216,7 +1220,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
             try:
                 number = float(value)
             except OverflowError:
-                continue  # JSON has integers of any size
+                continue  # as in _number
             yield _labels(labels, map(str, key)), number
 
 

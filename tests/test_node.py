@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import signal
 import stat
@@ -505,6 +506,20 @@ def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
     assert [replica.condition for replica in found] == ["warm", "unreadable"]
     assert [state["replica"] for state in states] == ["Embedder#1"]
     assert "z.json " in warmth(found, Policy())[0][0]
+
+
+@pytest.mark.parametrize("key", ["heartbeat_boot_s", "began_boot_s", "stage_boot_s"])
+def test_a_time_that_is_no_number_is_not_known(tmp_path: Path, key: str):
+    """JSON has integers of any size: one of them does not end the probe of a node."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING"})
+    state = json.loads(Path(file.path).read_text())
+    Path(file.path).write_text(json.dumps({**state, key: 10**400}))
+
+    (found,) = look(tmp_path / "state")
+
+    assert found.condition == "warming"
+    assert (found.began_s == math.inf) == (key == "began_boot_s")
 
 
 @pytest.mark.parametrize(
