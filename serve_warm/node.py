@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from email.message import Message
     from http.server import ThreadingHTTPServer
     from typing import Any, NamedTuple
 else:
@@ -1447,9 +1448,15 @@ class _Clients:
                         pass  # the client was faster
 
 
+def _has_body(headers: Message) -> bool:
+    # One by one: like this they are found in whatever case they were sent.
+    return "Content-Length" in headers or "Transfer-Encoding" in headers
+
+
 def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
     import socket
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from socketserver import TCPServer
 
     clients = _Clients()
 
@@ -1463,7 +1470,7 @@ def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             status, kind, text = _answer(node, self.path)
             body = text.encode(errors="replace")
-            if node.draining or {"Content-Length", "Transfer-Encoding"} & set(self.headers):
+            if node.draining or _has_body(self.headers):
                 self.close_connection = True  # a body is not read: what follows is no request
             head = [
                 f"HTTP/1.1 {status} {self.responses[status][0]}",

@@ -477,7 +477,9 @@ def test_a_connection_is_kept_between_questions(serve, replica):
     assert (kept, closed) == (1, True)
 
 
-@pytest.mark.parametrize("said", ["Content-Length: 27", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(
+    "said", ["Content-Length: 27", "content-length: 27", "Transfer-Encoding: chunked"]
+)
 def test_a_body_is_no_second_question(serve, said):
     """It is not read, so the connection ends with the answer."""
     with socket.create_connection(("127.0.0.1", serve().port)) as connection:
