@@ -1497,6 +1497,9 @@ def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
         request_queue_size = 64
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
+        # Not HTTPServer's, which asks DNS for the name of this machine and waits for it.
+        server_bind = TCPServer.server_bind
+
         def process_request(self, request: Any, client_address: Any) -> None:
             if clients.admit(request):
                 super().process_request(request, client_address)

@@ -607,6 +607,21 @@ def test_a_taken_port_is_said(serve, alone, directory):
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
 
 
+def test_a_server_begins_without_dns(directory, monkeypatch):
+    """A pod that may not ask, or is not answered, has its probes at once all the same."""
+
+    def ask(*_: object) -> str:
+        raise AssertionError("DNS was asked")
+
+    for name in ("getfqdn", "gethostbyaddr"):
+        monkeypatch.setattr(socket, name, ask)
+
+    server = node.Server(node.Settings(str(directory), urls=()), host="", port=0)
+    server._http.server_close()
+
+    assert server.port > 0
+
+
 def test_changes_are_logged_once(serve, replica):
     """A line when it becomes ready and one when it is not any more, with the reason."""
     server = serve()
