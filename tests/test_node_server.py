@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import http.client
 import http.server
@@ -412,6 +413,29 @@ def test_a_host_that_is_none_is_not_healthy(probe, replica, host):
 
     assert ended.returncode == 1
     assert ended.stdout.startswith("proxy: ")
+
+
+def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
+    """It has limits of its own, far above that of a probe; what it says too late is not used."""
+    asked, answered, said = threading.Event(), threading.Event(), threading.Event()
+
+    def resolve(*_: object) -> list[object]:
+        asked.set()
+        answered.wait()
+        said.set()
+        return []
+
+    monkeypatch.setattr(_socket, "getaddrinfo", resolve)
+    settings = node.Settings("", urls=(("raylet", "http://ray-head:1/x"),))
+
+    found = node.asked(settings, limit_s=0.01)
+    waited = not said.is_set()
+    answered.set()
+
+    assert asked.wait(60)
+    assert waited
+    assert found == {"raylet": "http://ray-head:1/x did not answer within 0.01 s"}
+    assert said.wait(60)
 
 
 # --- the server ----------------------------------------------------------------------------
