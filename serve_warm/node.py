@@ -1043,9 +1043,11 @@ class Ledger:
             if application:
                 self._expose(application, deployment)
 
-    def note(self, replicas: Iterable[Replica]) -> None:
+    def note(self, readiness: Readiness) -> None:
         """Take in what was seen just now."""
-        found = {r.stem: r for r in replicas}
+        if readiness.unread:
+            return  # not to see replicas is not to see that they are gone
+        found = {r.stem: r for r in readiness.replicas}
         for stem, old in self._seen.items():
             new = found.get(stem)
             if new is None:
@@ -1352,8 +1354,7 @@ class Server:
     def _noted(self, health: Mapping[str, str]) -> Readiness:
         # With the ledger's lock held: what is noted later was seen later.
         readiness = self._judged(health)
-        if not readiness.unread:  # not to see replicas is not to see that they are gone
-            self._ledger.note(readiness.replicas)
+        self._ledger.note(readiness)
         return readiness
 
     def _health_now(self) -> dict[str, str]:
