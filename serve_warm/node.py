@@ -1195,6 +1195,8 @@ def _own_rows(
         name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
+        if name.endswith("_total"):  # what a counter without it is called
+            continue
         if kind not in ("gauge", "counter"):
             continue
         # What is true of a living replica only is not true of a dead one.
@@ -1220,7 +1222,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
     if not isinstance(labels, list) or not isinstance(samples, list):
         return
     for each in labels:
-        if not isinstance(each, str) or not re.fullmatch("[a-z_]{1,100}", each):
+        if not isinstance(each, str) or not re.fullmatch("[a-z][a-z_]{0,99}", each):
             return
     if len({*labels, *WHO, "le"}) != len(labels) + len(WHO) + 1:
         return

@@ -382,6 +382,13 @@ GAUGE = {"name": "serve_warm_x", "kind": "gauge", "help": "Odd."}
         {**GAUGE, "labels": ["a", "a"], "samples": [[["1", "2"], 1.0]]},
         {**GAUGE, "labels": ["a", "replica"], "samples": [[["1", "2"], 1.0]]},
         {**GAUGE, "labels": ["a", "le"], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "__name__"], "samples": [[["1", "up"], 1.0]]},
+        {
+            **GAUGE,
+            "name": "serve_warm_compiles_after_ready_total",
+            "label": None,
+            "values": {"": 7},
+        },
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1"], 1.0]]},
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"], "1"]]},
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"]]]},
