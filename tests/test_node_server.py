@@ -289,6 +289,19 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
     assert answers[1] == (0, "")
 
 
+def test_data_has_each_reason(replica, directory):
+    """Of a check that fails for several replicas, all of them."""
+    replica("r1", "FAILED", error="no model")
+    replica("r2", "REPLAYING")
+    options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
+
+    ended = CliRunner().invoke(group, ["probe", *options])
+
+    (warm,) = json.loads(ended.stdout)["checks"]
+    assert warm["check"] == "warm"
+    assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
+
+
 def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
     """What others may have written is no reason to be ready; the text has the command."""
     replica()
