@@ -166,7 +166,7 @@ class StateFile:
                 os.unlink(temporary, dir_fd=self._folder)
             except OSError:
                 pass
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if error.errno not in PASSING:
                 self.close()  # the next write begins anew
             raise
 
@@ -191,6 +191,13 @@ class StateFile:
         except OSError:
             self.close()
             raise
+
+
+PASSING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
+"""What says nothing of the lock: who lets go of it for a moment is taken for dead."""
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -710,6 +711,27 @@ def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, m
     file.write({"stage": "READY"})
 
     assert seen == [{"Embedder#1": "warm"}, {"Embedder#1": "stale"}]
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
+def test_a_replica_out_of_descriptors_is_not_dead(tmp_path: Path):
+    """Nor is one that is still starting forgotten, which would leave a node ready beside it."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING"})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.dup(0)
+    os.close(taken)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            file.write({"stage": "REPLAYING"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    meanwhile = conditions(tmp_path / "state")
+    file.write({"stage": "READY"})
+
+    assert meanwhile == {"Embedder#1": "warming"}
     assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 
