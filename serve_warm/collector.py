@@ -43,14 +43,13 @@ class NodeCollector:
         self._ledger = node.Ledger(self._settings.policy.deployments)
         self._lock = threading.Lock()
         # Starts that have ended by now are none that it has seen.
-        self._ledger.note(node.judge(self._settings, health={}).replicas)
+        self._ledger.note(node.judge(self._settings, health={}))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now. From any thread."""
         with self._lock:
             readiness = node.judge(self._settings, health={})
-            if not readiness.unread:  # not to see replicas is not to see that they are gone
-                self._ledger.note(readiness.replicas)
+            self._ledger.note(readiness)
             families = list(self._ledger.families(readiness))
         for family in families:
             metric = Metric(family.name, family.text, family.kind)

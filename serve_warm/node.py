@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from email.message import Message
     from http.server import ThreadingHTTPServer
     from typing import Any, NamedTuple
 else:
@@ -77,6 +78,8 @@ RAYLET = "http://127.0.0.1:52365/api/healthz"
 """Ray's agent on each node, which asks the raylet. It needs no token."""
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
+GRACE_S = 0.5
+"""For a thread that has its answer to say so, on a node where all cores compile."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
 """From one question to the next: the answer to a slow one is there before the last is too old."""
@@ -163,7 +166,7 @@ class StateFile:
                 os.unlink(temporary, dir_fd=self._folder)
             except OSError:
                 pass
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if error.errno not in PASSING:
                 self.close()  # the next write begins anew
             raise
 
@@ -188,6 +191,13 @@ class StateFile:
         except OSError:
             self.close()
             raise
+
+
+PASSING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
+"""What says nothing of the lock: who lets go of it for a moment is taken for dead."""
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes:
@@ -601,8 +611,12 @@ def _names(state: Any) -> tuple[str, str, str]:
 
 def _number(state: dict[str, Any] | None, key: str) -> float | None:
     value = None if state is None else state.get(key)
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if ok and value is not None else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None  # JSON has integers of any size
 
 
 def shown(text: str) -> str:
@@ -819,15 +833,15 @@ def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Rea
     return Readiness(tuple(reasons), names, tuple(replicas), excused, unread)
 
 
-def asked(settings: Settings) -> dict[str, str]:
+def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
     """Return what is wrong by check, having asked all addresses at the same time."""
     import _thread
 
-    found = {name: f"{url} was not asked" for name, url in settings.urls}
+    found = {name: _late(url, limit_s) for name, url in settings.urls}
 
     def ask(name: str, url: str, ended: Any) -> None:
         try:
-            found[name] = get(url)
+            found[name] = get(url, limit_s=limit_s)
         finally:
             ended.release()
 
@@ -837,9 +851,12 @@ def asked(settings: Settings) -> dict[str, str]:
         ended.acquire()
         _thread.start_new_thread(ask, (name, url, ended))
         asking.append(ended)
+    # `get` ends in time but for DNS, which knows no limit: so it is left alone, and what it may
+    # still say is nothing of now.
+    end_s = time.monotonic() + limit_s + GRACE_S
     for ended in asking:
-        ended.acquire()
-    return found
+        ended.acquire(timeout=max(0.0, end_s - time.monotonic()))
+    return dict(found)
 
 
 def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
@@ -864,7 +881,7 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
         finally:
             connection.close()
     except TimeoutError:
-        return f"{url} did not answer within {limit_s} s"
+        return _late(url, limit_s)
     except (OSError, UnicodeError) as error:
         return f"{url}: {getattr(error, 'strerror', None) or error}"
     fields = head.split(b"\n", 1)[0].split()
@@ -872,6 +889,10 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
         return ""
     answer = fields[1] if len(fields) >= 2 else b"nothing that is HTTP"
     return f"{url} answered {answer.decode(errors='replace')}, not 200"
+
+
+def _late(url: str, limit_s: float) -> str:
+    return f"{url} did not answer within {limit_s} s"
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
@@ -1029,9 +1050,11 @@ class Ledger:
             if application:
                 self._expose(application, deployment)
 
-    def note(self, replicas: Iterable[Replica]) -> None:
+    def note(self, readiness: Readiness) -> None:
         """Take in what was seen just now."""
-        found = {r.stem: r for r in replicas}
+        if readiness.unread:
+            return  # not to see replicas is not to see that they are gone
+        found = {r.stem: r for r in readiness.replicas}
         for stem, old in self._seen.items():
             new = found.get(stem)
             if new is None:
@@ -1179,6 +1202,8 @@ def _own_rows(
         name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
+        if name.endswith("_total"):  # what a counter without it is called
+            continue
         if kind not in ("gauge", "counter"):
             continue
         # What is true of a living replica only is not true of a dead one.
@@ -1204,7 +1229,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
     if not isinstance(labels, list) or not isinstance(samples, list):
         return
     for each in labels:
-        if not isinstance(each, str) or not re.fullmatch("[a-z_]{1,100}", each):
+        if not isinstance(each, str) or not re.fullmatch("[a-z][a-z_]{0,99}", each):
             return
     if len({*labels, *WHO, "le"}) != len(labels) + len(WHO) + 1:
         return
@@ -1216,7 +1241,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
             try:
                 number = float(value)
             except OverflowError:
-                continue  # JSON has integers of any size
+                continue  # as in _number
             yield _labels(labels, map(str, key)), number
 
 
@@ -1338,8 +1363,7 @@ class Server:
     def _noted(self, health: Mapping[str, str]) -> Readiness:
         # With the ledger's lock held: what is noted later was seen later.
         readiness = self._judged(health)
-        if not readiness.unread:  # not to see replicas is not to see that they are gone
-            self._ledger.note(readiness.replicas)
+        self._ledger.note(readiness)
         return readiness
 
     def _health_now(self) -> dict[str, str]:
@@ -1443,9 +1467,15 @@ class _Clients:
                         pass  # the client was faster
 
 
+def _has_body(headers: Message) -> bool:
+    # One by one: like this they are found in whatever case they were sent.
+    return "Content-Length" in headers or "Transfer-Encoding" in headers
+
+
 def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
     import socket
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from socketserver import TCPServer
 
     clients = _Clients()
 
@@ -1459,7 +1489,7 @@ def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             status, kind, text = _answer(node, self.path)
             body = text.encode(errors="replace")
-            if node.draining or {"Content-Length", "Transfer-Encoding"} & set(self.headers):
+            if node.draining or _has_body(self.headers):
                 self.close_connection = True  # a body is not read: what follows is no request
             head = [
                 f"HTTP/1.1 {status} {self.responses[status][0]}",
@@ -1485,6 +1515,9 @@ def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
         block_on_close = False
         request_queue_size = 64
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        # Not HTTPServer's, which asks DNS for the name of this machine and waits for it.
+        server_bind = TCPServer.server_bind
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if clients.admit(request):

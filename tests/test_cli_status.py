@@ -81,9 +81,9 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., node.StateFile]]:
 def page_of(directory: Path) -> str:
     """Return the figures that the server of this node would export now."""
     ledger = node.Ledger()
-    settings = node.Settings(str(directory), urls=())
-    ledger.note(node.look(directory))
-    return ledger.exposition(node.judge(settings))
+    readiness = node.judge(node.Settings(str(directory), urls=()))
+    ledger.note(readiness)
+    return ledger.exposition(readiness)
 
 
 def rays(page: str) -> str:

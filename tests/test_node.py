@@ -9,7 +9,9 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -507,6 +509,20 @@ def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
     assert "z.json " in warmth(found, Policy())[0][0]
 
 
+@pytest.mark.parametrize("key", ["heartbeat_boot_s", "began_boot_s", "stage_boot_s"])
+def test_a_time_that_is_no_number_is_not_known(tmp_path: Path, key: str):
+    """JSON has integers of any size: one of them does not end the probe of a node."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING"})
+    state = json.loads(Path(file.path).read_text())
+    Path(file.path).write_text(json.dumps({**state, key: 10**400}))
+
+    (found,) = look(tmp_path / "state")
+
+    assert found.condition == "warming"
+    assert (found.began_s == math.inf) == (key == "began_boot_s")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -695,6 +711,27 @@ def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, m
     file.write({"stage": "READY"})
 
     assert seen == [{"Embedder#1": "warm"}, {"Embedder#1": "stale"}]
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
+def test_a_replica_out_of_descriptors_is_not_dead(tmp_path: Path):
+    """Nor is one that is still starting forgotten, which would leave a node ready beside it."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING"})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.dup(0)
+    os.close(taken)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            file.write({"stage": "REPLAYING"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    meanwhile = conditions(tmp_path / "state")
+    file.write({"stage": "READY"})
+
+    assert meanwhile == {"Embedder#1": "warming"}
     assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 

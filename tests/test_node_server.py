@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import http.client
 import http.server
@@ -288,6 +289,19 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
     assert answers[1] == (0, "")
 
 
+def test_data_has_each_reason(replica, directory):
+    """Of a check that fails for several replicas, all of them."""
+    replica("r1", "FAILED", error="no model")
+    replica("r2", "REPLAYING")
+    options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
+
+    ended = CliRunner().invoke(group, ["probe", *options])
+
+    (warm,) = json.loads(ended.stdout)["checks"]
+    assert warm["check"] == "warm"
+    assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
+
+
 def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
     """What others may have written is no reason to be ready; the text has the command."""
     replica()
@@ -414,6 +428,29 @@ def test_a_host_that_is_none_is_not_healthy(probe, replica, host):
     assert ended.stdout.startswith("proxy: ")
 
 
+def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
+    """It has limits of its own, far above that of a probe; what it says too late is not used."""
+    asked, answered, said = threading.Event(), threading.Event(), threading.Event()
+
+    def resolve(*_: object) -> list[object]:
+        asked.set()
+        answered.wait()
+        said.set()
+        return []
+
+    monkeypatch.setattr(_socket, "getaddrinfo", resolve)
+    settings = node.Settings("", urls=(("raylet", "http://ray-head:1/x"),))
+
+    found = node.asked(settings, limit_s=0.01)
+    waited = not said.is_set()
+    answered.set()
+
+    assert asked.wait(60)
+    assert waited
+    assert found == {"raylet": "http://ray-head:1/x did not answer within 0.01 s"}
+    assert said.wait(60)
+
+
 # --- the server ----------------------------------------------------------------------------
 
 
@@ -477,7 +514,9 @@ def test_a_connection_is_kept_between_questions(serve, replica):
     assert (kept, closed) == (1, True)
 
 
-@pytest.mark.parametrize("said", ["Content-Length: 27", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(
+    "said", ["Content-Length: 27", "content-length: 27", "Transfer-Encoding: chunked"]
+)
 def test_a_body_is_no_second_question(serve, said):
     """It is not read, so the connection ends with the answer."""
     with socket.create_connection(("127.0.0.1", serve().port)) as connection:
@@ -603,6 +642,21 @@ def test_a_taken_port_is_said(serve, alone, directory):
 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
+
+
+def test_a_server_begins_without_dns(directory, monkeypatch):
+    """A pod that may not ask, or is not answered, has its probes at once all the same."""
+
+    def ask(*_: object) -> str:
+        raise AssertionError("DNS was asked")
+
+    for name in ("getfqdn", "gethostbyaddr"):
+        monkeypatch.setattr(socket, name, ask)
+
+    server = node.Server(node.Settings(str(directory), urls=()), host="", port=0)
+    server._http.server_close()
+
+    assert server.port > 0
 
 
 def test_changes_are_logged_once(serve, replica):

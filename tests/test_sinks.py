@@ -382,6 +382,13 @@ GAUGE = {"name": "serve_warm_x", "kind": "gauge", "help": "Odd."}
         {**GAUGE, "labels": ["a", "a"], "samples": [[["1", "2"], 1.0]]},
         {**GAUGE, "labels": ["a", "replica"], "samples": [[["1", "2"], 1.0]]},
         {**GAUGE, "labels": ["a", "le"], "samples": [[["1", "2"], 1.0]]},
+        {**GAUGE, "labels": ["a", "__name__"], "samples": [[["1", "up"], 1.0]]},
+        {
+            **GAUGE,
+            "name": "serve_warm_compiles_after_ready_total",
+            "label": None,
+            "values": {"": 7},
+        },
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1"], 1.0]]},
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"], "1"]]},
         {**GAUGE, "labels": ["a", "b"], "samples": [[["1", "2"]]]},
@@ -430,6 +437,22 @@ def test_a_poisoned_directory_is_a_failed_check(sinks, replica, directory):
     assert of(before, "serve_warm_node_check", check="warm") == 1.0
     assert of(after, "serve_warm_node_check", check="warm") == 0.0
     assert of(after, "serve_warm_node_ready") == 0.0
+
+
+def test_starts_are_counted_from_the_first_look_on(sinks, replica, directory):
+    """Those that ended before a registry could look are none that it has seen."""
+    replica(FULL, "before")
+    directory.chmod(0o777)
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(directory))
+    directory.chmod(0o700)
+    generate_latest(registry)
+    replica(FULL, "r1")
+
+    found = series(text_string_to_metric_families(generate_latest(registry).decode()))
+
+    started = [value for (name, _), value in found.items() if name == "serve_warm_starts_total"]
+    assert sum(started) == 1.0
 
 
 def test_what_is_noted_later_was_seen_later(directory, monkeypatch):

@@ -70,10 +70,15 @@ def probe(
 
 
 def _plain(readiness: node.Readiness) -> dict[str, Any]:
-    failed = dict(readiness.reasons)
     return {
         "ready": readiness.ready,
-        "checks": [{"check": name, "why": failed.get(name, "")} for name in readiness.checks],
+        "checks": [
+            {
+                "check": name,
+                "why": "; ".join(why for check, why in readiness.reasons if check == name),
+            }
+            for name in readiness.checks
+        ],
         "replicas": [
             {
                 **dict(zip(("application", "deployment", "replica"), each.names, strict=True)),
