@@ -90,7 +90,7 @@ IDLE_S = 5.0
 """A client that sends nothing for so long is hung up on."""
 REQUEST_S = 10.0
 """So is one that has not asked and read the answer in so long, if it sends a byte now and then."""
-REMEMBERED = 500
+REMEMBERED = 100
 """Dead replicas whose last figures the server goes on to export, at most."""
 
 # --- what a replica writes -----------------------------------------------------------------
@@ -329,8 +329,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         file = None
-        while not self._stopped:
+        while True:
             self._changed.clear()  # first: what changes from here on is written in the next turn
+            if self._stopped:
+                break
             try:
                 facts = self._facts()
                 if file is None:
@@ -974,7 +976,7 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran, by verdict, or failed.",
+        "Starts that ended while this server ran, by verdict, or failed; a killed one is in none.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",

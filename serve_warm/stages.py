@@ -858,10 +858,13 @@ class Warmup:
     def _fields(self, event: str, **more: str | float) -> dict[str, Any]:
         """Return what a log record says beside its text; JSON logs of Serve have it as fields.
 
-        Serve adds deployment and replica by itself, and outside of requests no application.
+        Serve adds deployment and replica by itself, and outside of requests no application. All
+        names have our prefix: `logging` raises where a record has such a field already, which a
+        record factory of the user may have seen to.
         """
         about = {
             "event": event,
+            "application": self._replica.application,
             "stage": self._stage.value.lower(),
             "elapsed_s": self._elapsed_s(),
             "inputs_done": self.done_in_pass,
@@ -870,11 +873,10 @@ class Warmup:
             **more,
         }
         # In one line each, as a table of logs shows them.
-        fields = {
+        return {
             f"{LOG_PREFIX}{name}": " ".join(value.split()) if isinstance(value, str) else value
             for name, value in about.items()
         }
-        return {"application": self._replica.application, **fields}
 
     def _tell(self) -> None:
         if not self._observers:

@@ -1193,7 +1193,7 @@ def test_text_logs_are_as_readable_as_ever(store: LocalStore, log: JsonLog):
 
 
 def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonLog):
-    """Each has our prefix, but for `application`, which is Serve's own name for it."""
+    """Each has our prefix: `logging` raises where a record has such a field already."""
     replica = StandIn(2, 3)
     warm_up(replica, artifact=store.uri)
     replica.owner.model(torch.ones(7))
@@ -1202,5 +1202,5 @@ def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonL
 
     found = {key for record in log.records for key in record} - plain
 
-    assert {key for key in found if not key.startswith(LOG_PREFIX)} == {"application"}
+    assert {key for key in found if not key.startswith(LOG_PREFIX)} == set()
     assert [key for key in found if f"`{key}`" not in document] == []

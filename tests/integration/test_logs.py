@@ -46,7 +46,7 @@ def test_a_start_is_fields_of_serves_own_json_logs(start, tmp_path: Path):
     ]
     assert found[4]["warmup_verdict"] == "off"
     assert found[4]["warmup_inputs_done"] == found[4]["warmup_inputs_expected"] == 2
-    assert {each["application"] for each in found} == {app.name}
+    assert {each["warmup_application"] for each in found} == {app.name}
     assert {each["deployment"] for each in found} == {f"{app.name}_Embedder"}
     assert len({each["replica"] for each in found}) == 1
     assert app.report()["image_created_unix"] == 1769850900.0
