@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -30,6 +31,11 @@ HANG_S = 400.0
 """No wait of a test is meant to last this long: it fails instead, and says what it saw."""
 
 POLL_S = 0.05
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell without job control starts what runs in its background. The commands under test
+    # would inherit it, and are told to stop with this signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_until(what: str, holds: Callable[[], Any]) -> Any:
