@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -343,16 +343,10 @@ class RaySink:
     """Exports the table through `ray.serve.metrics`, again and again, from a daemon thread."""
 
     def __init__(self, report: Callable[[], Report]) -> None:
-        from ray.serve import metrics  # not at the top: the table is read without Ray
-
         self._report = report
         self._lock = threading.Lock()
         self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._series: list[tuple[Metric, Any]] = []
-        for metric in METRICS:
-            kind: Any = metrics.Gauge if metric.kind == "gauge" else metrics.Counter
-            series = kind(metric.name, description=metric.help, tag_keys=metric.labels)
-            self._series.append((metric, series))
+        self._series: Sequence[tuple[Metric, Any]] = ()
         # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because
         # nothing here is worth keeping a process alive for.
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
@@ -360,6 +354,8 @@ class RaySink:
     def __call__(self, report: Report) -> None:
         """Export one report: gauges are set, counters move on by what was added."""
         with self._lock:
+            # Not when it is made: what Ray raises here costs the metrics, and no start.
+            self._series = self._series or _declared()
             for metric, series in self._series:
                 for key, value in metric.read(report).items():
                     tags = dict(zip(metric.labels, key, strict=True))
@@ -379,3 +375,14 @@ class RaySink:
             except (RuntimeError, ValueError, TypeError):
                 # What Ray raises while a node goes away; the next turn may find it again.
                 logger.warning("metrics were not exported this time", exc_info=True)
+
+
+def _declared() -> Sequence[tuple[Metric, Any]]:
+    """Declare the table to Ray, and return each row with Ray's metric of it."""
+    from ray.serve import metrics  # not at the top: the table is read without Ray
+
+    kinds: dict[str, Any] = {"gauge": metrics.Gauge, "counter": metrics.Counter}
+    return [
+        (row, kinds[row.kind](row.name, description=row.help, tag_keys=row.labels))
+        for row in METRICS
+    ]
