@@ -124,7 +124,7 @@ def test_other_workloads_are_held_to_being_faster_alone():
 
 def test_the_text_names_what_misses_and_what_fails():
     """Each limit that does not hold with its reason, each system without figures with its words."""
-    text = figures.compared(a_document(torch_bytes="AssertionError in load: no"))
+    text = figures.compared(a_document("decoder24", torch_bytes="AssertionError in load: no"))
 
     assert "| level 2, overhead of cold | 1/40 | 1/33.3 | 1/56.4 | **missed** |" in text
     assert f"1/33.3. {limits.IMPORT[:1].upper()}{limits.IMPORT[1:]}." in text

@@ -24,6 +24,7 @@ from serve_warm.cli import reference
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -192,8 +193,8 @@ def part(value: float | None) -> str:
     """Write a ratio the way limits are: `1/40` where it is a small part."""
     if value is None:
         return ""
-    if value <= 0:
-        return "0"
+    if value < 1 / 1000:
+        return "< 1/1000"  # of what has none: eager, or the floor itself
     return f"{value:.2f}" if value > 0.5 else f"1/{1 / value:.3g}"
 
 
@@ -356,8 +357,15 @@ def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [result["ms"][when] for when in ("idle", "beside_a_compile")]
 
 
+def comparison_line() -> str:
+    """Return what the README says of the comparison."""
+    return side_by_side(load("startup"))
+
+
 SECTIONS = {
     "figures": (README, figures),
+    "comparison line": (README, comparison_line),
+    "comparison": (BENCHMARKS, comparison),
     "probe cost": (REFERENCE, probe_cost),
     "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
     "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
