@@ -63,6 +63,9 @@ ATTRIBUTE = "_serve_warm"
 STATE_PERIOD_S = 0.2
 """State files are written at most this often while inputs are replayed."""
 
+WARMED: dict[str, str] = {}
+"""Class of the object that a replica of this process warms up, by the replica: one of each."""
+
 
 class CompileForbidden(DeploymentUnavailableError):
     """A request would compile, and `after_ready: forbid` is set. Serve answers HTTP 503."""
@@ -299,6 +302,7 @@ class _Replica:
         self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
         self._heartbeat: node.Heartbeat | None = None
         if self.in_serve:
+            _claim(self.replica, type(owner).__name__)
             _log_through_serve()
             self._known = dataclasses.replace(
                 self._known, image_created_unix=image_created_unix(), versions=_versions()
@@ -640,6 +644,24 @@ def _context() -> Any:
         return serve.get_replica_context()
     except RayServeException:
         return None
+
+
+def _claim(replica: str, name: str) -> None:
+    """Take note of the object that a replica warms up, and refuse a second one.
+
+    Serve waits for the one object that it calls, so that it would send requests before another is
+    warm. And both would have one process' caches, counts and stance, and one state file, by which
+    probes would know whichever was first.
+    """
+    first = WARMED.get(replica)
+    if first is not None:
+        raise ConfigError(
+            f"replica {replica} makes a {name}, and it has a {first} to warm up already",
+            hint="Serve waits for the warm-up of one object: declare all inputs in the "
+            "warmup_inputs() of the class that is the deployment, and take WarmupMixin or @warmup "
+            "off the other one; or make that a deployment of its own",
+        )
+    WARMED[replica] = name
 
 
 def _versions() -> dict[str, str]:

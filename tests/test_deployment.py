@@ -9,18 +9,23 @@ import logging
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from ray import serve
 
 from compiled import compiled, double
-from serve_warm import Input, WarmupMixin, compiler, pinned, warmup
+from conftest import wait_until
+from serve_warm import Input, WarmupMixin, compiler, deployment, node, pinned, warmup
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
+from serve_warm.errors import ConfigError
 from serve_warm.report import CompileEvent
 from serve_warm.trust import Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Model:
@@ -178,12 +183,30 @@ class Context:
     replica_tag = "Model#1"
 
 
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_overlap_is_a_kill_switch(overlap: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
+@pytest.fixture(name="in_replica")
+def in_replica_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Be the process of a replica, and return where its state is."""
     monkeypatch.setattr(serve, "get_replica_context", Context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
+    monkeypatch.setattr(deployment, "WARMED", {})
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
+    beats: list[node.Heartbeat] = []
+    really = node.Heartbeat
 
+    def begin(*given: Any, **named: Any) -> node.Heartbeat:
+        beats.append(really(*given, **named))
+        return beats[-1]
+
+    monkeypatch.setattr(node, "Heartbeat", begin)
+    yield tmp_path / "state"
+    for beat in beats:
+        beat.stop()
+
+
+@pytest.mark.usefixtures("in_replica")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_overlap_is_a_kill_switch(overlap: str, tmp_path: Path):
+    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
     instance = warmup(Model, artifact=str(tmp_path), overlap=overlap)()
 
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
@@ -201,3 +224,34 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
 
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
+
+
+class Inner(WarmupMixin):
+    """Another object to warm up."""
+
+
+@pytest.mark.parametrize("inner", [Inner, warmup(Model)], ids=["mixin", "decorator"])
+def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: Path):
+    """Serve would not wait for it, and the probe would know only one: ready, and half cold."""
+
+    class Outer(WarmupMixin):
+        def __init__(self) -> None:
+            self.inner = inner()
+
+    with pytest.raises(ConfigError, match="to warm up already") as caught:
+        Outer()
+
+    def states() -> list[dict[str, Any]]:
+        return list(node.read_states(in_replica))
+
+    wait_until("the first one writes", states)
+    assert f"makes a {inner.__name__}, and it has a Outer to" in caught.value.message
+    assert "declare all inputs in the warmup_inputs()" in caught.value.hint
+    assert [(each["replica"], each["stage"]) for each in states()] == [("Model#1", "PENDING")]
+
+
+def test_outside_of_serve_there_may_be_several():
+    """A script or a test has as many as it likes."""
+    first, second = Inner(), Inner()
+
+    assert first.__dict__[ATTRIBUTE] is not second.__dict__[ATTRIBUTE]
