@@ -421,6 +421,7 @@ class _Replica:
             deployment=self.deployment,
             replica=self.replica,
             facts=self._facts,
+            began_s=self._known.created_boot_s,
         )
 
     def _told(self, report: Report) -> None:

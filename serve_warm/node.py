@@ -99,6 +99,8 @@ REMEMBERED = 100
 class StateFile:
     """One replica's state and its lock, from here on until the process ends or `close()`.
 
+    `began_s` is when the replica began, of CLOCK_BOOTTIME, where that was before this was made.
+
     Raises:
         PermissionError: the directory belongs to another user, or others can write to it: what
             they put there would be shown as ours. Or they can replace it, because they can write
@@ -107,14 +109,20 @@ class StateFile:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, application: str, deployment: str, replica: str
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        application: str,
+        deployment: str,
+        replica: str,
+        began_s: float | None = None,
     ) -> None:
         self._directory = os.path.abspath(directory)
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self._stem = _stem(application, deployment, replica)
         self.path = os.path.join(self._directory, f"{self._stem}.json")
         self._pid_start = _start_ticks()
-        self._began_s = boot_s()
+        self._began_s = boot_s() if began_s is None else began_s
         self._ready_s: float | None = None
         self._stage: tuple[Any, float] = (None, self._began_s)
         self._folder = self._lock = -1
@@ -292,7 +300,7 @@ class Heartbeat:
     """Writes a replica's state when it changes, and every few seconds when it does not.
 
     From a daemon thread, so that neither a request nor the start waits for a disk. What cannot be
-    written is said once: a replica serves as well without its state.
+    written is said once: a replica serves as well without its state. `began_s` is as for StateFile.
     """
 
     def __init__(
@@ -303,12 +311,16 @@ class Heartbeat:
         deployment: str,
         replica: str,
         facts: Callable[[], Mapping[str, Any]],
+        began_s: float | None = None,
     ) -> None:
         import logging
         import threading
 
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self.directory = directory
+        # Not when its file is made, which is later where the directory cannot be used at first: it
+        # would look like a replica that was added.
+        self._began_s = boot_s() if began_s is None else began_s
         self._facts = facts
         self._logger = logging.getLogger(__name__)
         self._trouble = ""
@@ -336,7 +348,7 @@ class Heartbeat:
             try:
                 facts = self._facts()
                 if file is None:
-                    file = StateFile(self.directory, **self._names)
+                    file = StateFile(self.directory, **self._names, began_s=self._began_s)
                 file.write(facts)
                 trouble = ""
             # A report is read while other threads write it: sizes of dicts change.

@@ -255,3 +255,11 @@ def test_outside_of_serve_there_may_be_several():
     first, second = Inner(), Inner()
 
     assert first.__dict__[ATTRIBUTE] is not second.__dict__[ATTRIBUTE]
+
+
+def test_a_replica_began_when_it_was_created(in_replica: Path):
+    """Its state says so, and its report; not when the first state was written."""
+    instance = warmup(Model)()
+
+    (state,) = wait_until("it writes", lambda: list(node.read_states(in_replica)))
+    assert state["began_boot_s"] == instance.__dict__[ATTRIBUTE].report().created_boot_s

@@ -804,6 +804,22 @@ def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, capl
     assert "chmod go-w" in caplog.text
 
 
+def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, monkeypatch, caplog):
+    """It would look like one that was added to a warm node, and would not count."""
+    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
+    directory = tmp_path / "state"
+    directory.mkdir()
+    directory.chmod(0o777)
+    beat = heartbeat(directory, lambda: {"stage": "REPLAYING"})
+    wait_until("it is refused", lambda: "is not a private directory" in caplog.text)
+    refused_s = boot_s()
+    directory.chmod(0o700)
+    (state,) = wait_until("it writes", lambda: list(read_states(directory)))
+    beat.stop()
+
+    assert state["began_boot_s"] < refused_s < state["heartbeat_boot_s"]
+
+
 def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):
     """When it is old: the last figures of one that has just died are still exported."""
     for replica, age_s in (("old", 3600.0), ("new", 1.0)):
