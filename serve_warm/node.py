@@ -50,6 +50,8 @@ else:
                 setattr(cls, name, property(lambda self, place=place: self[place]))
 
         def __new__(cls, *values: object, **named: object) -> NamedTuple:  # noqa: D102, PYI034
+            if len(values) == len(cls._fields) and not named:
+                return tuple.__new__(cls, values)  # what a look makes for each replica
             by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
             given = {**cls._defaults, **by_place, **named}
             if given.keys() != set(cls._fields):
@@ -408,8 +410,32 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 """What a replica can be. All but the last hold their lock."""
 
 
-def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list[Replica]:
+class Parsed(NamedTuple):
+    """A state that was read, which the next look may take instead of reading it again.
+
+    A replica puts the same heartbeat first into its lock and then into a state. While the lock has
+    that of a state, no other was begun since. What a file system says of a file could not promise
+    that: a rename brings another inode, but the one after it may bring the first again, within a
+    tick of the clock that its times are of. It is asked all the same, for what others do to a file.
+    """
+
+    heartbeat_s: float
+    """What the lock said when it was read, and the state itself."""
+    file: tuple[int, ...]
+    """Device, inode, time of the last change to it in nanoseconds, size."""
+    state: dict[str, Any]
+
+
+def look(
+    directory: str | os.PathLike[str],
+    *,
+    stale_s: float = STALE_S,
+    parsed: dict[str, Parsed] | None = None,
+) -> list[Replica]:
     """Return the replicas of this node that have files in the directory, dead ones too.
+
+    `parsed` is what whoever looks again and again keeps from one look to the next, by stem; looks
+    at the same time may share it. Locks are asked each time.
 
     Raises:
         PermissionError: as StateFile. No states are then not the same as none.
@@ -418,10 +444,14 @@ def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list
         folder = _opened(os.path.abspath(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    parsed = {} if parsed is None else parsed
     try:
         found = [name.rpartition(".") for name in os.listdir(folder)]
         stems = sorted({stem for stem, _, kind in found if kind in ("json", "lock")})
-        return [_replica(stem, folder, stale_s) for stem in stems]
+        for stem in list(parsed):
+            if stem not in stems:
+                parsed.pop(stem, None)
+        return [_replica(stem, folder, stale_s, parsed) for stem in stems]
     finally:
         os.close(folder)
 
@@ -437,12 +467,10 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield replica.state
 
 
-def _replica(stem: str, folder: int, stale_s: float) -> Replica:
-    lock = _lock(stem, folder)
-    state, trouble = _state(stem, folder)
-    names = ("", "", "") if state is None else _names(state)
-    if not any(names):
-        names = lock.names
+def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) -> Replica:
+    lock = _lock(stem, folder)  # first: see Parsed
+    state, trouble = _current(stem, folder, lock.heartbeat_s, parsed)
+    names = lock.names() if state is None else _names(state)
     heartbeat_s = max(lock.heartbeat_s, _number(state, "heartbeat_boot_s") or 0.0)
     age_s = boot_s() - heartbeat_s
     stage = "" if state is None else str(state.get("stage", ""))
@@ -470,9 +498,16 @@ def _replica(stem: str, folder: int, stale_s: float) -> Replica:
 
 class _Lock(NamedTuple):
     held: bool
-    names: tuple[str, str, str] = ("", "", "")
     heartbeat_s: float = 0.0
+    rest: bytes = b""
     trouble: str = ""
+
+    def names(self) -> tuple[str, str, str]:
+        """Return whose it is; empty between its making and its first write."""
+        try:
+            return _names(_decoded(self.rest))
+        except (ValueError, RecursionError):
+            return "", "", ""
 
 
 def _lock(stem: str, folder: int) -> _Lock:
@@ -494,10 +529,9 @@ def _lock(stem: str, folder: int) -> _Lock:
         return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
-        names = _names(_decoded(data[HEARTBEAT_BYTES:]))
-    except (ValueError, RecursionError):
+    except ValueError:
         return _Lock(held=held)  # between its making and its first write
-    return _Lock(held=held, names=names, heartbeat_s=heartbeat_s)
+    return _Lock(held, heartbeat_s, data[HEARTBEAT_BYTES:], "")
 
 
 def _is_held(lock: int) -> bool:
@@ -507,6 +541,34 @@ def _is_held(lock: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def _current(
+    stem: str, folder: int, heartbeat_s: float, parsed: dict[str, Parsed]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return what `_state` does, without reading again what its lock's heartbeat says is the same.
+
+    `heartbeat_s` is what the lock said just before.
+    """
+    file = _file(f"{stem}.json", folder)
+    known = parsed.get(stem)
+    if known is not None and (known.heartbeat_s, known.file) == (heartbeat_s, file):
+        return known.state, ""
+    state, trouble = _state(stem, folder)
+    written_s = _number(state, "heartbeat_boot_s")
+    # The lock has millionths of a second, the state all digits.
+    if state is not None and written_s is not None and abs(written_s - heartbeat_s) < 1e-6:
+        parsed[stem] = Parsed(heartbeat_s, file, state)
+    return state, trouble
+
+
+def _file(name: str, folder: int) -> tuple[int, ...]:
+    """Return what a file is known by; nothing for one that cannot be looked at."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
@@ -822,17 +884,22 @@ class Settings(NamedTuple):
     """Health addresses by the name of their check."""
 
 
-def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Readiness:
+def judge(
+    settings: Settings,
+    *,
+    health: Mapping[str, str] | None = None,
+    parsed: dict[str, Parsed] | None = None,
+) -> Readiness:
     """Return whether this node is ready now.
 
     `health` is what is wrong by check, where it was asked for a moment ago; it is asked for now
-    where it is not given.
+    where it is not given. `parsed` is as for `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
     unread = ""
     try:
-        replicas = look(settings.state_dir, stale_s=settings.stale_s)
+        replicas = look(settings.state_dir, stale_s=settings.stale_s, parsed=parsed)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
             why = [f"{each} ({settings.state_dir} has no state)" for each in why]
@@ -1314,6 +1381,7 @@ class Server:
         self._ledger_lock = threading.Lock()
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
+        self._parsed: dict[str, Parsed] = {}
         self._said = ""
         # Starts that have ended by now are none that this server has seen.
         self._noted({})
@@ -1362,7 +1430,7 @@ class Server:
         return self._judged(self._health_now())
 
     def _judged(self, health: Mapping[str, str]) -> Readiness:
-        readiness = judge(self._settings, health=health)
+        readiness = judge(self._settings, health=health, parsed=self._parsed)
         if self.draining:
             reasons = (("draining", "this server was told to end"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
