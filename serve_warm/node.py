@@ -33,8 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from email.message import Message
-    from http.server import ThreadingHTTPServer
+    from socketserver import TCPServer
     from typing import Any, NamedTuple
 else:
 
@@ -92,6 +91,8 @@ IDLE_S = 5.0
 """A client that sends nothing for so long is hung up on."""
 REQUEST_S = 10.0
 """So is one that has not asked and read the answer in so long, if it sends a byte now and then."""
+MAX_HEAD_BYTES = 1 << 14
+"""A request with more before its empty line is none of a probe or of Prometheus."""
 REMEMBERED = 100
 """Dead replicas whose last figures the server goes on to export, at most."""
 
@@ -1489,22 +1490,24 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
+PLAIN = "text/plain; charset=utf-8"
+
+
 def _answer(node: Server, target: str) -> tuple[int, str, str]:
     """Return status, content type and body."""
-    plain = "text/plain; charset=utf-8"
     path, _, query = target.partition("?")
     if path == "/livez":
-        return 200, plain, "ok\n"
+        return 200, PLAIN, "ok\n"
     if path == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", node.metrics()
     if path != "/readyz":
-        return 404, plain, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
+        return 404, PLAIN, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
     readiness = node.readiness()
     if "verbose" in query.replace("=", "&").split("&"):
         lines = [*readiness.lines(), "ready" if readiness.ready else "not ready"]
     else:
         lines = [shown(f"{check}: {why}") for check, why in readiness.reasons] or ["ok"]
-    return (200 if readiness.ready else 503), plain, "".join(f"{line}\n" for line in lines)
+    return (200 if readiness.ready else 503), PLAIN, "".join(f"{line}\n" for line in lines)
 
 
 class _Clients:
@@ -1549,68 +1552,112 @@ class _Clients:
                         pass  # the client was faster
 
 
-def _has_body(headers: Message) -> bool:
-    # One by one: like this they are found in whatever case they were sent.
-    return "Content-Length" in headers or "Transfer-Encoding" in headers
+class _Request(NamedTuple):
+    """What is read of a request: `http.server` parses each header as it would one of an e-mail."""
+
+    method: str
+    target: str
+    last: bool
+    """Whether the connection ends with its answer: the client says so, or sends a body. That is not
+    read, and what follows it would be taken for a request."""
 
 
-def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
+def _request(head: bytes) -> _Request | None:
+    """Return what lines before an empty one ask for, None where that is no HTTP/1."""
+    line, *lines = head.decode("latin-1").split("\n")
+    words = line.split()
+    if len(head) > MAX_HEAD_BYTES or len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return None
+    fields = {}
+    for each in lines:
+        name, _, value = each.partition(":")
+        fields[name.strip().lower()] = value.lower()
+    connection = fields.get("connection", "")
+    last = "keep-alive" not in connection if words[2] == "HTTP/1.0" else "close" in connection
+    has_body = "content-length" in fields or "transfer-encoding" in fields
+    return _Request(words[0], words[1], last or has_body)
+
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
+    """Return the answer to a request, and whether the connection ends with it."""
+    request = _request(head)
+    known = request is not None and request.method in ("GET", "HEAD")
+    last = request is None or request.last or not known or node.draining
+    if request is None:
+        status, kind, text = 400, PLAIN, "this is no request of HTTP/1\n"
+    elif not known:
+        status, kind, text = 501, PLAIN, "there are GET and HEAD\n"
+    else:
+        status, kind, text = _answer(node, request.target)
+    body = text.encode(errors="replace")
+    lines = [
+        f"HTTP/1.1 {status} {REASONS[status]}",
+        "Server: serve_warm",
+        time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        f"Connection: {'close' if last else 'keep-alive'}",
+        *("", ""),
+    ]
+    without_body = request is not None and request.method == "HEAD"
+    return "\r\n".join(lines).encode() + (b"" if without_body else body), last
+
+
+def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
+    """Answer one request after the other, until the client or an answer ends the connection."""
+    data, last = b"", False
+    while not last:
+        while b"\n\n" not in data and len(data) <= MAX_HEAD_BYTES:
+            received = connection.recv(MAX_HEAD_BYTES)
+            if not received:
+                return
+            # Who writes by hand may leave out the carriage returns.
+            data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
+        head, _, data = data.partition(b"\n\n")
+        answer, last = _reply(node, head)
+        # In one piece: the second of two would wait for the client to acknowledge the first.
+        connection.sendall(answer)
+        clients.renew(connection)
+
+
+def _http_server(node: Server, host: str, port: int) -> TCPServer:
+    import _thread
     import socket
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from socketserver import TCPServer
+    from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
 
     clients = _Clients()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = IDLE_S
-        protocol_version = "HTTP/1.1"  # connections are kept
-        disable_nagle_algorithm = True
-        server_version = "serve_warm"
-        sys_version = ""
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(IDLE_S)
+            self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _converse(node, clients, self.request)
 
-        def do_GET(self) -> None:
-            status, kind, text = _answer(node, self.path)
-            body = text.encode(errors="replace")
-            if node.draining or _has_body(self.headers):
-                self.close_connection = True  # a body is not read: what follows is no request
-            head = [
-                f"HTTP/1.1 {status} {self.responses[status][0]}",
-                f"Server: {self.server_version}",
-                f"Date: {self.date_time_string()}",
-                f"Content-Type: {kind}",
-                f"Content-Length: {len(body)}",
-                "Cache-Control: no-store",
-                f"Connection: {'close' if self.close_connection else 'keep-alive'}",
-                *("", ""),
-            ]
-            # In one piece: the second of two would wait for the client to acknowledge the first.
-            self.wfile.write("\r\n".join(head).encode() + (b"" if self.command == "HEAD" else body))
-            clients.renew(self.connection)
-
-        do_HEAD = do_GET  # noqa: N815 - http.server calls it
-
-        def log_message(self, *_args: Any) -> None:
-            """Say nothing: a line a probe would drown what matters."""
-
-    class Http(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
+    class Http(ThreadingMixIn, TCPServer):
+        allow_reuse_address = True
         request_queue_size = 64
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-        # Not HTTPServer's, which asks DNS for the name of this machine and waits for it.
-        server_bind = TCPServer.server_bind
-
         def process_request(self, request: Any, client_address: Any) -> None:
-            if clients.admit(request):
-                super().process_request(request, client_address)
-            else:
+            if not clients.admit(request):
                 self.shutdown_request(request)
+                return
+            # Not by `threading`, which waits until the thread runs. Nobody waits for its end.
+            _thread.start_new_thread(self.process_request_thread, (request, client_address))
 
         def shutdown_request(self, request: Any) -> None:
-            clients.forget(
-                request
-            )  # here, where also those end that no thread could be started for
+            # Here, where also those end that no thread could be started for.
+            clients.forget(request)
             super().shutdown_request(request)
 
         def service_actions(self) -> None:
