@@ -54,6 +54,9 @@ class Metric:
     """Whether it says what the replica is doing, which ends with it, and not how its start went."""
     absent_after: bool = False
     """Whether it then has no value, and not 0, which of a date or an age would be a wrong one."""
+    says_ready: tuple[tuple[str, ...], ...] = ()
+    """Labels of its series that say that the replica is ready. The node's server exports 0 in their
+    place while the probe does not believe it: of one that hangs, these are its last words."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
     """The moment that it is counted from while it grows by itself, of CLOCK_BOOTTIME: who reads a
@@ -111,22 +114,25 @@ METRICS = (
         name="serve_warm_ready",
         kind="gauge",
         while_alive=True,
-        help="1 once the replica is proven warm, or serves by policy; 0 before.",
+        says_ready=((),),
+        help="1 once the replica is proven warm, or serves by policy; 0 before, or while it hangs.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
         name="serve_warm_degraded",
         kind="gauge",
         while_alive=True,
+        says_ready=((),),
         help="1 for a ready replica that serves late or with uncovered inputs.",
-        read=_one(lambda r: bool(r.degraded)),
+        read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
         name="serve_warm_stage",
         kind="gauge",
         while_alive=True,
+        says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the stage that the start is in, 0 for the others.",
+        help="1 for the stage that the start is in, 0 for the others and for READY while it hangs.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
@@ -324,6 +330,7 @@ def as_data(report: Report) -> list[dict[str, Any]]:
             "help": metric.help,
             "while_alive": metric.while_alive,
             "absent_after": metric.absent_after,
+            **({"says_ready": [*map(list, metric.says_ready)]} if metric.says_ready else {}),
             "since_boot_s": metric.since(report),
             **_values(metric, metric.read(report)),
         }

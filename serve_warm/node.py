@@ -1292,10 +1292,13 @@ def _own_rows(
         ended = not alive and row.get("while_alive") is True
         if ended and row.get("absent_after") is True:
             continue
+        claims = row.get("says_ready") if replica.condition != "warm" else None
         since_s = _number(row, "since_boot_s") if alive else None
         for labels, written in _own_samples(row):
             value = written if since_s is None else max(0.0, now - since_s)
-            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended else value
+            # Its own last word, where the probe does not believe it any more: it hangs, say.
+            claimed = isinstance(claims, list) and list(labels.values()) in claims
+            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended or claimed else value
 
 
 def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:

@@ -78,10 +78,10 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., node.StateFile]]:
         file.close()
 
 
-def page_of(directory: Path) -> str:
+def page_of(directory: Path, *, stale_s: float = node.STALE_S) -> str:
     """Return the figures that the server of this node would export now."""
     ledger = node.Ledger()
-    readiness = node.judge(node.Settings(str(directory), urls=()))
+    readiness = node.judge(node.Settings(str(directory), stale_s=stale_s, urls=()))
     ledger.note(readiness)
     return ledger.exposition(readiness)
 
@@ -235,6 +235,22 @@ def test_a_replica_that_hangs_is_not_ready(directory, replica):
     assert (seen.condition, seen.warm, seen.stage) == ("stale", False, "READY")
     assert watching.standing(seen) == "stale in READY"
     assert "hangs or is stopped" in seen.event
+
+
+@pytest.mark.parametrize(
+    ("state", "condition"), [("well", "warm"), ("hangs", "stale"), ("has ended", "dead")]
+)
+def test_one_that_was_ready_is_seen_to_have_been(directory, replica, state, condition):
+    """A server that does not call it ready any more, by a limit of its own, has that left."""
+    file = replica("r1")
+    if state == "has ended":
+        file.close()
+    page = page_of(directory, stale_s=1e-9 if state == "hangs" else node.STALE_S)
+
+    [seen] = observed.of_page(page, source="x").replicas
+
+    assert (seen.condition, seen.stage, seen.verdict) == (condition, "READY", "full_hit")
+    assert ("hangs or is stopped" in seen.event) == (state == "hangs")
 
 
 def test_a_replica_that_has_only_begun_is_shown(directory, replica):

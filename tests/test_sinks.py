@@ -271,6 +271,45 @@ def test_a_scrape_during_a_death_is_whole(sinks, replica):
     assert whole == [True] * 40
 
 
+def move_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let so much time pass, for readers and replicas."""
+    really = node.boot_s
+    monkeypatch.setattr(node, "boot_s", lambda: really() + seconds)
+
+
+def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, monkeypatch):
+    """Of one that hangs, or cannot be read any more: how its start went stays, its age grows."""
+    degraded = replica(FULL)
+    replica(Report(stage=Stage.REPLAYING), "r2")
+    ready = sinks.both()
+    move_on(monkeypatch, node.STALE_S + 1)
+    hanging = sinks.both()
+    degraded.write({"stage": "READY", "metrics": metrics.as_data(FULL)})
+    back = sinks.both()
+    (directory / "app#Embedder#r1.json").write_text("{")
+    damaged = sinks.both()
+
+    said = {
+        "serve_warm_ready": {},
+        "serve_warm_degraded": {},
+        "serve_warm_stage": {"stage": "ready"},
+    }
+    for found, value in ((ready, 1.0), (hanging, 0.0), (back, 1.0), (damaged, 0.0)):
+        assert [of(found, name, **WHO, **own) for name, own in said.items()] == [value] * 3
+    assert of(hanging, "serve_warm_node_ready") == 0.0
+    assert of(hanging, "serve_warm_replica_alive", **WHO) == 1.0
+    assert of(hanging, "serve_warm_heartbeat_age_seconds", **WHO) > node.STALE_S
+    assert of(hanging, "serve_warm_stage", **STARTS, replica="r2", stage="replaying") == 1.0
+    takes_back = {(name, frozenset({**WHO, **own}.items())) for name, own in said.items()}
+    rest = {key for key in ready if "replica" in dict(key[1])} - takes_back
+    same = {key for key in rest if ready[key] == hanging[key]}
+    assert {name for name, _ in rest - same} == {
+        "serve_warm_heartbeat_age_seconds",
+        "serve_warm_stage_age_seconds",
+        "serve_warm_start_elapsed_seconds",
+    }
+
+
 # --- histograms ----------------------------------------------------------------------------
 
 
