@@ -443,7 +443,7 @@ class _Replica:
             "verdict": report.verdict.value,
             "degraded": list(report.degraded),
             "inputs_expected": report.covered.expected,
-            "inputs_done": warmup.done_in_pass if warmup is not None else 0,
+            "inputs_done": report.inputs_done,
             "passes": report.passes,
             "statement": report.artifact.statement if report.artifact else "",
             "note": warmup.note if warmup is not None else "",

@@ -192,6 +192,12 @@ METRICS = (
         read=_one(lambda r: r.covered.expected),
     ),
     Metric(
+        name="serve_warm_inputs_done",
+        kind="gauge",
+        help="Inputs that were replayed in the pass under way, or in the last one.",
+        read=_one(lambda r: r.inputs_done),
+    ),
+    Metric(
         name="serve_warm_inputs_proven",
         kind="gauge",
         help="Inputs that went through the pass in which compiling is forbidden.",

@@ -234,6 +234,8 @@ class Report:
     stages: tuple[StageTime, ...] = ()
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
+    inputs_done: int = 0
+    """Inputs replayed in the pass under way, or in the last one."""
     to_proof_s: float = 0.0
     overhead_s: float = 0.0
     cpu_s: float = 0.0

@@ -275,6 +275,7 @@ class Warmup:
             stages=tuple(self._times),
             inputs=results,
             passes=passes,
+            inputs_done=self.done_in_pass,
             to_proof_s=self._to_proof_s,
             overhead_s=max(0.0, self._to_proof_s - passes * steady_s),
             cpu_s=self._cpu_s,

@@ -111,6 +111,7 @@ class Replica:
         yield "unverified", {}, 0.0
         yield "downloaded_bytes", {}, 50e6 if hit else 0.0
         yield "inputs_expected", {}, 6.0
+        yield "inputs_done", {}, 6.0 if is_ready else 3.0
         yield "inputs_proven", {}, 6.0 if is_ready else 0.0
         yield "compiler_processes", {}, 0.0 if hit else 14.0
         yield "compiler_seconds", {}, 0.0 if hit else 40.5

@@ -66,7 +66,7 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., node.StateFile]]:
         own = {
             "stage": report.stage.value,
             "verdict": report.verdict.value,
-            "inputs_done": report.covered.proven,
+            "inputs_done": report.inputs_done,
             "inputs_expected": report.covered.expected,
             "metrics": metrics.as_data(report),
         }
@@ -162,7 +162,7 @@ def test_files_say_all_there_is_to_show(directory, replica):
 
     assert seen.names == ("app", "Embedder", "r1")
     assert (seen.condition, seen.stage, seen.verdict) == ("warm", "READY", "partial")
-    assert (seen.inputs_done, seen.inputs_expected) == (1, 2)
+    assert (seen.inputs_done, seen.inputs_expected) == (2, 2)
     assert None not in (seen.stage_s, seen.heartbeat_s, seen.elapsed_s)
     assert seen.event == (
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, 4 falls to eager, "
@@ -175,7 +175,8 @@ def test_files_say_all_there_is_to_show(directory, replica):
 def test_pages_say_what_files_say(directory, replica, kind, stage):
     """Of the same replica a page of metrics gives the same facts, as far as it has them."""
     covered = Coverage(expected=6, proven=6 if stage is Stage.READY else 0)
-    replica("r1", Report(stage=stage, verdict=Verdict.MISS, covered=covered))
+    report = Report(stage=stage, verdict=Verdict.MISS, covered=covered, inputs_done=4)
+    replica("r1", report)
     page = page_of(directory)
 
     [of_file] = observed.of_directory(str(directory)).replicas

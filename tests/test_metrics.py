@@ -151,6 +151,7 @@ def test_numbers_come_from_the_span_that_the_help_names():
     assert read("serve_warm_captures_after_ready", FULL) == {(): 2.0}
     assert read("serve_warm_eager_falls_after_ready", FULL) == {(): 4.0}
     assert read("serve_warm_inputs_expected", FULL) == {(): 2.0}
+    assert read("serve_warm_inputs_done", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_proven", FULL) == {(): 1.0}
 
 

@@ -263,7 +263,10 @@ PANELS: dict[str, list[Values]] = {
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
     ],
     "Stages of each start": [STAGE_SECONDS],
-    "Proven share of inputs": [{"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0}],
+    "Proven share of inputs": [
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0},
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.5, "b3": 0.5},
+    ],
     "Compiler processes in warm-up": [
         {"a1": 0.0, "a2": 0.0, "a3": 14.0, "b1": 14.0, "b2": 0.0, "b3": 14.0}
     ],

@@ -209,6 +209,20 @@ def test_the_stages_with_an_artifact(store: LocalStore):
     assert [time.stage.value for time in report.stages] == order
 
 
+def test_reports_follow_each_pass():
+    """How many inputs are done begins anew with a pass, and stays as the proof left it."""
+    told: list[Report] = []
+
+    report = warm_up(StandIn(), told.append).report()
+
+    progress = [(each.passes, each.inputs_done) for each in told if each.passes]
+    steps = [
+        now for before, now in zip([(0, 0), *progress], progress, strict=False) if now != before
+    ]
+    assert steps == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert report.inputs_done == 2
+
+
 def test_inputs_are_replayed_largest_first_and_counted():
     """Three passes over the inputs by size, and the counts of the warm-up are those of it."""
     compiled(double)(torch.ones(9))  # before the start: not its own

@@ -578,13 +578,14 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Proven share of inputs",
             description="Of the declared inputs, those that went through the pass in which "
-            "compiling is forbidden.",
+            "compiling is forbidden; and those replayed in the pass under way, or the last one.",
             unit="percentunit",
-            queries=(
+            queries=tuple(
                 Query(
-                    expr=f"{each('inputs_proven')} / on ({REPLICA}) {each('inputs_expected')}",
-                    legend="{{replica}}",
-                ),
+                    expr=f"{each(f'inputs_{what}')} / on ({REPLICA}) {each('inputs_expected')}",
+                    legend=f"{{{{replica}}}} {what}",
+                )
+                for what in ("proven", "done")
             ),
         ),
     ),

@@ -46,7 +46,7 @@ class Observed:
     verdict: str = ""
     """Empty until it is known."""
     inputs_done: int | None = None
-    """Inputs replayed in this pass (state files) or proven (metrics)."""
+    """Inputs replayed in the pass under way, or in the last one."""
     inputs_expected: int | None = None
     stage_s: float | None = None
     """Seconds since the stage began."""
@@ -389,7 +389,7 @@ def _of_figures(
         condition="dead" if ended else condition,
         stage=stage,
         verdict=_settled(which("verdict"), stage),
-        inputs_done=_count(one("inputs_proven")),
+        inputs_done=_count(one("inputs_done")),
         inputs_expected=_count(one("inputs_expected")),
         stage_s=one("stage_age_seconds"),
         heartbeat_s=heartbeat_s,
