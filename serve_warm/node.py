@@ -1019,8 +1019,9 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 # --- the figures ---------------------------------------------------------------------------
 
-OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed")
-"""How a start can end: the verdict of a replica that became ready, or `failed`."""
+OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed", "died")
+"""How a start can end: the verdict of a replica that became ready, `failed`, or `died`: its process
+ended before either, because it was killed, it crashed, or nobody wanted it any more."""
 
 WHO = ("application", "deployment", "replica")
 
@@ -1056,12 +1057,12 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran, by verdict, or failed; a killed one is in none.",
+        "Starts that ended while this server ran: by verdict, failed, or died before either.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
-        "Seconds from a replica's creation to READY or FAILED, of the same starts.",
+        "Seconds from a replica's creation to READY or FAILED, or until it last wrote, of them.",
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
@@ -1149,8 +1150,8 @@ class Ledger:
             del found[stem]
         self._seen = found
         for stem, replica in found.items():
-            if replica.state is not None:
-                self._count(stem, replica, replica.state)
+            if any(replica.names):
+                self._count(stem, replica)
         self._counted &= found.keys()
         self._first = False
 
@@ -1159,16 +1160,22 @@ class Ledger:
             self._starts.setdefault((application, deployment, outcome), 0)
             self._took.setdefault((application, deployment, outcome), _Histogram())
 
-    def _count(self, stem: str, replica: Replica, state: dict[str, Any]) -> None:
+    def _count(self, stem: str, replica: Replica) -> None:
         application, deployment, _ = replica.names
         self._expose(application, deployment)
+        state = replica.state or {}
         stage = state.get("stage")
-        if stem in self._counted or stage not in ("READY", "FAILED"):
+        ended = stage in ("READY", "FAILED")
+        if stem in self._counted or not (ended or replica.condition == "dead"):
+            return
+        if not (ended or self._first) and boot_s() - replica.heartbeat_s <= STALE_S:
+            # Who had to let go of its lock, because it was removed, has another one by then. And
+            # where the node itself ends, this server has ended too.
             return
         self._counted.add(stem)
         if self._first:
             return  # it ended before this server began
-        outcome = "failed" if stage == "FAILED" else str(state.get("verdict"))
+        outcome = str(state.get("verdict")) if stage == "READY" else "failed" if ended else "died"
         if outcome not in OUTCOMES:
             return
         self._starts[application, deployment, outcome] += 1

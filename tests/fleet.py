@@ -157,7 +157,7 @@ class Replica:
         """Return how its start ended, as its node server counts it; empty while it has not."""
         if self.ready is not None and self.ready <= minute:
             return self.verdict
-        return "failed" if self.dead is not None and self.dead <= minute else ""
+        return "died" if self.dead is not None and self.dead <= minute else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -310,6 +310,78 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
     }
 
 
+# --- starts that died ----------------------------------------------------------------------
+
+
+def died(sinks: Sinks) -> dict[str, float]:
+    """Return how starts ended, those alone that some did."""
+    found = sinks.both()
+    return {
+        outcome: count
+        for outcome in OUTCOMES
+        if (count := of(found, "serve_warm_starts_total", **STARTS, outcome=outcome))
+    }
+
+
+def test_a_start_that_died_is_counted_once(sinks, replica, directory, monkeypatch):
+    """After a while, with the time until it last wrote; once, also when its files are swept."""
+    replica(Report(stage=Stage.REPLAYING, elapsed_s=7.5)).close()
+    at_once = died(sinks)
+    move_on(monkeypatch, node.STALE_S + 1)
+    seen = [died(sinks), died(sinks)]
+    for path in directory.iterdir():
+        path.unlink()
+    seen.append(died(sinks))
+
+    assert at_once == {}
+    assert seen == [{"died": 1.0}] * 3
+    labels = {**STARTS, "outcome": "died"}
+    assert of(sinks.both(), "serve_warm_start_duration_seconds_sum", **labels) == 7.5
+
+
+def test_a_start_that_died_before_its_first_state_is_counted(
+    sinks, replica, directory, monkeypatch
+):
+    """Its lock has its names."""
+    replica(Report()).close()
+    (directory / "app#Embedder#r1.json").unlink()
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"died": 1.0}
+
+
+@pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
+def test_a_start_that_had_ended_did_not_die(sinks, replica, monkeypatch, stage):
+    """What ends after READY or FAILED is counted as that, and once."""
+    replica(dataclasses.replace(FULL, stage=stage)).close()
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
+
+
+def test_another_server_does_not_count_it_again(sinks, replica, directory, monkeypatch):
+    """What had ended when it began is none that it has seen, a moment ago or long."""
+    replica(Report()).close()
+    later = Sinks(directory)
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"died": 1.0}
+    assert died(later) == {}
+
+
+def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, monkeypatch):
+    """It takes another with a later heartbeat, and its start goes on."""
+    file = replica(Report())
+    file.close()
+    meanwhile = died(sinks)
+    move_on(monkeypatch, node.HEARTBEAT_S)
+    replica(FULL)
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert meanwhile == {}
+    assert died(sinks) == {"partial": 1.0}
+
+
 # --- histograms ----------------------------------------------------------------------------
 
 

@@ -477,7 +477,7 @@ NODES = Row(
         Panel(
             kind="bars",
             title=f"Starts of the time range by outcome ({NODE_ONLY})",
-            description="How starts ended: the verdict, or failed.",
+            description="How starts ended: the verdict, failed, or died before either.",
             unit="short",
             queries=(
                 Query(
