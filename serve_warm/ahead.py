@@ -20,7 +20,7 @@ import io
 import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,15 +46,19 @@ modules, which is traced where a forward sets a buffer, and leaves nothing in th
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One entry, as it goes into an artifact and as it can be called here and now."""
+    """Code for one call, as it goes into an artifact and as it can be called here and now."""
 
     fn: Callable[..., Any]
     """Takes the callee and then the tensors. Raises `NoEntry`, before it computes anything, where
     the tensors of its graph, weights included, are not like those of its first run."""
     data: bytes
-    """A pickle of torch's: to be loaded only once it has been verified."""
-    references: Mapping[str, tuple[str, str]]
-    """Module and qualified name by the global that compiled code finds it under."""
+    """A pickle of torch's, or at level 3 a shared library: code, to be loaded only once it has been
+    verified. No weights."""
+    references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """What `load` needs beside a pickle: module and qualified name by the global that compiled code
+    finds it under."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What `libraries.load` needs beside a library; JSON can hold it."""
     facts: facts.Facts
     conditions: Sequence[str]
     """What the sizes of dynamic dimensions must be, in Python over `L`, the tensors by name."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from serve_warm import calls, exported, libraries
+from serve_warm import ahead, calls, exported, libraries
 from serve_warm.facts import NoEntry
 
 
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
     model: torch.nn.Module
     x: torch.Tensor
-    made: exported.Made
+    made: ahead.Made
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def perceptron() -> Case:
     return Case(model, x, made_of(model, x))
 
 
-def written(made: exported.Made, folder: Path) -> Path:
+def written(made: ahead.Made, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path

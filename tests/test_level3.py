@@ -68,9 +68,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Make eager code stand for libraries; returns the files that were opened, in order."""
     opened: list[Path] = []
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> exported.Made:
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
         made = ahead.make(function, callee, tensors, arguments)
-        return exported.Made(
+        return ahead.Made(
             fn=function,
             data=b"library of " + str(tensors[0].shape).encode(),
             plan={"said": "plan"},
@@ -192,9 +192,9 @@ def test_the_same_machine_code_with_other_weights_is_another_function(
 ):
     """A library holds no names: whose weights go in stands in the plan, one for each entry."""
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> exported.Made:
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
         made = ahead.make(function, callee, tensors, arguments)
-        return exported.Made(
+        return ahead.Made(
             fn=function,
             data=b"machine code",
             plan={"name": callee.__name__},
