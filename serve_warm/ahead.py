@@ -164,7 +164,11 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
     """
     from torch._dynamo.variables import UserDefinedObjectVariable
 
-    if type(variable) is not UserDefinedObjectVariable or variable.is_base_vt_modified(effects):
+    if type(variable) is not UserDefinedObjectVariable:
+        return False
+    # Renamed after 2.11: what else of it there is to change, such as the items of a list.
+    renamed = getattr(variable, "is_base_vt_modified", None)
+    if (renamed or variable.is_underlying_vt_modified)(effects):
         return False
     now = effects.store_attr_mutations.get(variable, {})
     # Dynamo writes into no object while it traces: this is what it had.
