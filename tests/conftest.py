@@ -189,12 +189,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.fixture(scope="session")
+def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("temporary")
+
+
 @pytest.fixture(autouse=True)
-def own_temporary_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a test leaves (private caches, the node's blobs) from the next one."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    # Not mktemp of pytest, which reads the names of all that it has made, for each of thousands.
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(dir=temporary_folders))
 
 
 @pytest.fixture(scope="session")

@@ -135,7 +135,10 @@ def install(wheel: Path, folder: Path) -> Installed:
 
 def use_problems(installed: Installed, version: str) -> Iterator[str]:
     """Yield what does not work of an installed wheel, without starting a replica."""
-    asked = "import serve_warm; print(serve_warm.__file__, serve_warm.__version__)"
+    asked = (
+        "import serve_warm; from serve_warm import Buckets; "
+        "print(serve_warm.__file__, serve_warm.__version__)"
+    )
     found = f"{installed.package / '__init__.py'} {version}\n"
     state = installed.folder / "state"
     node = ("python", "-I", "-S", installed.package / "node.py", "probe", "--state-dir", state)
