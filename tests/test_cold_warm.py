@@ -75,10 +75,7 @@ HEADERS = Path(f"serve_warm-{os.getuid()}") / "headers"
 
 
 class Machine:
-    """Starts processes that share a store and compiled headers, and nothing else.
-
-    What a process leaves in its folder for temporary files, no other one sweeps.
-    """
+    """Starts processes that share a store and nothing else, or compiled C++ headers as well."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -109,6 +106,7 @@ class Machine:
         store: Path | None = None,
         *,
         emulator: Sequence[str] = (),
+        headers: str = "own",
         environ: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> Started:
@@ -116,8 +114,8 @@ class Machine:
         self._number += 1
         temporary = self._directory / f"tmp{self._number}"
         temporary.mkdir()
-        if self._headers is not None:
-            # Compiling them takes 5.7 s for each set of flags, which the first start shows.
+        if self._headers is not None and headers == "shared":
+            # Each costs 5.7 s. Not for a start that is to show what it does on a fresh node.
             (temporary / HEADERS.parent).mkdir(mode=0o700)
             shutil.copytree(self._headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")
@@ -163,13 +161,14 @@ def warm(machine: Machine, cold: Started) -> Started:
 @pytest.fixture(scope="module")
 def unanswered(machine: Machine, cold: Started) -> Started:
     """A start from an artifact without the answers of the ISA probe; then an undeclared batch."""
-    return machine.start(store=Path(f"{machine.store}-without-answers"), load=True, traffic=3)
+    store = Path(f"{machine.store}-without-answers")
+    return machine.start(store=store, load=True, traffic=3)
 
 
 @pytest.fixture(scope="module")
 def from_torch_bytes(machine: Machine, cold: Started) -> Started:
     """A start from what torch's own API gives."""
-    return machine.start(load=True, parts=["torch_bytes"])
+    return machine.start(load=True, parts=["torch_bytes"], headers="shared")
 
 
 def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **options: Any):
@@ -180,7 +179,7 @@ def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **o
 @pytest.fixture(scope="module")
 def profiled(machine: Machine) -> Started:
     """A start that compiles two batches with `dynamic=None`, and publishes what it learned."""
-    return start_profiled(machine, [4, 8], load=False, publish=True)
+    return start_profiled(machine, [4, 8], load=False, publish=True, headers="shared")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +197,7 @@ def profile_off(machine: Machine, profiled: Started) -> Started:
 @pytest.fixture(scope="module")
 def by_profile_of_one(machine: Machine) -> Started:
     """A start from a build in which only a batch of 1 differed."""
-    start_profiled(machine, [1, 8], load=False, publish=True)
+    start_profiled(machine, [1, 8], load=False, publish=True, headers="shared")
     return start_profiled(machine, [1, 8], load=True)
 
 
