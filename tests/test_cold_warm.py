@@ -135,7 +135,7 @@ class Machine:
             },
         )
         assert completed.returncode == 0, completed.stderr
-        if (temporary / HEADERS).exists():
+        if any((temporary / HEADERS).rglob("*.gch")):
             self._headers = temporary / HEADERS
         lines = [shlex.split(line) for line in self._log.read_text().splitlines()]
         return Started(said=json.loads(completed.stdout.splitlines()[-1]), command_lines=lines)
