@@ -49,9 +49,6 @@ def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
             "behind_mixin": shapes.BehindMixin.bind(),
             "sync_configured": shapes.sync_configured,
             "unwanted_config": shapes.Embedder.options(user_config={"scale": 3}).bind(),
-            "only_warmup_config": shapes.Embedder.options(
-                user_config={"warmup": {"max_passes": 4}}
-            ).bind(),
         }
     )
     yield started
@@ -374,13 +371,6 @@ def test_reconfigure_is_not_called_without_user_config(apps):
     notes = apps["sync"].ready().call("noted")
 
     assert values(notes, "reconfigured") == []
-
-
-def test_user_config_with_our_key_alone_needs_no_reconfigure(apps):
-    """A class without reconfigure takes `user_config: {warmup: ...}`, and is warm."""
-    report = apps["only_warmup_config"].ready().report()
-
-    assert report["covered"] == {"expected": 2, "proven": 2}
 
 
 def test_user_config_with_other_keys_needs_reconfigure(apps):
