@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -525,6 +526,11 @@ class Warmup:
         )
 
         given_up = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def verify() -> None:
+            if not given_up.is_set():
+                self._enter(Stage.VERIFYING)
 
         def pull() -> transfer.Pulled:
             with wanted.node_cache() as cache:
@@ -535,6 +541,7 @@ class Warmup:
                     trust=wanted.trust,
                     cache=cache,
                     parts=wanted.parts,
+                    fetched=functools.partial(loop.call_soon_threadsafe, verify),
                     given_up=given_up,
                 )
 
@@ -559,7 +566,8 @@ class Warmup:
                 hidden_s=download_s * early,
             )
         )
-        self._enter(Stage.VERIFYING)
+        if self._stage is not Stage.VERIFYING:
+            self._enter(Stage.VERIFYING)  # what was pulled during __init__ was verified there
         self._times.append(
             StageTime(stage=Stage.VERIFYING, seconds=waited_s, hidden_s=verify_s * early)
         )
@@ -599,6 +607,8 @@ class Warmup:
         """Call `pull` in a thread until it gives something, or cannot, or time is up."""
         tries = 0
         while True:
+            if self._stage is not Stage.PULLING:
+                self._enter(Stage.PULLING)  # the try before had come as far as unpacking
             try:
                 return await _in_own_thread(pull, timeout_s=max(0.1, limit.left()))
             except (asyncio.TimeoutError, TimeoutError) as error:

@@ -209,6 +209,30 @@ def test_the_stages_with_an_artifact(store: LocalStore):
     assert [time.stage.value for time in report.stages] == order
 
 
+@pytest.mark.parametrize(
+    ("torch_bytes", "stages"),
+    [
+        (b"no such container", ["PENDING", "PULLING", "VERIFYING", "REPLAYING"]),
+        (None, ["PENDING", "PULLING", "REPLAYING"]),
+    ],
+    ids=["refused where it is unpacked", "refused where it comes"],
+)
+def test_a_start_is_verifying_while_what_came_is_unpacked(
+    store: LocalStore, torch_bytes: bytes | None, stages: list[str]
+):
+    """From the last byte on, and not once all is over."""
+    told: list[Report] = []
+    replica = StandIn()
+    publish(store, here(replica), raw={"torch_bytes": torch_bytes or container()})
+    if torch_bytes is None:
+        tampered(store)
+
+    report = warm_up(replica, told.append, artifact=store.uri, parts=("torch_bytes",)).report()
+
+    assert report.verdict is Verdict.REFUSED
+    assert stages_of(told) == [*stages, "PROVING", "READY"]
+
+
 def test_inputs_are_replayed_largest_first_and_counted():
     """Three passes over the inputs by size, and the counts of the warm-up are those of it."""
     compiled(double)(torch.ones(9))  # before the start: not its own
