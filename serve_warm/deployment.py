@@ -20,10 +20,10 @@ import asyncio
 import contextvars
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, MutableMapping, Sequence
@@ -298,11 +298,10 @@ class _Replica:
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
         self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
         self._heartbeat: node.Heartbeat | None = None
+        self._sink: metrics.RaySink | None = None
         if self.in_serve:
             _log_through_serve()
-            self._known = dataclasses.replace(
-                self._known, image_created_unix=image_created_unix(), versions=_versions()
-            )
+            self._known = dataclasses.replace(self._known, image_created_unix=image_created_unix())
             # Before `__init__`, which may take minutes: this node has a replica that is not ready.
             self._beat()
             if self._config.enabled:
@@ -395,10 +394,11 @@ class _Replica:
             self._config,
             cache_directory=self._cache_directory,
             prefetched=self._prefetch,
-            known=self._known,
+            known=dataclasses.replace(self._known, versions=_versions()),
         )
         if self.in_serve:
-            warmup.observe([metrics.RaySink(warmup.report), self._told])
+            self._sink = metrics.RaySink(warmup.report)
+            warmup.observe([self._told])
         self._warmup = warmup
         return await warmup.run()
 
@@ -420,13 +420,20 @@ class _Replica:
         )
 
     def _told(self, report: Report) -> None:
-        """Have a new stage written at once, and progress in one not too often."""
+        """Have a new stage written and exported at once, and progress in one not too often.
+
+        File and metrics have a thread each, which goes on by itself every few seconds: that is all
+        that metrics have of progress.
+        """
         now = time.monotonic()
-        if report.stage is self._last_told[0] and now - self._last_told[1] < STATE_PERIOD_S:
+        entered = report.stage is not self._last_told[0]
+        if not entered and now - self._last_told[1] < STATE_PERIOD_S:
             return
         self._last_told = (report.stage, now)
         if self._heartbeat is not None:
             self._heartbeat.changed()
+        if self._sink is not None and entered:
+            self._sink.changed()
 
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
@@ -462,6 +469,7 @@ class _Replica:
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,
             artifact_configured=config.enabled and config.artifact is not None,
+            versions=_versions() if self.in_serve else {},
         )
 
     def requests(self) -> list[Input]:
@@ -643,12 +651,15 @@ def _context() -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """Return what runs here; torch's from its metadata, since user code may import it later."""
+    """Return what runs here; without torch before it is imported.
+
+    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
+    wait for the disk before `__init__` begins.
+    """
     versions = {"serve_warm": __version__, "ray": ray.__version__}
-    try:
-        versions["torch"] = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        logger.debug("torch was installed without metadata; its version is known once it runs")
+    torch: Any = sys.modules.get("torch.version")
+    if hasattr(torch, "__version__"):  # no: the import is under way in another thread
+        versions["torch"] = str(torch.__version__)
     return versions
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import torch
 from ray import serve
 
 from compiled import compiled, double
-from serve_warm import Input, WarmupMixin, compiler, pinned, warmup
+from conftest import wait_until
+from ray_exports import Exports
+from serve_warm import Input, WarmupMixin, compiler, metrics, pinned, warmup
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.report import CompileEvent
@@ -178,12 +182,20 @@ class Context:
     replica_tag = "Model#1"
 
 
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_overlap_is_a_kill_switch(overlap: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
+@pytest.fixture(name="exports")
+def exports_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
+    """Make instances as replicas of Serve, and return what Ray is told of them."""
     monkeypatch.setattr(serve, "get_replica_context", Context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
+    return Exports(monkeypatch)
 
+
+@pytest.mark.usefixtures("exports")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_overlap_is_a_kill_switch(overlap: str, tmp_path: Path):
+    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
     instance = warmup(Model, artifact=str(tmp_path), overlap=overlap)()
 
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
@@ -201,3 +213,46 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
 
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
+
+
+def test_metrics_are_exported_by_stages_and_not_by_inputs(exports: Exports):
+    """A hundred replays and more of a start cost as many exports as it has stages, at most."""
+
+    class Many(Model):
+        def warmup_inputs(self) -> list[Input]:
+            return [Input(target=self.run, name=f"input {number}") for number in range(40)]
+
+    instance = warmup(Many)()
+
+    asyncio.run(instance.reconfigure(None, rank=0))
+
+    wait_until("the last one is told", lambda: 1.0 in exports.values.get("serve_warm_ready", []))
+    report = instance.warmup_report()
+    assert report["passes"] * report["covered"]["proven"] >= 120
+    # PENDING, REPLAYING, PROVING, READY: each is a set of the gauge, unless two fell together.
+    assert len(exports.values["serve_warm_ready"]) <= 4
+
+
+@pytest.mark.usefixtures("exports")
+def test_an_instance_is_made_without_looking_through_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Finding the metadata of a package lists every folder of `sys.path`, before `__init__`."""
+    asked: list[str | None] = []
+
+    class Asked:
+        @staticmethod
+        def find_spec(*_: object) -> None:
+            return None
+
+        @staticmethod
+        def find_distributions(context: Any) -> Iterator[Any]:
+            asked.append(context.name)
+            return iter(())
+
+    monkeypatch.setattr(sys, "meta_path", [Asked, *sys.meta_path])
+
+    instance = warmup(Model)()
+
+    assert asked == []
+    assert instance.warmup_report()["versions"]["torch"] == torch.__version__

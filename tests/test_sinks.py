@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table, read through the node's server and through a registry: the same figures, exactly.
 
-What Ray makes of the table is asked of a real cluster, in integration/test_lifecycle.py.
+What Ray makes of the table is asked of a real cluster, in integration/test_lifecycle.py. Here is
+what Ray is told, and how often.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import DuplicateTimeseries
 
+from conftest import wait_until
+from ray_exports import Exports
 from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.collector import NodeCollector
 from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, StateFile, boot_s, judge
-from serve_warm.report import Report, Stage
+from serve_warm.report import Counts, Report, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -495,3 +498,63 @@ def test_a_policy_is_the_registrys_own(directory, replica):
     )
     labels = {"application": "other", "deployment": "Named", "outcome": "miss"}
     assert of(found, "serve_warm_starts_total", **labels) == 0.0
+
+
+# --- Ray -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="exports")
+def exports_fixture(monkeypatch: pytest.MonkeyPatch) -> Exports:
+    """Exports by themselves are far apart: what is counted is what was asked for."""
+    monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
+    return Exports(monkeypatch)
+
+
+def test_counters_reach_ray_whole(exports):
+    """However many changes one export has to tell: nothing is lost, and nothing told twice."""
+    reports = [
+        dataclasses.replace(FULL, after_ready=Counts(compiles=count, forbidden=2 * count))
+        for count in range(1, 301)
+    ]
+    now = [reports[0]]
+    sink = metrics.RaySink(lambda: now[0])
+
+    for now[0] in reports:
+        sink.changed()
+
+    def all_told() -> bool:
+        return exports.totals["serve_warm_compiles_after_ready"] >= 300
+
+    wait_until("all are told", all_told)
+    assert exports.totals["serve_warm_compiles_after_ready"] == 300
+    assert exports.totals["serve_warm_forbidden_after_ready"] == 600
+    assert len(exports.values["serve_warm_ready"]) <= 300
+
+
+def test_who_asks_for_an_export_does_not_make_it(exports):
+    """No call of Ray's is made on the thread that replays inputs and serves."""
+    sink = metrics.RaySink(lambda: FULL)
+
+    sink.changed()
+
+    wait_until(
+        "it is exported", lambda: "serve_warm_image_created_timestamp_seconds" in exports.values
+    )
+    assert threading.get_ident() not in exports.threads
+
+
+def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplog):
+    """What it refuses is told in full as soon as it takes it."""
+    exports.refusal = OSError("no agent on this node")
+    sink = metrics.RaySink(lambda: FULL)
+    for count in (1, 2, 3):
+        sink.changed()
+        wait_until("it is refused", lambda count=count: exports.refused == count)
+
+    exports.refusal = None
+    sink.changed()
+    wait_until("it is exported", lambda: exports.totals["serve_warm_compiles_after_ready"])
+
+    said = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert said == ["metrics are not exported: OSError: no agent on this node"]
+    assert exports.totals["serve_warm_compiles_after_ready"] == 1

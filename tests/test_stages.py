@@ -41,7 +41,6 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
-from serve_warm.metrics import RaySink
 from serve_warm.publish import push
 from serve_warm.report import Counts, Report, Stage, Verdict
 from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
@@ -913,24 +912,6 @@ def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
     assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
     assert len(raised) == 1
     assert "no space left" in str(raised[0].exc_info[1])
-
-
-def test_a_ray_that_takes_no_metrics_costs_the_metrics_alone(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    """They are declared where an observer may fail, and not where it is made."""
-
-    def refuses(*_: Any, **__: Any) -> None:
-        raise OSError("no agent on this node")
-
-    monkeypatch.setattr("ray.serve.metrics.Gauge", refuses)
-    monkeypatch.setattr(RaySink, "_repeat", lambda _: None)
-
-    report = warm_up(StandIn(), RaySink(Report)).report()
-
-    raised = [record for record in caplog.records if record.exc_info]
-    assert report.stage is Stage.READY
-    assert [str(record.exc_info[1]) for record in raised] == ["no agent on this node"]
 
 
 def test_the_last_report_that_is_told_is_the_last_one():
