@@ -126,7 +126,9 @@ class WarmupMixin:
     async def warm_up(self) -> dict[str, Any]:
         """Warm up now, or join the warm-up under way, or return at once when it is done.
 
-        Returns the report as plain data. Anyone may await it, from any loop.
+        Returns the report as plain data. Anyone may await it, from any loop. In Serve the stage is
+        READY only when Serve has come to its own hook, after `__init__`: awaited inside one this
+        returns with the proof, in stage PROVING. What `__init__` does after it is not proven.
 
         Raises:
             WarmupFailed: the replica must not become ready.
@@ -280,7 +282,7 @@ class _Replica:
             replica=self.replica,
             created_boot_s=created_boot_s,
         )
-        self._task: asyncio.Task[Report] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._warmup: Warmup | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._model_thread_id = 0
@@ -330,6 +332,17 @@ class _Replica:
         await self._users_reconfigure(user_config, rank)
         if self.in_serve:
             await self.warm_up()
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        # In Serve by the hook alone. Whoever awaits `warm_up()` before it, as an async `__init__`
+        # may, gets a proof; nobody is told that the replica serves before Serve has come this far.
+        if self._warmup is not None:
+            self._warmup.become_ready()
+        elif self._served_unwarmed is None:
+            self._served_unwarmed = (node.boot_s(), time.time())
+            if self._heartbeat is not None:
+                self._heartbeat.changed()
 
     def _configure(self, user_config: Any) -> None:
         if self._warmup is None:
@@ -369,10 +382,8 @@ class _Replica:
         if not self._config.enabled:
             if self._prefetch is not None:
                 self._prefetch.drop()  # it was enabled when the class was instantiated
-            if self._served_unwarmed is None:
-                self._served_unwarmed = (node.boot_s(), time.time())
-            if self._heartbeat is not None:
-                self._heartbeat.changed()
+            if not self.in_serve:
+                self._become_ready()
             return self.report()
         with self._lock:
             if self._task is None:
@@ -381,14 +392,16 @@ class _Replica:
                 self._task = asyncio.get_running_loop().create_task(self._run())
         task = self._task
         if task.done():
-            return task.result()
-        if task.get_loop() is asyncio.get_running_loop():
-            return await asyncio.shield(task)
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(_join(task), task.get_loop())
-        )
+            task.result()
+        elif task.get_loop() is asyncio.get_running_loop():
+            await asyncio.shield(task)
+        else:
+            await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(_join(task), task.get_loop())
+            )
+        return self.report()
 
-    async def _run(self) -> Report:
+    async def _run(self) -> None:
         warmup = Warmup(
             self,
             self._config,
@@ -396,11 +409,13 @@ class _Replica:
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
         )
-        if self.in_serve:
-            self._sink = metrics.RaySink(warmup.report)
-            warmup.observe([self._told])
         self._warmup = warmup
-        return await warmup.run()
+        if not self.in_serve:
+            await warmup.run()
+            return
+        self._sink = metrics.RaySink(warmup.report)
+        warmup.observe([self._told])
+        await warmup.prove()
 
     def _beat(self) -> None:
         """Have a state file where the configuration wants it, and no other."""
@@ -438,8 +453,6 @@ class _Replica:
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
         warmup, report = self._warmup, self.report()
-        if not (self._config.enabled or self._served_unwarmed):
-            report = dataclasses.replace(report, stage=Stage.PENDING)
         return {
             "stage": report.stage.value,
             "verdict": report.verdict.value,
@@ -464,7 +477,7 @@ class _Replica:
         ready_boot_s, ready_unix = self._served_unwarmed or (node.boot_s(), None)
         return dataclasses.replace(
             self._known,
-            stage=Stage.PENDING if config.enabled else Stage.READY,
+            stage=Stage.READY if self._served_unwarmed else Stage.PENDING,
             elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,
@@ -638,8 +651,8 @@ def _then_clone(call: Callable[[], Result]) -> Result:
     return cloned
 
 
-async def _join(task: asyncio.Task[Report]) -> Report:
-    return await asyncio.shield(task)
+async def _join(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)
 
 
 def _context() -> Any:

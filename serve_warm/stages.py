@@ -135,7 +135,10 @@ class _Ready:
 
 
 class Warmup:
-    """One start of one replica: `run()` once, `report()` at any time and from any thread."""
+    """One start of one replica: `prove()` once, then `become_ready()` once it may serve.
+
+    `report()` at any time and from any thread.
+    """
 
     def __init__(
         self,
@@ -201,6 +204,11 @@ class Warmup:
         self._observers = tuple(observers)
 
     async def run(self) -> Report:
+        """Warm up, prove it and become ready, or raise what `prove` does."""
+        await self.prove()
+        return self.become_ready()
+
+    async def prove(self) -> None:
         """Warm up and prove it, or raise: returning means that the replica may become ready.
 
         Raises:
@@ -227,22 +235,48 @@ class Warmup:
                 self._degraded.append(f"late: {error.message}")
                 logger.warning("served late, by on_deadline: serve: %s", error)
             self._to_proof_s = time.perf_counter() - start
-            self._become_ready()
         finally:
             if self._prefetch is not None:
                 self._prefetch.drop()  # nothing, where it was taken
             self._cpu_s = compiler.cpu_seconds()
             raised = sys.exc_info()[1]
-            if raised is not None and self._stage is not Stage.READY:
+            if raised is not None:
                 # Whatever it is, the user's own exceptions included: this start has ended, and
                 # who reads the state file must see it.
                 self._to_proof_s = time.perf_counter() - start
                 self._fail(raised)
+
+    def become_ready(self) -> Report:
+        """Say READY after the proof, once, and return the report.
+
+        What is compiled from here on is traffic's. What was compiled since the proof counts as the
+        warm-up's.
+        """
+        if self._stage is Stage.READY:
+            return self.report()
+        # The deadline may have passed before anything was watched: traffic is, all the same.
+        self._seen = seen = self._seen or compiler.watch()
+        at_ready = seen.counts()
+        self._warmup_counts = at_ready - self._at_start
+        if self._compiled_early:
+            self._warnings.append(
+                f"{self._compiled_early} frames were compiled in __init__, before the artifact was "
+                "loaded: do not call the model there, declare the call in warmup_inputs()"
+            )
+        compiled = self._warmup_counts
+        compiled_any = compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses
+        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
+            self._verdict = Verdict.PARTIAL
+        self._ready_unix = time.time()
+        self._at_ready = at_ready
+        seen.on_event = self._after_ready
+        if self._config.after_ready == "forbid":
+            seen.forbidden = self._replica.refusal
+        self._enter(Stage.READY)
         report = self.report()
         why = "; ".join(self._degraded) or (report.artifact.reason if report.artifact else "")
         fields = self._fields("verdict", verdict=self._verdict.value, reason=why)
         logger.info("warm-up done\n%s", report.text(), extra=fields)
-        self._tell()
         return report
 
     def _fail(self, error: BaseException) -> None:
@@ -774,27 +808,6 @@ class Warmup:
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._degraded.append(f"uncovered: {text}")
         logger.warning("served uncovered, by on_uncovered: serve: %s", text)
-
-    def _become_ready(self) -> None:
-        # The deadline may have passed before anything was watched: traffic is, all the same.
-        self._seen = seen = self._seen or compiler.watch()
-        at_ready = seen.counts()
-        self._warmup_counts = at_ready - self._at_start
-        if self._compiled_early:
-            self._warnings.append(
-                f"{self._compiled_early} frames were compiled in __init__, before the artifact was "
-                "loaded: do not call the model there, declare the call in warmup_inputs()"
-            )
-        compiled = self._warmup_counts
-        compiled_any = compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses
-        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
-            self._verdict = Verdict.PARTIAL
-        self._ready_unix = time.time()
-        self._at_ready = at_ready
-        seen.on_event = self._after_ready
-        if self._config.after_ready == "forbid":
-            seen.forbidden = self._replica.refusal
-        self._enter(Stage.READY)
 
     def _after_ready(self, event: CompileEvent) -> None:
         """Log a compile in traffic, at a limited rate; counting is the watch's own."""

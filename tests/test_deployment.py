@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import pickle
 import sys
@@ -213,6 +214,47 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
 
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [({}, ["PROVING", "PROVING", "READY"]), ({"enabled": False}, ["PENDING", "PENDING", "READY"])],
+    ids=["warm", "switched off"],
+)
+def test_nobody_is_told_ready_before_serves_own_hook(
+    settings: dict[str, Any], stages: list[str], exports: Exports, tmp_path: Path
+):
+    """An `__init__` that awaits `warm_up()` has its proof, and goes on with what is left of it."""
+
+    class Awaiting(Model):
+        async def __init__(self) -> None:
+            super().__init__()
+            self.report = await self.warm_up()
+
+    def told() -> str:
+        """Return the stage in the state file; the first write may have been under way before."""
+        (file,) = wait_until("there is one", lambda: list((tmp_path / "state").glob("*.json")))
+        for _ in range(2):
+            before = file.read_text()
+            instance.__dict__[ATTRIBUTE]._heartbeat.changed()
+            wait_until("it is written", lambda before=before: file.read_text() != before)
+        return json.loads(file.read_text())["stage"]
+
+    decorated = warmup(**settings)(Awaiting)
+    instance = decorated.__new__(decorated)
+
+    async def start() -> list[str]:
+        await instance.__init__()
+        before = told()
+        assert 1.0 not in exports.values.get("serve_warm_ready", [])
+        await instance.reconfigure(None, rank=0)
+        return [instance.report["stage"], before, told()]
+
+    found = asyncio.run(start())
+
+    assert found == stages
+    proven = 1 if instance.report["stage"] == "PROVING" else 0
+    assert instance.report["covered"] == {"expected": proven, "proven": proven}
 
 
 def test_metrics_are_exported_by_stages_and_not_by_inputs(exports: Exports):
