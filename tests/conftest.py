@@ -147,8 +147,12 @@ class Cluster:
         *,
         name: str = "",
         num_replicas: int = 1,
+        **options: Any,
     ) -> App:
-        """Deploy by a Serve configuration, or change the application of that name so."""
+        """Deploy by a Serve configuration, or change the application of that name so.
+
+        `options` are further ones of the deployment.
+        """
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -158,7 +162,12 @@ class Cluster:
             "route_prefix": f"/{unique}",
             "import_path": import_path,
             "deployments": [
-                {"name": deployment, "user_config": user_config, "num_replicas": num_replicas}
+                {
+                    "name": deployment,
+                    "user_config": user_config,
+                    "num_replicas": num_replicas,
+                    **options,
+                }
             ],
         }
         schema = ServeDeploySchema(applications=[application])
