@@ -60,6 +60,8 @@ class Made:
     """What the sizes of dynamic dimensions must be, in Python over `L`, the tensors by name."""
     sources: Mapping[str, str]
     """SHA-256 of the file, by name of each Python module whose code is in the graph."""
+    settings: Mapping[str, bool]
+    """Inductor's, which torch asks for when the entry is loaded: see `load`."""
 
 
 def make(
@@ -80,6 +82,7 @@ def make(
             facts=captured.facts,
             conditions=captured.conditions,
             sources=captured.sources,
+            settings=captured.settings,
         )
 
 
@@ -92,6 +95,7 @@ class Captured:
     facts: facts.Facts
     conditions: Sequence[str]
     sources: Mapping[str, str]
+    settings: Mapping[str, bool]
 
 
 def capture(
@@ -122,7 +126,20 @@ def capture(
         facts=facts.collect(guards, callee, modules=aliases),
         conditions=tuple(conditions),
         sources=_sources(entry),
+        settings=_asked_at_load(settings["options"]),
     )
+
+
+def _asked_at_load(options: Mapping[str, Any]) -> Mapping[str, bool]:
+    """Return whether graphs are captured, if they are: no entry says so by itself.
+
+    torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
+    (`_functorch/_aot_autograd/aot_autograd_result.py`), and that is at each load.
+    """
+    from torch._inductor import config
+
+    name = "triton.cudagraphs"
+    return {name: True} if options.get(name, config.triton.cudagraphs) else {}
 
 
 @contextlib.contextmanager
@@ -187,15 +204,21 @@ def as_reasons() -> Iterator[None]:
         raise NoEntry(_reason(error)) from error
 
 
-def load(data: bytes, references: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:
+def load(
+    data: bytes, references: Mapping[str, tuple[str, str]], settings: Mapping[str, bool]
+) -> Callable[..., Any]:
     """Return the function of an entry. Executes `data`: only call it with what was verified.
+
+    `references` and `settings` are those of the entry when it was made (`Made`).
 
     Raises:
         NoEntry: torch cannot load it here.
     """
+    from torch._inductor import config
+
     with as_reasons():
         found = {name: facts.resolve(*where) for name, where in references.items()}
-        with _enabled():
+        with _enabled(), config.patch(dict(settings)):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )

@@ -707,7 +707,7 @@ class Dispatcher:
             error=error,
             level=level,
             reason=reason,
-            plan=made.plan if isinstance(made, exported.Made) else {},
+            plan=_plan(made),
         )
 
     def _error(
@@ -733,6 +733,12 @@ class Dispatcher:
             return out
 
         return difference_from_eager(self.callee, eager, made.fn, tensors)
+
+
+def _plan(made: ahead.Made | exported.Made) -> Mapping[str, Any]:
+    if isinstance(made, exported.Made):
+        return made.plan
+    return {"settings": dict(made.settings)} if made.settings else {}
 
 
 def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -698,6 +698,8 @@ class Warmup:
         config, seen = self._config, self._seen
         if seen is None:  # pragma: no cover  (set by _prepare)
             raise AssertionError
+        if self.cache_directory is not None:
+            seen.count_kernels_in(self.cache_directory)
         self._replay = replay = Replay(
             self.inputs,
             self._replica.call,
@@ -776,7 +778,13 @@ class Warmup:
                 "loaded: do not call the model there, declare the call in warmup_inputs()"
             )
         compiled = self._warmup_counts
-        compiled_any = compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses
+        compiled_any = (
+            compiled.compiler_processes
+            or compiled.kernels
+            or compiled.tunings
+            or compiled.fx_misses
+            or compiled.fx_bypasses
+        )
         if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
             self._verdict = Verdict.PARTIAL
         self._ready_unix = time.time()

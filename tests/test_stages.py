@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
-from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
@@ -43,7 +42,7 @@ from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.metrics import RaySink
 from serve_warm.publish import push
-from serve_warm.report import Counts, Report, Stage, Verdict
+from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust import Trust
@@ -51,7 +50,6 @@ from serve_warm.trust import Trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from serve_warm.report import CompileEvent
 
 KEY = new_key()
 RECOMPILE_LIMIT = 8
@@ -813,11 +811,21 @@ def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_p
     assert "compiled in __init__" in report.warnings[0]
 
 
-class Recording(StandIn):
-    """Records a CUDA graph at its first two replays, as torch tells of it; on threads of its own.
+CAPTURE = CompileEvent(
+    kind="capture",
+    function="CUDA graph of compile 0/0",
+    signature="",
+    reason="",
+    seconds=0.01,
+    thread=0,
+    at_unix=0.0,
+)
 
-    The recording is announced through torch's own callbacks: what follows is what a GPU would
-    bring about. No graph is recorded.
+
+class Capturing(StandIn):
+    """Runs once before a capture and captures once, as the watch hears of it; maybe on own threads.
+
+    What a GPU would bring about, told to the watch as its hooks tell it. Nothing is captured.
     """
 
     def __init__(self, *, own_threads: bool) -> None:
@@ -825,9 +833,11 @@ class Recording(StandIn):
         self._own_threads = own_threads
 
     async def call(self, item: Input) -> None:
-        if len(self.calls) < 2:
-            recording = CallbackArgs(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
-            callback_handler.run_start_callbacks(recording)
+        times = self.calls.count(item.name)
+        if times == 0:
+            compiler.watch()._note_eager_run()
+        if times == 1:
+            compiler.watch()._note(CAPTURE)
         if self._own_threads:
             self.calls.append(item.name)
             # A new thread for each call, as for a request to a sync handler.
@@ -838,27 +848,17 @@ class Recording(StandIn):
 
 
 def test_replay_goes_on_until_capturing_is_over():
-    """A pass in which a CUDA graph is recorded is not a quiet one."""
-    report = warm_up(Recording(own_threads=False)).report()
+    """A pass in which a CUDA graph is captured is not a quiet one, nor is the one before it."""
+    report = warm_up(Capturing(own_threads=False)).report()
 
-    assert report.warmup.captures == 2
-    assert report.passes == 4  # two that record, a quiet one, the proof
+    assert (report.warmup.eager_runs, report.warmup.captures) == (1, 1)
+    assert report.passes == 4  # one before the capture, one that captures, a quiet one, the proof
     assert report.after_ready.captures == 0
-
-
-def test_captures_are_counted_after_user_code_has_reset_dynamo():
-    """A reset forgets everybody's callbacks, and a replica must not look quiet by that."""
-    compiler.watch()
-    torch._dynamo.reset()
-
-    report = warm_up(Recording(own_threads=False)).report()
-
-    assert report.warmup.captures == 2
 
 
 def test_cuda_graphs_on_threads_that_end_are_refused():
     """What was recorded on the thread of one request is lost to the next: it is no replica."""
-    error, report, _ = failed(WarmupFailed, Recording(own_threads=True))
+    error, report, _ = failed(WarmupFailed, Capturing(own_threads=True))
 
     assert "CUDA graphs belong to the thread that recorded them" in error.message
     assert "on_model_thread" in error.hint
