@@ -9,8 +9,8 @@
 #   make check     lint, format and types
 #   make bench     the figures of the README
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
-#   make stress    looks for races, for minutes
-#   make release-check  builds what would be published and uses it
+#   make stress    what takes minutes: looks for races, and the long forms of tests
+#   make release-check  builds what would be published, the chart too, and uses it
 #   make clean     removes build output and caches, and leaves .venv
 
 PYTHON ?= python3

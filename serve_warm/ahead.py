@@ -20,7 +20,7 @@ import io
 import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,15 +46,19 @@ modules, which is traced where a forward sets a buffer, and leaves nothing in th
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One entry, as it goes into an artifact and as it can be called here and now."""
+    """Code for one call, as it goes into an artifact and as it can be called here and now."""
 
     fn: Callable[..., Any]
     """Takes the callee and then the tensors. Raises `NoEntry`, before it computes anything, where
     the tensors of its graph, weights included, are not like those of its first run."""
     data: bytes
-    """A pickle of torch's: to be loaded only once it has been verified."""
-    references: Mapping[str, tuple[str, str]]
-    """Module and qualified name by the global that compiled code finds it under."""
+    """A pickle of torch's, or at level 3 a shared library: code, to be loaded only once it has been
+    verified. No weights."""
+    references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """What `load` needs beside a pickle: module and qualified name by the global that compiled code
+    finds it under."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What `libraries.load` needs beside a library, or `load` beside a pickle; JSON can hold it."""
     facts: facts.Facts
     conditions: Sequence[str]
     """What the sizes of dynamic dimensions must be, in Python over `L`, the tensors by name."""
@@ -80,6 +84,7 @@ def make(
             facts=captured.facts,
             conditions=captured.conditions,
             sources=captured.sources,
+            plan=captured.plan,
         )
 
 
@@ -92,6 +97,8 @@ class Captured:
     facts: facts.Facts
     conditions: Sequence[str]
     sources: Mapping[str, str]
+    plan: Mapping[str, Any]
+    """What `load` needs to know."""
 
 
 def capture(
@@ -122,7 +129,20 @@ def capture(
         facts=facts.collect(guards, callee, modules=aliases),
         conditions=tuple(conditions),
         sources=_sources(entry),
+        plan=_asked_at_load(settings["options"]),
     )
+
+
+def _asked_at_load(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the setting by which graphs are captured, if they are: no entry says so by itself.
+
+    torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
+    (`_functorch/_aot_autograd/aot_autograd_result.py`), and that is at each load.
+    """
+    from torch._inductor import config
+
+    name = "triton.cudagraphs"
+    return {"settings": {name: True}} if options.get(name, config.triton.cudagraphs) else {}
 
 
 @contextlib.contextmanager
@@ -160,7 +180,7 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
     """
     from torch._dynamo.variables import UserDefinedObjectVariable
 
-    if type(variable) is not UserDefinedObjectVariable or variable.is_base_vt_modified(effects):
+    if type(variable) is not UserDefinedObjectVariable or _holds_others(effects, variable):
         return False
     now = effects.store_attr_mutations.get(variable, {})
     # Dynamo writes into no object while it traces: this is what it had.
@@ -169,6 +189,18 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
         name in before and value.is_python_constant() and _same(value, before[name])
         for name, value in now.items()
     )
+
+
+def _holds_others(effects: Any, variable: Any) -> bool:
+    """Whether what an object holds beside its attributes was changed, such as the items of a list.
+
+    Asked of the object up to 2.14, by one name in 2.11 and by another in 2.13; 2.15 notes it.
+    """
+    for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
+        modified = getattr(variable, name, None)
+        if modified is not None:
+            return bool(modified(effects))
+    return bool(getattr(variable.mutation_type, "is_modified", False))
 
 
 def _same(variable: Any, value: object) -> bool:
@@ -187,15 +219,21 @@ def as_reasons() -> Iterator[None]:
         raise NoEntry(_reason(error)) from error
 
 
-def load(data: bytes, references: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:
+def load(
+    data: bytes, references: Mapping[str, tuple[str, str]], plan: Mapping[str, Any]
+) -> Callable[..., Any]:
     """Return the function of an entry. Executes `data`: only call it with what was verified.
+
+    `references` and `plan` are those that it was made with (`Made`).
 
     Raises:
         NoEntry: torch cannot load it here.
     """
+    from torch._inductor import config
+
     with as_reasons():
         found = {name: facts.resolve(*where) for name, where in references.items()}
-        with _enabled():
+        with _enabled(), config.patch(plan.get("settings", {})):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )

@@ -48,7 +48,9 @@ class Signature:
         parameters = "".join(f", t{index}" for index in range(len(self.tensors)))
         source = f"def {name}(callee{parameters}):\n    return callee({self.structure})\n"
         # Of the signature's own text, which is made of reprs of plain values and of names.
-        space: dict[str, Any] = {"__name__": __name__, "torch": torch}
+        # torch before 2.12 looks for built-ins that compiled code uses among a function's globals
+        # (https://github.com/pytorch/pytorch/pull/177558).
+        space: dict[str, Any] = {**vars(builtins), "__name__": __name__, "torch": torch}
         exec(builtins.compile(source, f"<serve_warm {name}>", "exec"), space)  # noqa: S102
         made: Callable[..., Any] = space[name]
         return made

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from serve_warm import fingerprint, folders
+from serve_warm import fingerprint, folders, graphs, kernels
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
@@ -67,6 +67,12 @@ class Watch:
         self._recompiles = 0
         self._eager_falls = 0
         self._captures = 0
+        self._capture_s = 0.0
+        self._eager_runs = 0
+        self._skips = 0
+        self._tunings = 0
+        self._tuning_s = 0.0
+        self._built = kernels.Built()
         self._forbidden = 0
         self._compile_s = 0.0
         self._compiler_processes = 0
@@ -84,7 +90,6 @@ class Watch:
         """Return everything counted since the process was first watched."""
         # Private; the same from 2.6 to 2.15. Without Dynamo nothing was compiled.
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        self._keep_noting_captures()
         aot, inductor = (
             ({}, {}) if counters is None else (counters["aot_autograd"], counters["inductor"])
         )
@@ -94,6 +99,10 @@ class Watch:
                 recompiles=self._recompiles,
                 eager_falls=self._eager_falls,
                 captures=self._captures,
+                eager_runs=self._eager_runs,
+                graph_skips=self._skips,
+                kernels=self._built.count(),
+                tunings=self._tunings + kernels.algorithms_tuned(),
                 forbidden=self._forbidden,
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),
@@ -104,6 +113,8 @@ class Watch:
                 compiler_processes=self._compiler_processes,
                 compiler_s=self._compiler_s,
                 compile_s=self._compile_s,
+                capture_s=self._capture_s,
+                tuning_s=self._tuning_s,
             )
 
     def events(self) -> tuple[CompileEvent, ...]:
@@ -111,11 +122,10 @@ class Watch:
         with self._lock:
             return tuple(self._events)
 
-    def _keep_noting_captures(self) -> None:
-        # User code may call torch._dynamo.reset(), which forgets the callbacks of everybody.
-        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-        if handler is not None and self._compile_started not in handler.start_callbacks:
-            handler.register_start_callback(self._compile_started)
+    def count_kernels_in(self, cache_directory: Path) -> None:
+        """Count the kernels that are built into a cache directory from now on."""
+        with self._lock:
+            self._built.look_at(cache_directory / "triton")
 
     @contextlib.contextmanager
     def calling_threads(self) -> Iterator[set[int]]:
@@ -130,20 +140,6 @@ class Watch:
 
     # What follows is called by the hooks, from whichever thread compiles.
 
-    def _compile_started(self, args: Any) -> None:
-        if args.callback_trigger.name != "CUDAGRAPH_RECORDING":
-            return
-        event = CompileEvent(
-            kind="capture",
-            function=f"CUDA graph of compile {args.compile_id}",
-            signature="",
-            reason="",
-            seconds=0.0,
-            thread=threading.get_native_id(),
-            at_unix=time.time(),
-        )
-        self._note(event)
-
     def _note(self, event: CompileEvent) -> None:
         with self._lock:
             self._events.append(event)
@@ -151,11 +147,21 @@ class Watch:
             self._recompiles += event.kind == "recompile"
             self._eager_falls += event.kind == "eager"
             self._captures += event.kind == "capture"
+            self._skips += event.kind == "skip"
+            self._tunings += event.kind == "tuning"
             self._forbidden += event.kind == "forbidden"
             if event.kind in {"compile", "recompile"}:
                 self._compile_s += event.seconds
+            if event.kind == "capture":
+                self._capture_s += event.seconds
+            if event.kind == "tuning":
+                self._tuning_s += event.seconds
         if self.on_event is not None:
             self.on_event(event)
+
+    def _note_eager_run(self) -> None:
+        with self._lock:
+            self._eager_runs += 1
 
     def _note_compiler_run(self, seconds: float) -> None:
         with self._lock:
@@ -238,8 +244,9 @@ def watch() -> Watch:
         if _the_watch is None:
             seen = Watch()
             when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
-            when_imported("torch._dynamo.callback", lambda _: seen._keep_noting_captures())
             when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
+            graphs.observe(seen._note, seen._note_eager_run)
+            kernels.observe(seen._note)
             _the_watch = seen
         return _the_watch
 

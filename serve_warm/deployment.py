@@ -20,10 +20,10 @@ import asyncio
 import contextvars
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, MutableMapping, Sequence
@@ -62,6 +62,9 @@ ATTRIBUTE = "_serve_warm"
 
 STATE_PERIOD_S = 0.2
 """State files are written at most this often while inputs are replayed."""
+
+WARMED: dict[str, str] = {}
+"""Class of the object that a replica of this process warms up, by the replica: one of each."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -126,7 +129,9 @@ class WarmupMixin:
     async def warm_up(self) -> dict[str, Any]:
         """Warm up now, or join the warm-up under way, or return at once when it is done.
 
-        Returns the report as plain data. Anyone may await it, from any loop.
+        Returns the report as plain data. Anyone may await it, from any loop. In Serve the stage is
+        READY only when Serve has come to its own hook, after `__init__`: awaited inside one this
+        returns with the proof, in stage PROVING. What `__init__` does after it is not proven.
 
         Raises:
             WarmupFailed: the replica must not become ready.
@@ -280,7 +285,7 @@ class _Replica:
             replica=self.replica,
             created_boot_s=created_boot_s,
         )
-        self._task: asyncio.Task[Report] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._warmup: Warmup | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._model_thread_id = 0
@@ -298,11 +303,11 @@ class _Replica:
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
         self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
         self._heartbeat: node.Heartbeat | None = None
+        self._sink: metrics.RaySink | None = None
         if self.in_serve:
+            _claim(self.replica, type(owner).__name__)
             _log_through_serve()
-            self._known = dataclasses.replace(
-                self._known, image_created_unix=image_created_unix(), versions=_versions()
-            )
+            self._known = dataclasses.replace(self._known, image_created_unix=image_created_unix())
             # Before `__init__`, which may take minutes: this node has a replica that is not ready.
             self._beat()
             if self._config.enabled:
@@ -331,6 +336,17 @@ class _Replica:
         await self._users_reconfigure(user_config, rank)
         if self.in_serve:
             await self.warm_up()
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        # In Serve by the hook alone. Whoever awaits `warm_up()` before it, as an async `__init__`
+        # may, gets a proof; nobody is told that the replica serves before Serve has come this far.
+        if self._warmup is not None:
+            self._warmup.become_ready()
+        elif self._served_unwarmed is None:
+            self._served_unwarmed = (node.boot_s(), time.time())
+            if self._heartbeat is not None:
+                self._heartbeat.changed()
 
     def _configure(self, user_config: Any) -> None:
         if self._warmup is None:
@@ -370,10 +386,8 @@ class _Replica:
         if not self._config.enabled:
             if self._prefetch is not None:
                 self._prefetch.drop()  # it was enabled when the class was instantiated
-            if self._served_unwarmed is None:
-                self._served_unwarmed = (node.boot_s(), time.time())
-            if self._heartbeat is not None:
-                self._heartbeat.changed()
+            if not self.in_serve:
+                self._become_ready()
             return self.report()
         with self._lock:
             if self._task is None:
@@ -382,25 +396,30 @@ class _Replica:
                 self._task = asyncio.get_running_loop().create_task(self._run())
         task = self._task
         if task.done():
-            return task.result()
-        if task.get_loop() is asyncio.get_running_loop():
-            return await asyncio.shield(task)
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(_join(task), task.get_loop())
-        )
+            task.result()
+        elif task.get_loop() is asyncio.get_running_loop():
+            await asyncio.shield(task)
+        else:
+            await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(_join(task), task.get_loop())
+            )
+        return self.report()
 
-    async def _run(self) -> Report:
+    async def _run(self) -> None:
         warmup = Warmup(
             self,
             self._config,
             cache_directory=self._cache_directory,
             prefetched=self._prefetch,
-            known=self._known,
+            known=dataclasses.replace(self._known, versions=_versions()),
         )
-        if self.in_serve:
-            warmup.observe([metrics.RaySink(warmup.report), self._told])
         self._warmup = warmup
-        return await warmup.run()
+        if not self.in_serve:
+            await warmup.run()
+            return
+        self._sink = metrics.RaySink(warmup.report)
+        warmup.observe([self._told])
+        await warmup.prove()
 
     def _beat(self) -> None:
         """Have a state file where the configuration wants it, and no other."""
@@ -417,28 +436,34 @@ class _Replica:
             deployment=self.deployment,
             replica=self.replica,
             facts=self._facts,
+            began_s=self._known.created_boot_s,
         )
 
     def _told(self, report: Report) -> None:
-        """Have a new stage written at once, and progress in one not too often."""
+        """Have a new stage written and exported at once, and progress in one not too often.
+
+        File and metrics have a thread each, which goes on by itself every few seconds: that is all
+        that metrics have of progress.
+        """
         now = time.monotonic()
-        if report.stage is self._last_told[0] and now - self._last_told[1] < STATE_PERIOD_S:
+        entered = report.stage is not self._last_told[0]
+        if not entered and now - self._last_told[1] < STATE_PERIOD_S:
             return
         self._last_told = (report.stage, now)
         if self._heartbeat is not None:
             self._heartbeat.changed()
+        if self._sink is not None and entered:
+            self._sink.changed()
 
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
         warmup, report = self._warmup, self.report()
-        if not (self._config.enabled or self._served_unwarmed):
-            report = dataclasses.replace(report, stage=Stage.PENDING)
         return {
             "stage": report.stage.value,
             "verdict": report.verdict.value,
             "degraded": list(report.degraded),
             "inputs_expected": report.covered.expected,
-            "inputs_done": warmup.done_in_pass if warmup is not None else 0,
+            "inputs_done": report.inputs_done,
             "passes": report.passes,
             "statement": report.artifact.statement if report.artifact else "",
             "note": warmup.note if warmup is not None else "",
@@ -457,11 +482,12 @@ class _Replica:
         ready_boot_s, ready_unix = self._served_unwarmed or (node.boot_s(), None)
         return dataclasses.replace(
             self._known,
-            stage=Stage.PENDING if config.enabled else Stage.READY,
+            stage=Stage.READY if self._served_unwarmed else Stage.PENDING,
             elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,
             artifact_configured=config.enabled and config.artifact is not None,
+            versions=_versions() if self.in_serve else {},
         )
 
     def requests(self) -> list[Input]:
@@ -630,8 +656,8 @@ def _then_clone(call: Callable[[], Result]) -> Result:
     return cloned
 
 
-async def _join(task: asyncio.Task[Report]) -> Report:
-    return await asyncio.shield(task)
+async def _join(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)
 
 
 def _context() -> Any:
@@ -642,13 +668,34 @@ def _context() -> Any:
         return None
 
 
+def _claim(replica: str, name: str) -> None:
+    """Take note of the object that a replica warms up, and refuse a second one.
+
+    Serve waits for the one object that it calls, so that it would send requests before another is
+    warm. And both would have one process' caches, counts and stance, and one state file, by which
+    probes would know whichever was first.
+    """
+    first = WARMED.get(replica)
+    if first is not None:
+        raise ConfigError(
+            f"replica {replica} makes a {name}, and it has a {first} to warm up already",
+            hint="Serve waits for the warm-up of one object: declare all inputs in the "
+            "warmup_inputs() of the class that is the deployment, and take WarmupMixin or @warmup "
+            "off the other one; or make that a deployment of its own",
+        )
+    WARMED[replica] = name
+
+
 def _versions() -> dict[str, str]:
-    """Return what runs here; torch's from its metadata, since user code may import it later."""
+    """Return what runs here; without torch before it is imported.
+
+    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
+    wait for the disk before `__init__` begins.
+    """
     versions = {"serve_warm": __version__, "ray": ray.__version__}
-    try:
-        versions["torch"] = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        logger.debug("torch was installed without metadata; its version is known once it runs")
+    torch: Any = sys.modules.get("torch.version")
+    if hasattr(torch, "__version__"):  # no: the import is under way in another thread
+        versions["torch"] = str(torch.__version__)
     return versions
 
 

@@ -50,7 +50,8 @@ class Entry:
     reason: str = ""
     """Why it is no library, where one was asked for."""
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """How a library is opened and called (`serve_warm.libraries`)."""
+    """How a library is opened and called (`serve_warm.libraries`); of an entry of level 2, the
+    `settings` that it is loaded under (`serve_warm.ahead`), where there are any."""
 
     @functools.cached_property
     def function_key(self) -> str:
@@ -129,7 +130,7 @@ class Library:
         try:
             with _mode(entry.state):
                 if entry.level == 2:
-                    return ahead.load(self._intact(entry.file), entry.references)
+                    return ahead.load(self._intact(entry.file), entry.references, entry.plan)
                 # Executed as soon as it is opened, so what is in it is looked at before.
                 self._intact(entry.file)
                 return libraries.load(self._path(entry.file), entry.plan)
@@ -242,7 +243,8 @@ class Library:
                         "file": entry.file,
                         "error": entry.error,
                         **({"reason": entry.reason} if entry.reason else {}),
-                        **({"level": level, "plan": dict(entry.plan)} if level > 2 else {}),
+                        **({"level": level} if level > 2 else {}),
+                        **({"plan": dict(entry.plan)} if entry.plan else {}),
                     }
                 )
             if entries:

@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +39,9 @@ SMALL = {
 those that this torch has are set; 2.11 has neither."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """One library, as it goes into an artifact and as it can be called here and now."""
-
-    fn: Callable[..., Any]
-    """Takes the callee and then the tensors; as `libraries.load` returns it."""
-    data: bytes
-    """The shared library: code to be opened only once it has been verified. No weights."""
-    plan: Mapping[str, Any]
-    """What `libraries.load` needs beside it; JSON can hold it."""
-    facts: facts.Facts
-    conditions: Sequence[str]
-    """As of `ahead.Made`, and so are the sources."""
-    sources: Mapping[str, str]
-
-
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> Made:
+) -> ahead.Made:
     """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
 
     Raises:
@@ -80,7 +63,7 @@ def make(
             fn = libraries.load(path, plan)
         graph.refuse_other_aliases(fn.native)
         graph.refuse_other_result(fn.result, tensors, returned)
-        return Made(
+        return ahead.Made(
             fn=fn,
             data=graph.data,
             plan=plan,

@@ -120,6 +120,8 @@ class Facts:
             return f"{base}.{argument}"
         if step == "item":
             return f"{base}[{argument!r}]"
+        if step == "own":
+            return f"object.__getattribute__({base}, {argument!r})"
         return f"{step}({base})"
 
     def _objects(self, callee: Any) -> list[Any]:
@@ -152,6 +154,8 @@ def _module(name: str) -> Any:
 
 TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
+    # Past what a class defines in its place, as Dynamo does when it traces that.
+    "own": object.__getattribute__,
     "item": operator.getitem,
     "nth": lambda base, argument: list(dict.values(base))[argument],
     "keys": lambda base, _: list(base),
@@ -228,6 +232,8 @@ class _Table:
         called, arguments = ast.unparse(node.func), node.args
         if called in ("type", "dict") and len(arguments) == 1:
             return self.row(self.of(arguments[0]), called, None)
+        if called == "object.__getattribute__":
+            return self.row(self.of(arguments[0]), "own", _constant(arguments[1]))
         if called == "dict.__getitem__" and not isinstance(arguments[1], ast.Constant):
             return self._nth(*arguments)
         if called in ("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"):

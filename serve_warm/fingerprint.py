@@ -406,12 +406,15 @@ def _read_gpu() -> str:
     if not torch.cuda.is_available():
         return NONE
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return _device_list(
-        f"{device.name} {device.gcnArchName}"
-        if torch.version.hip
-        else f"{device.name} sm_{device.major}{device.minor}"
-        for device in devices
-    )
+    return _device_list(map(_device, devices))
+
+
+def _device(found: Any) -> str:
+    """Return what kernels are chosen and tuned for; a part of a device (MIG) has less of it."""
+    kind = getattr(found, "gcnArchName", "") or f"sm_{found.major}{found.minor}"
+    # Whole ones: drivers differ in what they keep for themselves.
+    memory = round(found.total_memory / 2**30)
+    return f"{found.name} {kind} {found.multi_processor_count} SMs {memory} GiB"
 
 
 def _device_list(devices: Iterable[str]) -> str:

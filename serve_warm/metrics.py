@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +53,9 @@ class Metric:
     """Whether it says what the replica is doing, which ends with it, and not how its start went."""
     absent_after: bool = False
     """Whether it then has no value, and not 0, which of a date or an age would be a wrong one."""
+    says_ready: tuple[tuple[str, ...], ...] = ()
+    """Labels of its series that say that the replica is ready. The node's server exports 0 in their
+    place while the probe does not believe it: of one that hangs, these are its last words."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
     """The moment that it is counted from while it grows by itself, of CLOCK_BOOTTIME: who reads a
@@ -111,22 +113,25 @@ METRICS = (
         name="serve_warm_ready",
         kind="gauge",
         while_alive=True,
-        help="1 once the replica is proven warm, or serves by policy; 0 before.",
+        says_ready=((),),
+        help="1 once the replica is proven warm, or serves by policy; 0 before, or while it hangs.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
         name="serve_warm_degraded",
         kind="gauge",
         while_alive=True,
+        says_ready=((),),
         help="1 for a ready replica that serves late or with uncovered inputs.",
-        read=_one(lambda r: bool(r.degraded)),
+        read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
         name="serve_warm_stage",
         kind="gauge",
         while_alive=True,
+        says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the stage that the start is in, 0 for the others.",
+        help="1 for the stage that the start is in, 0 for the others and for READY while it hangs.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
@@ -184,6 +189,12 @@ METRICS = (
         kind="gauge",
         help="Inputs that are declared.",
         read=_one(lambda r: r.covered.expected),
+    ),
+    Metric(
+        name="serve_warm_inputs_done",
+        kind="gauge",
+        help="Inputs that were replayed in the pass under way, or in the last one.",
+        read=_one(lambda r: r.inputs_done),
     ),
     Metric(
         name="serve_warm_inputs_proven",
@@ -324,6 +335,7 @@ def as_data(report: Report) -> list[dict[str, Any]]:
             "help": metric.help,
             "while_alive": metric.while_alive,
             "absent_after": metric.absent_after,
+            **({"says_ready": [*map(list, metric.says_ready)]} if metric.says_ready else {}),
             "since_boot_s": metric.since(report),
             **_values(metric, metric.read(report)),
         }
@@ -340,41 +352,54 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 
 
 class RaySink:
-    """Exports the table through `ray.serve.metrics`, again and again, from a daemon thread."""
+    """Exports the table through `ray.serve.metrics`, from a daemon thread of its own.
+
+    At `changed()` and every `PERIOD_S`, and nowhere else: the table is some 75 series, and whoever
+    replays inputs is the thread that serves. A thread too because the user's loop may be blocked by
+    a compile for minutes; a daemon, because nothing here is worth keeping a process alive for.
+    """
 
     def __init__(self, report: Callable[[], Report]) -> None:
         self._report = report
-        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._trouble = ""
         self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
         self._series: Sequence[tuple[Metric, Any]] = ()
-        # The user loop may be blocked by a compile for minutes, so a thread; a daemon, because
-        # nothing here is worth keeping a process alive for.
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
 
-    def __call__(self, report: Report) -> None:
-        """Export one report: gauges are set, counters move on by what was added."""
-        with self._lock:
-            # Not when it is made: what Ray raises here costs the metrics, and no start.
-            self._series = self._series or _declared()
-            for metric, series in self._series:
-                for key, value in metric.read(report).items():
-                    tags = dict(zip(metric.labels, key, strict=True))
-                    if metric.kind == "gauge":
-                        series.set(value, tags=tags)
-                        continue
-                    added = value - self._exported.get((metric.name, key), 0.0)
-                    if added > 0:
-                        series.inc(added, tags=tags)
-                        self._exported[metric.name, key] = value
+    def changed(self) -> None:
+        """Have the table exported now. Returns at once."""
+        self._changed.set()
 
     def _repeat(self) -> None:
         while True:
-            time.sleep(PERIOD_S)
+            self._changed.wait(PERIOD_S)
+            self._changed.clear()  # first: what changes from here on is exported in the next turn
+            trouble = ""
             try:
-                self(self._report())
-            except (RuntimeError, ValueError, TypeError):
-                # What Ray raises while a node goes away; the next turn may find it again.
-                logger.warning("metrics were not exported this time", exc_info=True)
+                self._export(self._report())
+            # What Ray raises without an agent, and while a node goes away; the next turn may find
+            # it again. A report is read while other threads write it: sizes of dicts change.
+            except (OSError, RuntimeError, ValueError, TypeError) as error:
+                trouble = f"{type(error).__name__}: {error}"
+                if trouble != self._trouble:
+                    logger.warning("metrics are not exported: %s", trouble, exc_info=True)
+            self._trouble = trouble
+
+    def _export(self, report: Report) -> None:
+        """Set the gauges, and move counters on by what was added since the last export."""
+        # Not when it is made: what Ray raises here costs the metrics, and no start.
+        self._series = self._series or _declared()
+        for metric, series in self._series:
+            for key, value in metric.read(report).items():
+                tags = dict(zip(metric.labels, key, strict=True))
+                if metric.kind == "gauge":
+                    series.set(value, tags=tags)
+                    continue
+                added = value - self._exported.get((metric.name, key), 0.0)
+                if added > 0:
+                    series.inc(added, tags=tags)
+                    self._exported[metric.name, key] = value
 
 
 def _declared() -> Sequence[tuple[Metric, Any]]:

@@ -33,8 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from email.message import Message
-    from http.server import ThreadingHTTPServer
+    from socketserver import TCPServer
     from typing import Any, NamedTuple
 else:
 
@@ -50,6 +49,8 @@ else:
                 setattr(cls, name, property(lambda self, place=place: self[place]))
 
         def __new__(cls, *values: object, **named: object) -> NamedTuple:  # noqa: D102, PYI034
+            if len(values) == len(cls._fields) and not named:
+                return tuple.__new__(cls, values)  # what a look makes for each replica
             by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
             given = {**cls._defaults, **by_place, **named}
             if given.keys() != set(cls._fields):
@@ -90,6 +91,8 @@ IDLE_S = 5.0
 """A client that sends nothing for so long is hung up on."""
 REQUEST_S = 10.0
 """So is one that has not asked and read the answer in so long, if it sends a byte now and then."""
+MAX_HEAD_BYTES = 1 << 14
+"""A request with more before its empty line is none of a probe or of Prometheus."""
 REMEMBERED = 100
 """Dead replicas whose last figures the server goes on to export, at most."""
 
@@ -99,6 +102,8 @@ REMEMBERED = 100
 class StateFile:
     """One replica's state and its lock, from here on until the process ends or `close()`.
 
+    `began_s` is when the replica began, of CLOCK_BOOTTIME, where that was before this was made.
+
     Raises:
         PermissionError: the directory belongs to another user, or others can write to it: what
             they put there would be shown as ours. Or they can replace it, because they can write
@@ -107,14 +112,20 @@ class StateFile:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, application: str, deployment: str, replica: str
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        application: str,
+        deployment: str,
+        replica: str,
+        began_s: float | None = None,
     ) -> None:
         self._directory = os.path.abspath(directory)
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self._stem = _stem(application, deployment, replica)
         self.path = os.path.join(self._directory, f"{self._stem}.json")
         self._pid_start = _start_ticks()
-        self._began_s = boot_s()
+        self._began_s = boot_s() if began_s is None else began_s
         self._ready_s: float | None = None
         self._stage: tuple[Any, float] = (None, self._began_s)
         self._folder = self._lock = -1
@@ -292,7 +303,7 @@ class Heartbeat:
     """Writes a replica's state when it changes, and every few seconds when it does not.
 
     From a daemon thread, so that neither a request nor the start waits for a disk. What cannot be
-    written is said once: a replica serves as well without its state.
+    written is said once: a replica serves as well without its state. `began_s` is as for StateFile.
     """
 
     def __init__(
@@ -303,12 +314,16 @@ class Heartbeat:
         deployment: str,
         replica: str,
         facts: Callable[[], Mapping[str, Any]],
+        began_s: float | None = None,
     ) -> None:
         import logging
         import threading
 
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self.directory = directory
+        # Not when its file is made, which is later where the directory cannot be used at first: it
+        # would look like a replica that was added.
+        self._began_s = boot_s() if began_s is None else began_s
         self._facts = facts
         self._logger = logging.getLogger(__name__)
         self._trouble = ""
@@ -336,7 +351,7 @@ class Heartbeat:
             try:
                 facts = self._facts()
                 if file is None:
-                    file = StateFile(self.directory, **self._names)
+                    file = StateFile(self.directory, **self._names, began_s=self._began_s)
                 file.write(facts)
                 trouble = ""
             # A report is read while other threads write it: sizes of dicts change.
@@ -396,8 +411,32 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 """What a replica can be. All but the last hold their lock."""
 
 
-def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list[Replica]:
+class Parsed(NamedTuple):
+    """A state that was read, which the next look may take instead of reading it again.
+
+    A replica puts the same heartbeat first into its lock and then into a state. While the lock has
+    that of a state, no other was begun since. What a file system says of a file could not promise
+    that: a rename brings another inode, but the one after it may bring the first again, within a
+    tick of the clock that its times are of. It is asked all the same, for what others do to a file.
+    """
+
+    heartbeat_s: float
+    """What the lock said when it was read, and the state itself."""
+    file: tuple[int, ...]
+    """Device, inode, time of the last change to it in nanoseconds, size."""
+    state: dict[str, Any]
+
+
+def look(
+    directory: str | os.PathLike[str],
+    *,
+    stale_s: float = STALE_S,
+    parsed: dict[str, Parsed] | None = None,
+) -> list[Replica]:
     """Return the replicas of this node that have files in the directory, dead ones too.
+
+    `parsed` is what whoever looks again and again keeps from one look to the next, by stem; looks
+    at the same time may share it. Locks are asked each time.
 
     Raises:
         PermissionError: as StateFile. No states are then not the same as none.
@@ -406,10 +445,14 @@ def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list
         folder = _opened(os.path.abspath(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    parsed = {} if parsed is None else parsed
     try:
         found = [name.rpartition(".") for name in os.listdir(folder)]
         stems = sorted({stem for stem, _, kind in found if kind in ("json", "lock")})
-        return [_replica(stem, folder, stale_s) for stem in stems]
+        for stem in list(parsed):
+            if stem not in stems:
+                parsed.pop(stem, None)
+        return [_replica(stem, folder, stale_s, parsed) for stem in stems]
     finally:
         os.close(folder)
 
@@ -425,12 +468,10 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield replica.state
 
 
-def _replica(stem: str, folder: int, stale_s: float) -> Replica:
-    lock = _lock(stem, folder)
-    state, trouble = _state(stem, folder)
-    names = ("", "", "") if state is None else _names(state)
-    if not any(names):
-        names = lock.names
+def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) -> Replica:
+    lock = _lock(stem, folder)  # first: see Parsed
+    state, trouble = _current(stem, folder, lock.heartbeat_s, parsed)
+    names = lock.names() if state is None else _names(state)
     heartbeat_s = max(lock.heartbeat_s, _number(state, "heartbeat_boot_s") or 0.0)
     age_s = boot_s() - heartbeat_s
     stage = "" if state is None else str(state.get("stage", ""))
@@ -458,9 +499,16 @@ def _replica(stem: str, folder: int, stale_s: float) -> Replica:
 
 class _Lock(NamedTuple):
     held: bool
-    names: tuple[str, str, str] = ("", "", "")
     heartbeat_s: float = 0.0
+    rest: bytes = b""
     trouble: str = ""
+
+    def names(self) -> tuple[str, str, str]:
+        """Return whose it is; empty between its making and its first write."""
+        try:
+            return _names(_decoded(self.rest))
+        except (ValueError, RecursionError):
+            return "", "", ""
 
 
 def _lock(stem: str, folder: int) -> _Lock:
@@ -482,10 +530,9 @@ def _lock(stem: str, folder: int) -> _Lock:
         return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
-        names = _names(_decoded(data[HEARTBEAT_BYTES:]))
-    except (ValueError, RecursionError):
+    except ValueError:
         return _Lock(held=held)  # between its making and its first write
-    return _Lock(held=held, names=names, heartbeat_s=heartbeat_s)
+    return _Lock(held, heartbeat_s, data[HEARTBEAT_BYTES:], "")
 
 
 def _is_held(lock: int) -> bool:
@@ -495,6 +542,34 @@ def _is_held(lock: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def _current(
+    stem: str, folder: int, heartbeat_s: float, parsed: dict[str, Parsed]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return what `_state` does, without reading again what its lock's heartbeat says is the same.
+
+    `heartbeat_s` is what the lock said just before.
+    """
+    file = _file(f"{stem}.json", folder)
+    known = parsed.get(stem)
+    if known is not None and (known.heartbeat_s, known.file) == (heartbeat_s, file):
+        return known.state, ""
+    state, trouble = _state(stem, folder)
+    written_s = _number(state, "heartbeat_boot_s")
+    # The lock has millionths of a second, the state all digits.
+    if state is not None and written_s is not None and abs(written_s - heartbeat_s) < 1e-6:
+        parsed[stem] = Parsed(heartbeat_s, file, state)
+    return state, trouble
+
+
+def _file(name: str, folder: int) -> tuple[int, ...]:
+    """Return what a file is known by; nothing for one that cannot be looked at."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
@@ -810,17 +885,22 @@ class Settings(NamedTuple):
     """Health addresses by the name of their check."""
 
 
-def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Readiness:
+def judge(
+    settings: Settings,
+    *,
+    health: Mapping[str, str] | None = None,
+    parsed: dict[str, Parsed] | None = None,
+) -> Readiness:
     """Return whether this node is ready now.
 
     `health` is what is wrong by check, where it was asked for a moment ago; it is asked for now
-    where it is not given.
+    where it is not given. `parsed` is as for `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
     unread = ""
     try:
-        replicas = look(settings.state_dir, stale_s=settings.stale_s)
+        replicas = look(settings.state_dir, stale_s=settings.stale_s, parsed=parsed)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
             why = [f"{each} ({settings.state_dir} has no state)" for each in why]
@@ -939,8 +1019,9 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 # --- the figures ---------------------------------------------------------------------------
 
-OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed")
-"""How a start can end: the verdict of a replica that became ready, or `failed`."""
+OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed", "died")
+"""How a start can end: the verdict of a replica that became ready, `failed`, or `died`: its process
+ended before either, because it was killed, it crashed, or nobody wanted it any more."""
 
 WHO = ("application", "deployment", "replica")
 
@@ -976,12 +1057,12 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran, by verdict, or failed; a killed one is in none.",
+        "Starts that ended while this server ran: by verdict, failed, or died before either.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
-        "Seconds from a replica's creation to READY or FAILED, of the same starts.",
+        "Seconds from a replica's creation to READY or FAILED, or until it last wrote, of them.",
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
@@ -1069,8 +1150,8 @@ class Ledger:
             del found[stem]
         self._seen = found
         for stem, replica in found.items():
-            if replica.state is not None:
-                self._count(stem, replica, replica.state)
+            if any(replica.names):
+                self._count(stem, replica)
         self._counted &= found.keys()
         self._first = False
 
@@ -1079,16 +1160,22 @@ class Ledger:
             self._starts.setdefault((application, deployment, outcome), 0)
             self._took.setdefault((application, deployment, outcome), _Histogram())
 
-    def _count(self, stem: str, replica: Replica, state: dict[str, Any]) -> None:
+    def _count(self, stem: str, replica: Replica) -> None:
         application, deployment, _ = replica.names
         self._expose(application, deployment)
+        state = replica.state or {}
         stage = state.get("stage")
-        if stem in self._counted or stage not in ("READY", "FAILED"):
+        ended = stage in ("READY", "FAILED")
+        if stem in self._counted or not (ended or replica.condition == "dead"):
+            return
+        if not (ended or self._first) and boot_s() - replica.heartbeat_s <= STALE_S:
+            # Who had to let go of its lock, because it was removed, has another one by then. And
+            # where the node itself ends, this server has ended too.
             return
         self._counted.add(stem)
         if self._first:
             return  # it ended before this server began
-        outcome = "failed" if stage == "FAILED" else str(state.get("verdict"))
+        outcome = str(state.get("verdict")) if stage == "READY" else "failed" if ended else "died"
         if outcome not in OUTCOMES:
             return
         self._starts[application, deployment, outcome] += 1
@@ -1212,10 +1299,13 @@ def _own_rows(
         ended = not alive and row.get("while_alive") is True
         if ended and row.get("absent_after") is True:
             continue
+        claims = row.get("says_ready") if replica.condition != "warm" else None
         since_s = _number(row, "since_boot_s") if alive else None
         for labels, written in _own_samples(row):
             value = written if since_s is None else max(0.0, now - since_s)
-            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended else value
+            # Its own last word, where the probe does not believe it any more: it hangs, say.
+            claimed = isinstance(claims, list) and list(labels.values()) in claims
+            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended or claimed else value
 
 
 def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
@@ -1302,6 +1392,7 @@ class Server:
         self._ledger_lock = threading.Lock()
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
+        self._parsed: dict[str, Parsed] = {}
         self._said = ""
         # Starts that have ended by now are none that this server has seen.
         self._noted({})
@@ -1350,7 +1441,7 @@ class Server:
         return self._judged(self._health_now())
 
     def _judged(self, health: Mapping[str, str]) -> Readiness:
-        readiness = judge(self._settings, health=health)
+        readiness = judge(self._settings, health=health, parsed=self._parsed)
         if self.draining:
             reasons = (("draining", "this server was told to end"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
@@ -1409,22 +1500,24 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
+PLAIN = "text/plain; charset=utf-8"
+
+
 def _answer(node: Server, target: str) -> tuple[int, str, str]:
     """Return status, content type and body."""
-    plain = "text/plain; charset=utf-8"
     path, _, query = target.partition("?")
     if path == "/livez":
-        return 200, plain, "ok\n"
+        return 200, PLAIN, "ok\n"
     if path == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", node.metrics()
     if path != "/readyz":
-        return 404, plain, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
+        return 404, PLAIN, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
     readiness = node.readiness()
     if "verbose" in query.replace("=", "&").split("&"):
         lines = [*readiness.lines(), "ready" if readiness.ready else "not ready"]
     else:
         lines = [shown(f"{check}: {why}") for check, why in readiness.reasons] or ["ok"]
-    return (200 if readiness.ready else 503), plain, "".join(f"{line}\n" for line in lines)
+    return (200 if readiness.ready else 503), PLAIN, "".join(f"{line}\n" for line in lines)
 
 
 class _Clients:
@@ -1469,68 +1562,112 @@ class _Clients:
                         pass  # the client was faster
 
 
-def _has_body(headers: Message) -> bool:
-    # One by one: like this they are found in whatever case they were sent.
-    return "Content-Length" in headers or "Transfer-Encoding" in headers
+class _Request(NamedTuple):
+    """What is read of a request: `http.server` parses each header as it would one of an e-mail."""
+
+    method: str
+    target: str
+    last: bool
+    """Whether the connection ends with its answer: the client says so, or sends a body. That is not
+    read, and what follows it would be taken for a request."""
 
 
-def _http_server(node: Server, host: str, port: int) -> ThreadingHTTPServer:
+def _request(head: bytes) -> _Request | None:
+    """Return what lines before an empty one ask for, None where that is no HTTP/1."""
+    line, *lines = head.decode("latin-1").split("\n")
+    words = line.split()
+    if len(head) > MAX_HEAD_BYTES or len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return None
+    fields = {}
+    for each in lines:
+        name, _, value = each.partition(":")
+        fields[name.strip().lower()] = value.lower()
+    connection = fields.get("connection", "")
+    last = "keep-alive" not in connection if words[2] == "HTTP/1.0" else "close" in connection
+    has_body = "content-length" in fields or "transfer-encoding" in fields
+    return _Request(words[0], words[1], last or has_body)
+
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
+    """Return the answer to a request, and whether the connection ends with it."""
+    request = _request(head)
+    known = request is not None and request.method in ("GET", "HEAD")
+    last = request is None or request.last or not known or node.draining
+    if request is None:
+        status, kind, text = 400, PLAIN, "this is no request of HTTP/1\n"
+    elif not known:
+        status, kind, text = 501, PLAIN, "there are GET and HEAD\n"
+    else:
+        status, kind, text = _answer(node, request.target)
+    body = text.encode(errors="replace")
+    lines = [
+        f"HTTP/1.1 {status} {REASONS[status]}",
+        "Server: serve_warm",
+        time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        f"Connection: {'close' if last else 'keep-alive'}",
+        *("", ""),
+    ]
+    without_body = request is not None and request.method == "HEAD"
+    return "\r\n".join(lines).encode() + (b"" if without_body else body), last
+
+
+def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
+    """Answer one request after the other, until the client or an answer ends the connection."""
+    data, last = b"", False
+    while not last:
+        while b"\n\n" not in data and len(data) <= MAX_HEAD_BYTES:
+            received = connection.recv(MAX_HEAD_BYTES)
+            if not received:
+                return
+            # Who writes by hand may leave out the carriage returns.
+            data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
+        head, _, data = data.partition(b"\n\n")
+        answer, last = _reply(node, head)
+        # In one piece: the second of two would wait for the client to acknowledge the first.
+        connection.sendall(answer)
+        clients.renew(connection)
+
+
+def _http_server(node: Server, host: str, port: int) -> TCPServer:
+    import _thread
     import socket
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from socketserver import TCPServer
+    from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
 
     clients = _Clients()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = IDLE_S
-        protocol_version = "HTTP/1.1"  # connections are kept
-        disable_nagle_algorithm = True
-        server_version = "serve_warm"
-        sys_version = ""
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(IDLE_S)
+            self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _converse(node, clients, self.request)
 
-        def do_GET(self) -> None:
-            status, kind, text = _answer(node, self.path)
-            body = text.encode(errors="replace")
-            if node.draining or _has_body(self.headers):
-                self.close_connection = True  # a body is not read: what follows is no request
-            head = [
-                f"HTTP/1.1 {status} {self.responses[status][0]}",
-                f"Server: {self.server_version}",
-                f"Date: {self.date_time_string()}",
-                f"Content-Type: {kind}",
-                f"Content-Length: {len(body)}",
-                "Cache-Control: no-store",
-                f"Connection: {'close' if self.close_connection else 'keep-alive'}",
-                *("", ""),
-            ]
-            # In one piece: the second of two would wait for the client to acknowledge the first.
-            self.wfile.write("\r\n".join(head).encode() + (b"" if self.command == "HEAD" else body))
-            clients.renew(self.connection)
-
-        do_HEAD = do_GET  # noqa: N815 - http.server calls it
-
-        def log_message(self, *_args: Any) -> None:
-            """Say nothing: a line a probe would drown what matters."""
-
-    class Http(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
+    class Http(ThreadingMixIn, TCPServer):
+        allow_reuse_address = True
         request_queue_size = 64
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-        # Not HTTPServer's, which asks DNS for the name of this machine and waits for it.
-        server_bind = TCPServer.server_bind
-
         def process_request(self, request: Any, client_address: Any) -> None:
-            if clients.admit(request):
-                super().process_request(request, client_address)
-            else:
+            if not clients.admit(request):
                 self.shutdown_request(request)
+                return
+            # Not by `threading`, which waits until the thread runs. Nobody waits for its end.
+            _thread.start_new_thread(self.process_request_thread, (request, client_address))
 
         def shutdown_request(self, request: Any) -> None:
-            clients.forget(
-                request
-            )  # here, where also those end that no thread could be started for
+            # Here, where also those end that no thread could be started for.
+            clients.forget(request)
             super().shutdown_request(request)
 
         def service_actions(self) -> None:

@@ -678,23 +678,21 @@ class Dispatcher:
 
     def _made(
         self, signature: Signature, state: Mapping[str, str], tensors: Sequence[Any]
-    ) -> tuple[ahead.Made | exported.Made, Entry]:
+    ) -> tuple[ahead.Made, Entry]:
         """Return what is made for a call, of the highest level that is asked for and can be had."""
         # Shapes are static unless said otherwise: None would be neither.
         arguments = {"dynamic": False, **self.arguments}
         function = signature.function("entry")
-        reason = ""
-        made: ahead.Made | exported.Made
-        if self.level == LIBRARIES:
+        level, reason = self.level, ""
+        if level == LIBRARIES:
             try:
                 made = exported.make(function, self.callee, tensors, arguments)
                 error = self._error(function, made, tensors)
             except NoEntry as failure:
-                reason = str(failure)
-        if reason or self.level != LIBRARIES:
+                level, reason = 2, str(failure)
+        if level == 2:
             made = ahead.make(function, self.callee, tensors, arguments)
             error = self._error(function, made, tensors)
-        level = LIBRARIES if isinstance(made, exported.Made) else 2
         dynamic = Dynamic(conditions=tuple(made.conditions))
         return made, Entry(
             signature=dynamic.signature(signature, tensors),
@@ -702,16 +700,16 @@ class Dispatcher:
             state=state,
             facts=made.facts,
             sources=made.sources,
-            references=made.references if isinstance(made, ahead.Made) else {},
+            references=made.references,
             file=file_name(made.data, PREFIXES[level]),
             error=error,
             level=level,
             reason=reason,
-            plan=made.plan if isinstance(made, exported.Made) else {},
+            plan=made.plan,
         )
 
     def _error(
-        self, function: Callable[..., Any], made: ahead.Made | exported.Made, tensors: Sequence[Any]
+        self, function: Callable[..., Any], made: ahead.Made, tensors: Sequence[Any]
     ) -> float:
         """Return how far it is from eager; `NoEntry` where that is too far.
 

@@ -280,6 +280,9 @@ def _described(change: Counts) -> str:
         "compiles": change.compiles,
         "compiler runs": change.compiler_processes,
         "captures": change.captures,
+        "eager runs before a capture": change.eager_runs,
+        "kernels built": change.kernels,
+        "tunings": change.tunings,
         "falls to eager": change.eager_falls,
     }
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"

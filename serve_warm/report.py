@@ -65,7 +65,15 @@ class Counts:
     """Frames that Dynamo gave up on because the recompile limit was reached: eager for good. Each
     is counted once more by every input that meets it in the proof."""
     captures: int = 0
-    """CUDA graphs recorded."""
+    """CUDA graphs captured, whoever captured them."""
+    eager_runs: int = 0
+    """Runs of a path in the memory of its graph, which come before its capture."""
+    graph_skips: int = 0
+    """Graphs that torch was to capture and does not: those paths launch kernel by kernel."""
+    kernels: int = 0
+    """Binaries of Triton kernels that came into the cache directory, whoever built them."""
+    tunings: int = 0
+    """Kernels that were measured in several configurations, and templates against one another."""
     forbidden: int = 0
     """Compiles that were met while compiling was forbidden, and not made."""
     fx_hits: int = 0
@@ -80,6 +88,10 @@ class Counts:
     """Wall seconds spent in them, summed over threads."""
     compile_s: float = 0.0
     """Wall seconds spent in Dynamo's compile callback, everything below it included."""
+    capture_s: float = 0.0
+    """Wall seconds spent capturing, each graph's first launch included."""
+    tuning_s: float = 0.0
+    """Wall seconds spent in tunings, but for those of templates, which are in `compile_s`."""
 
     def __sub__(self, earlier: Counts) -> Counts:
         return Counts(
@@ -91,18 +103,26 @@ class Counts:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing was compiled, captured or given up on."""
-        return not (self.compiles or self.captures or self.eager_falls or self.compiler_processes)
+        """Whether nothing was compiled, built, tuned, captured or given up on."""
+        return not any(getattr(self, name) for name in LOUD)
+
+
+LOUD = (
+    *("compiles", "captures", "eager_runs", "eager_falls"),
+    *("compiler_processes", "kernels", "tunings"),
+)
+"""What a pass over the inputs may not do to be quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileEvent:
-    """One compile, capture or fall to eager, with its reason."""
+    """One compile, capture, tuning or fall to eager, with its reason."""
 
     kind: str
-    """`compile`, `recompile`, `eager` (the recompile limit), `capture` or `forbidden`."""
+    """`compile`, `recompile`, `eager` (the recompile limit), `capture`, `skip` (of a capture),
+    `tuning` or `forbidden`."""
     function: str
-    """Name of the frame, with file and line."""
+    """Name of the frame, with file and line; of the graph, or of the kernel."""
     signature: str
     """Tensors and scalars of the frame: the input that caused it."""
     reason: str
@@ -234,6 +254,8 @@ class Report:
     stages: tuple[StageTime, ...] = ()
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
+    inputs_done: int = 0
+    """Inputs replayed in the pass under way, or in the last one."""
     to_proof_s: float = 0.0
     overhead_s: float = 0.0
     cpu_s: float = 0.0
@@ -310,10 +332,16 @@ class Report:
             f"fx {c.fx_hits} hit / {c.fx_misses} missed / {c.fx_bypasses} bypassed, "
             f"{c.captures} captures"
         )
+        if c.captures or c.kernels or c.tunings:
+            lines.append(
+                f"  on the GPU: {c.captures} captures in {c.capture_s:.2f} s, "
+                f"{c.kernels} kernels built, {c.tunings} tunings in {c.tuning_s:.2f} s"
+            )
         a = self.after_ready
         lines.append(
             f"  after ready: {a.compiles} compiles, {a.captures} captures, "
-            f"{a.eager_falls} falls to eager, {a.forbidden} refused"
+            + (f"{a.tunings} tunings, " if a.tunings else "")
+            + f"{a.eager_falls} falls to eager, {a.forbidden} refused"
         )
         if self.artifact is not None:
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -134,7 +135,10 @@ class _Ready:
 
 
 class Warmup:
-    """One start of one replica: `run()` once, `report()` at any time and from any thread."""
+    """One start of one replica: `prove()` once, then `become_ready()` once it may serve.
+
+    `report()` at any time and from any thread.
+    """
 
     def __init__(
         self,
@@ -200,6 +204,11 @@ class Warmup:
         self._observers = tuple(observers)
 
     async def run(self) -> Report:
+        """Warm up, prove it and become ready, or raise what `prove` does."""
+        await self.prove()
+        return self.become_ready()
+
+    async def prove(self) -> None:
         """Warm up and prove it, or raise: returning means that the replica may become ready.
 
         Raises:
@@ -226,22 +235,56 @@ class Warmup:
                 self._degraded.append(f"late: {error.message}")
                 logger.warning("served late, by on_deadline: serve: %s", error)
             self._to_proof_s = time.perf_counter() - start
-            self._become_ready()
         finally:
             if self._prefetch is not None:
                 self._prefetch.drop()  # nothing, where it was taken
             self._cpu_s = compiler.cpu_seconds()
             raised = sys.exc_info()[1]
-            if raised is not None and self._stage is not Stage.READY:
+            if raised is not None:
                 # Whatever it is, the user's own exceptions included: this start has ended, and
                 # who reads the state file must see it.
                 self._to_proof_s = time.perf_counter() - start
                 self._fail(raised)
+
+    def become_ready(self) -> Report:
+        """Say READY after the proof, once, and return the report.
+
+        What is compiled from here on is traffic's. What was compiled since the proof counts as the
+        warm-up's.
+        """
+        if self._stage is Stage.READY:
+            return self.report()
+        # The deadline may have passed before anything was watched: traffic is, all the same.
+        self._seen = seen = self._seen or compiler.watch()
+        at_ready = seen.counts()
+        self._warmup_counts = at_ready - self._at_start
+        if self._compiled_early:
+            self._warnings.append(
+                f"{self._compiled_early} frames were compiled in __init__, before the artifact was "
+                "loaded: do not call the model there, declare the call in warmup_inputs()"
+            )
+        compiled = self._warmup_counts
+        if compiled.graph_skips:
+            self._warnings.append(_skipped(compiled.graph_skips, seen.events()))
+        compiled_any = (
+            compiled.compiler_processes
+            or compiled.kernels
+            or compiled.tunings
+            or compiled.fx_misses
+            or compiled.fx_bypasses
+        )
+        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
+            self._verdict = Verdict.PARTIAL
+        self._ready_unix = time.time()
+        self._at_ready = at_ready
+        seen.on_event = self._after_ready
+        if self._config.after_ready == "forbid":
+            seen.forbidden = self._replica.refusal
+        self._enter(Stage.READY)
         report = self.report()
         why = "; ".join(self._degraded) or (report.artifact.reason if report.artifact else "")
         fields = self._fields("verdict", verdict=self._verdict.value, reason=why)
         logger.info("warm-up done\n%s", report.text(), extra=fields)
-        self._tell()
         return report
 
     def _fail(self, error: BaseException) -> None:
@@ -275,6 +318,7 @@ class Warmup:
             stages=tuple(self._times),
             inputs=results,
             passes=passes,
+            inputs_done=self.done_in_pass,
             to_proof_s=self._to_proof_s,
             overhead_s=max(0.0, self._to_proof_s - passes * steady_s),
             cpu_s=self._cpu_s,
@@ -525,6 +569,11 @@ class Warmup:
         )
 
         given_up = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def verify() -> None:
+            if not given_up.is_set():
+                self._enter(Stage.VERIFYING)
 
         def pull() -> transfer.Pulled:
             with wanted.node_cache() as cache:
@@ -535,6 +584,7 @@ class Warmup:
                     trust=wanted.trust,
                     cache=cache,
                     parts=wanted.parts,
+                    fetched=functools.partial(loop.call_soon_threadsafe, verify),
                     given_up=given_up,
                 )
 
@@ -559,7 +609,8 @@ class Warmup:
                 hidden_s=download_s * early,
             )
         )
-        self._enter(Stage.VERIFYING)
+        if self._stage is not Stage.VERIFYING:
+            self._enter(Stage.VERIFYING)  # what was pulled during __init__ was verified there
         self._times.append(
             StageTime(stage=Stage.VERIFYING, seconds=waited_s, hidden_s=verify_s * early)
         )
@@ -599,6 +650,8 @@ class Warmup:
         """Call `pull` in a thread until it gives something, or cannot, or time is up."""
         tries = 0
         while True:
+            if self._stage is not Stage.PULLING:
+                self._enter(Stage.PULLING)  # the try before had come as far as unpacking
             try:
                 return await _in_own_thread(pull, timeout_s=max(0.1, limit.left()))
             except (asyncio.TimeoutError, TimeoutError) as error:
@@ -698,6 +751,8 @@ class Warmup:
         config, seen = self._config, self._seen
         if seen is None:  # pragma: no cover  (set by _prepare)
             raise AssertionError
+        if self.cache_directory is not None:
+            seen.count_kernels_in(self.cache_directory)
         self._replay = replay = Replay(
             self.inputs,
             self._replica.call,
@@ -764,27 +819,6 @@ class Warmup:
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._degraded.append(f"uncovered: {text}")
         logger.warning("served uncovered, by on_uncovered: serve: %s", text)
-
-    def _become_ready(self) -> None:
-        # The deadline may have passed before anything was watched: traffic is, all the same.
-        self._seen = seen = self._seen or compiler.watch()
-        at_ready = seen.counts()
-        self._warmup_counts = at_ready - self._at_start
-        if self._compiled_early:
-            self._warnings.append(
-                f"{self._compiled_early} frames were compiled in __init__, before the artifact was "
-                "loaded: do not call the model there, declare the call in warmup_inputs()"
-            )
-        compiled = self._warmup_counts
-        compiled_any = compiled.compiler_processes or compiled.fx_misses or compiled.fx_bypasses
-        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
-            self._verdict = Verdict.PARTIAL
-        self._ready_unix = time.time()
-        self._at_ready = at_ready
-        seen.on_event = self._after_ready
-        if self._config.after_ready == "forbid":
-            seen.forbidden = self._replica.refusal
-        self._enter(Stage.READY)
 
     def _after_ready(self, event: CompileEvent) -> None:
         """Log a compile in traffic, at a limited rate; counting is the watch's own."""
@@ -933,6 +967,13 @@ def _startup_objects_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _skipped(many: int, events: Sequence[CompileEvent]) -> str:
+    """Return what is said of graphs that torch does not capture; many of them have one reason."""
+    reasons = dict.fromkeys(event.reason for event in events if event.kind == "skip")
+    are = "CUDA graph is" if many == 1 else "CUDA graphs are"
+    return f"{many} {are} not captured, and launched kernel by kernel: {'; '.join(reasons)}"
 
 
 def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:

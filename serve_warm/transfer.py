@@ -93,6 +93,7 @@ def pull(
     trust: Trust,
     cache: NodeCache,
     parts: Sequence[str] = ("cache",),
+    fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
@@ -101,8 +102,9 @@ def pull(
 
     `fingerprint` is that of this machine and app. Parts stream into `cache`, hashed as they come,
     and from there into files without names: memory does not grow with them. `max_bytes` (as
-    stored) and `max_raw_bytes` (unpacked) bound each part. When `given_up` is set, from another
-    thread, the pull ends at the next answer or piece.
+    stored) and `max_raw_bytes` (unpacked) bound each part. `fetched` is called when all that is
+    taken is on this node, and before it is unpacked. When `given_up` is set, from another thread,
+    the pull ends at the next answer or piece.
 
     Raises:
         ArtifactNotFound: nothing is there, or nothing fits; `trace` says why for each variant.
@@ -121,6 +123,7 @@ def pull(
         choice,
         cache=cache,
         parts=parts,
+        fetched=fetched,
         given_up=given_up,
         max_bytes=max_bytes,
         max_raw_bytes=max_raw_bytes,
@@ -224,6 +227,7 @@ def take(
     *,
     cache: NodeCache,
     parts: Sequence[str],
+    fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
@@ -238,7 +242,7 @@ def take(
     source = _TimedReader(store, given_up)
     manifest, key = choice.chosen.manifest, choice.chosen.key
     raw: dict[str, BinaryIO] = {}
-    with ExitStack() as opened:
+    with ExitStack() as opened, ExitStack() as fetching:
         try:
             there = {part.name for part in manifest.parts}
             wanted = [
@@ -248,10 +252,13 @@ def take(
             ]
             for part in wanted:
                 check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
+            stored: list[BinaryIO] = []
             for part in wanted:
-                fill = _filler(source, part)
-                with cache.fetch(part.sha256, part.stored_bytes, fill) as stored:
-                    raw[part.name] = opened.enter_context(unpack_part(part, stored))
+                file = cache.fetch(part.sha256, part.stored_bytes, _filler(source, part))
+                stored.append(fetching.enter_context(file))
+            fetched()
+            for part, file in zip(wanted, stored, strict=True):
+                raw[part.name] = opened.enter_context(unpack_part(part, file))
         except ArtifactRefused as refusal:
             if refusal.reason == "missing_part" and not source.holds(key):
                 raise StoreError(

@@ -26,6 +26,17 @@ def require(what: str, install: str) -> str:
     return found
 
 
+def require_folder(what: str, install: str) -> str:
+    """Return a folder of Python packages that the suite's own environment has not.
+
+    Without it the test is skipped, and in CI it fails.
+    """
+    folder = Path(__file__).parents[1] / "build" / "components" / what
+    if not folder.is_dir():
+        _missing(what, install)
+    return str(folder)
+
+
 def require_module(what: str, install: str) -> Any:
     """Return an imported module; without it the test is skipped, and in CI it fails."""
     try:

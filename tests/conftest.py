@@ -147,8 +147,12 @@ class Cluster:
         *,
         name: str = "",
         num_replicas: int = 1,
+        **options: Any,
     ) -> App:
-        """Deploy by a Serve configuration, or change the application of that name so."""
+        """Deploy by a Serve configuration, or change the application of that name so.
+
+        `options` are further ones of the deployment.
+        """
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -158,7 +162,12 @@ class Cluster:
             "route_prefix": f"/{unique}",
             "import_path": import_path,
             "deployments": [
-                {"name": deployment, "user_config": user_config, "num_replicas": num_replicas}
+                {
+                    "name": deployment,
+                    "user_config": user_config,
+                    "num_replicas": num_replicas,
+                    **options,
+                }
             ],
         }
         schema = ServeDeploySchema(applications=[application])
@@ -189,12 +198,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.fixture(scope="session")
+def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("temporary")
+
+
 @pytest.fixture(autouse=True)
-def own_temporary_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a test leaves (private caches, the node's blobs) from the next one."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    # Not mktemp of pytest, which reads the names of all that it has made, for each of thousands.
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(dir=temporary_folders))
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,8 @@ class Replica:
     """Seconds to READY; None: it never became ready."""
     dead: int | None = None
     """The minute its process ended."""
+    hung: int | None = None
+    """The minute from which it writes no heartbeat; Ray hears from it all the same."""
     gone: int | None = None
     """The minute its pod went, with the node server that remembered it."""
     verdict: str = "full_hit"
@@ -77,15 +79,24 @@ class Replica:
             "replica": self.name,
         }
 
-    def rows(self, minute: int, start_s: float) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Yield name, own labels and value of each row of the table of metrics, as of a minute."""
+    def hangs(self, minute: int) -> bool:
+        return self.hung is not None and self.hung <= minute
+
+    def rows(
+        self, minute: int, start_s: float, *, hangs: bool = False
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield name, own labels and value of each row of the table of metrics, as of a minute.
+
+        `hangs` is whether it does for whoever exports it.
+        """
         alive = self.dead is None or minute < self.dead
         is_ready = self.ready is not None and self.ready <= minute
         stage = "ready" if is_ready else self.stage
-        yield "ready", {}, float(alive and is_ready)
-        yield "degraded", {}, float(alive and is_ready and self.verdict == "late")
+        believed = alive and is_ready and not hangs
+        yield "ready", {}, float(believed)
+        yield "degraded", {}, float(believed and self.verdict == "late")
         for each in Stage:
-            here = alive and each.value.lower() == stage
+            here = each.value.lower() == stage and (believed if is_ready else alive)
             yield "stage", {"stage": each.value.lower()}, float(here)
         for verdict in Verdict:
             yield "verdict", {"verdict": verdict.value}, float(verdict.value == self.verdict)
@@ -100,6 +111,7 @@ class Replica:
         yield "unverified", {}, 0.0
         yield "downloaded_bytes", {}, 50e6 if hit else 0.0
         yield "inputs_expected", {}, 6.0
+        yield "inputs_done", {}, 6.0 if is_ready else 3.0
         yield "inputs_proven", {}, 6.0 if is_ready else 0.0
         yield "compiler_processes", {}, 0.0 if hit else 14.0
         yield "compiler_seconds", {}, 0.0 if hit else 40.5
@@ -145,7 +157,7 @@ class Replica:
         """Return how its start ended, as its node server counts it; empty while it has not."""
         if self.ready is not None and self.ready <= minute:
             return self.verdict
-        return "failed" if self.dead is not None and self.dead <= minute else ""
+        return "died" if self.dead is not None and self.dead <= minute else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +195,17 @@ class Fleet:
     ) -> Iterator[tuple[str, dict[str, str], float]]:
         seen = [r for r in replicas if r.born <= minute]
         alive = [r for r in seen if r.dead is None or minute < r.dead]
-        warm = [r for r in alive if r.ready is not None and r.ready <= minute]
+        stale = [r for r in alive if r.hangs(minute)]
+        warm = [
+            r for r in alive if r.ready is not None and r.ready <= minute and not r.hangs(minute)
+        ]
         is_ready = bool(warm)
         yield "node_ready", {}, float(is_ready)
         for check, passes in (("warm", is_ready), ("raylet", True), ("proxy", True)):
             yield "node_check", {"check": check}, float(passes)
-        conditions = {"warm": len(warm), "warming": len(alive) - len(warm)}
-        conditions |= {"dead": len(seen) - len(alive), "failed": 0, "stale": 0, "unreadable": 0}
+        conditions = {"warm": len(warm), "warming": len(alive) - len(warm) - len(stale)}
+        conditions |= {"dead": len(seen) - len(alive), "stale": len(stale)}
+        conditions |= {"failed": 0, "unreadable": 0}
         for condition, number in conditions.items():
             yield "node_replicas", {"condition": condition}, float(number)
         yield "node_excused", {}, 0.0
@@ -197,9 +213,11 @@ class Fleet:
             lives = replica in alive
             yield "replica_alive", replica.who, float(lives)
             if lives:
-                yield "heartbeat_age_seconds", replica.who, 2.0
+                late_s = 60.0 * (minute - replica.hung) if replica.hangs(minute) else 2.0
+                yield "heartbeat_age_seconds", replica.who, late_s
                 yield "stage_age_seconds", replica.who, 60.0 * (minute - replica.born)
-            for name, labels, value in replica.rows(minute, self.start_s):
+            hangs = replica.hangs(minute)
+            for name, labels, value in replica.rows(minute, self.start_s, hangs=hangs):
                 yield name, {**replica.who, **labels}, value
         for names, group in _by_deployment(seen):
             yield from _ended(names, [(r.outcome(minute), r) for r in group])

@@ -1,11 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Building and loading entries in one process, for tests; and which level a call was served by."""
+"""Building and loading entries for tests, here or in a fresh process; which level served a call."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +19,6 @@ from serve_warm import compiler, precompile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from serve_warm.entries import Library
 
@@ -76,3 +80,32 @@ def eager_below() -> Iterator[None]:
     """Make level 1 run eagerly: for tests of what falls to it, not of what it then compiles."""
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> dict[str, Any]:
+    """Build or start `app.py` of a folder in a fresh process; return what that prints.
+
+    Entries and torch's caches stay in the folder, for the next process.
+    """
+    entries = folder / "entries"
+    entries.mkdir(exist_ok=True)
+    question = {"do": do, "folder": str(entries), "path": str(folder / "app.py"), "level": level}
+    here = Path(__file__).parent
+    ended = subprocess.run(
+        [sys.executable, str(here / "precompiled_process.py"), json.dumps(question)],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": str(here.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answer

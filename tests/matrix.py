@@ -32,11 +32,13 @@ LEVELS = (
     "tests/test_compiler.py",
     "tests/test_pgo.py",
     "tests/test_precompile.py",
+    "tests/test_level3.py",
+    "tests/test_exported.py",
     "tests/test_entries.py",
     "tests/test_facts.py",
     "tests/test_parity.py",
 )
-"""Whatever touches torch: the watch, the caches, cold against warm, and level 2."""
+"""Whatever touches torch: the watch, the caches, cold against warm, and levels 2 and 3."""
 
 REPLICAS = (
     "tests/integration/test_lifecycle.py",
@@ -101,13 +103,13 @@ def run(row: Row, arguments: list[str], *, keep: bool) -> Outcome:
         results = ENVIRONMENTS / f"{row.name}.xml"
         results.unlink(missing_ok=True)
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}", *row.options]
-        subprocess.run(
+        ended = subprocess.run(
             [python(environment), "-m", "pytest", *options, *row.tests, *arguments],
             cwd=ROOT,
             env=clean_environment(),
             check=False,
         )
-        return outcome(row, versions(environment), results)
+        return outcome(row, versions(environment), results, code=ended.returncode)
     finally:
         if not keep:
             shutil.rmtree(environment, ignore_errors=True)
@@ -186,10 +188,11 @@ def versions(environment: Path) -> dict[str, str]:
     return found
 
 
-def outcome(row: Row, found: dict[str, str], results: Path) -> Outcome:
-    """Read what pytest wrote. Nothing run at all is a failure, too."""
+def outcome(row: Row, found: dict[str, str], results: Path, *, code: int) -> Outcome:
+    """Read what pytest wrote and how it ended. A run that is not whole is a failure, too."""
     if not results.exists():
-        return Outcome(row=row, versions=found, failures={"pytest": "it wrote no results"})
+        said = f"it ended with {code} and wrote no results"
+        return Outcome(row=row, versions=found, failures={"pytest": said})
     passed = skipped = 0
     failures = {}
     for case in ET.parse(results).iter("testcase"):
@@ -204,6 +207,8 @@ def outcome(row: Row, found: dict[str, str], results: Path) -> Outcome:
             passed += 1
     if not passed and not failures:
         failures["pytest"] = "no test ran"
+    if code and not failures:
+        failures["pytest"] = f"it ended with {code}"
     return Outcome(row=row, versions=found, passed=passed, skipped=skipped, failures=failures)
 
 

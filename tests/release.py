@@ -6,13 +6,15 @@
 
 Builds the sdist and, from it, the wheel; looks into both; and uses the wheel away from the source,
 in a fresh environment that borrows what it depends on from this one, so that nothing large is
-downloaded. All checks are made, whatever one of them finds; what was checked stays in `dist`.
+downloaded. Lints and packages the Helm chart, and looks into that. All checks are made, whatever
+one of them finds; what was checked stays in `dist`.
 """
 
 from __future__ import annotations
 
 import argparse
 import email
+import os
 import re
 import shutil
 import subprocess
@@ -26,7 +28,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from components import FOLDERS
+
 ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "helm" / "serve-warm"
 
 NEEDED_IN_WHEEL = {
     "serve_warm/py.typed",
@@ -38,6 +45,11 @@ NEEDED_IN_SDIST = {
     *NEEDED_IN_WHEEL,
     *("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"),
     *("docs/reference.md", "deployments/Dockerfile", "tests/release.py"),
+}
+NEEDED_IN_CHART = {
+    *("Chart.yaml", "README.md", "values.schema.json", "values.yaml"),
+    *("templates/NOTES.txt", "templates/_checks.tpl", "templates/ray.yaml"),
+    *("dashboards/warm-start.json", "rules/serve-warm.tpl.yaml"),
 }
 NEVER = re.compile(r"(^|/)(\.git|\.venv|build|dist|artifacts|__pycache__)(/|$)|\.(pyc|key|pem)$")
 """What no archive may hold: environments, outputs, and what may be a private key."""
@@ -67,16 +79,16 @@ def content_problems(names: Iterable[str], needed: Iterable[str]) -> Iterator[st
     yield from (f"{name} is in it" for name in sorted(there) if NEVER.search(name))
 
 
-def sdist_names(sdist: Path) -> list[str]:
-    """Return the files of an sdist, below its one folder."""
-    with tarfile.open(sdist) as archive:
+def names_in(archived: Path) -> list[str]:
+    """Return the files of an sdist or a packaged chart, below its one folder."""
+    with tarfile.open(archived) as archive:
         files = [member.name for member in archive.getmembers() if member.isfile()]
     return [name.partition("/")[2] for name in files]
 
 
 def sdist_problems(sdist: Path) -> Iterator[str]:
     """Yield what is wrong with an sdist."""
-    yield from content_problems(sdist_names(sdist), NEEDED_IN_SDIST)
+    yield from content_problems(names_in(sdist), NEEDED_IN_SDIST)
 
 
 def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
@@ -86,7 +98,7 @@ def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
         fields = email.message_from_string(archive.read(metadata).decode())
     yield from content_problems(names, NEEDED_IN_WHEEL)
-    source = {name for name in sdist_names(sdist) if name.startswith("serve_warm/")}
+    source = {name for name in names_in(sdist) if name.startswith("serve_warm/")}
     package = {name for name in names if ".dist-info/" not in name}
     yield from (f"{name} is in the sdist alone" for name in sorted(source - package))
     yield from (f"{name} is no part of the package" for name in sorted(package - source))
@@ -95,6 +107,22 @@ def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
             yield f"its {field} is {fields[field]}, not {expected}"
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
         yield "it has no licence"
+
+
+def chart_version(version: str) -> str:
+    """Return a version of ours as Helm wants it: 1.2.0rc1 is no semantic version, 1.2.0-rc.1 is."""
+    return re.sub(r"(a|b|rc)(\d+)$", r"-\1.\2", version)
+
+
+def chart_problems(packaged: Path, version: str) -> Iterator[str]:
+    """Yield what is wrong with a packaged chart, which goes out under our version."""
+    yield from content_problems(names_in(packaged), NEEDED_IN_CHART)
+    with tarfile.open(packaged) as archive:
+        file = archive.extractfile("serve-warm/Chart.yaml")
+        fields = yaml.safe_load(file) if file else {}
+    for field, expected in (("version", chart_version(version)), ("appVersion", version)):
+        if fields[field] != expected:
+            yield f"the {field} in Chart.yaml is {fields[field]}, not {expected}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +163,10 @@ def install(wheel: Path, folder: Path) -> Installed:
 
 def use_problems(installed: Installed, version: str) -> Iterator[str]:
     """Yield what does not work of an installed wheel, without starting a replica."""
-    asked = "import serve_warm; print(serve_warm.__file__, serve_warm.__version__)"
+    asked = (
+        "import serve_warm; from serve_warm import Buckets; "
+        "print(serve_warm.__file__, serve_warm.__version__)"
+    )
     found = f"{installed.package / '__init__.py'} {version}\n"
     state = installed.folder / "state"
     node = ("python", "-I", "-S", installed.package / "node.py", "probe", "--state-dir", state)
@@ -184,6 +215,14 @@ def index_problems(archives: Iterable[Path]) -> Iterator[str]:
         yield " ".join((ran.stdout + ran.stderr).split())
 
 
+def lint_problems(helm: str, chart: Path = CHART) -> Iterator[str]:
+    """Yield what Helm has against a chart with the smallest of its examples."""
+    values = chart / "ci" / "minimal-values.yaml"
+    ran = _run(helm, "lint", "--strict", "--quiet", chart, "--values", values)
+    if ran.returncode:
+        yield " ".join((ran.stdout + ran.stderr).split())
+
+
 # --- all of it -----------------------------------------------------------------------------
 
 
@@ -198,6 +237,19 @@ def build(dist: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def package(dist: Path, helm: str) -> Path:
+    """Return the chart as one file, made by Helm."""
+    ran = _run(helm, "package", CHART, "--destination", dist)
+    if ran.returncode:
+        sys.exit(ran.stdout + ran.stderr)
+    [packaged] = dist.glob("serve-warm-*.tgz")
+    return packaged
+
+
+def _run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
 def main() -> int:
     """Run all checks; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -206,13 +258,20 @@ def main() -> int:
     source = (ROOT / "serve_warm" / "__init__.py").read_text()
     [version] = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
     changelog = (ROOT / "CHANGELOG.md").read_text()
+    places = [*(str(ROOT / "build" / "components" / each) for each in FOLDERS), os.environ["PATH"]]
+    helm = shutil.which("helm", path=os.pathsep.join(places))
+    if helm is None:
+        sys.exit("helm is not installed, which packages the chart: .ci/install-components")
     sdist, wheel = build(dist)
+    chart = package(dist, helm)
     with tempfile.TemporaryDirectory(prefix="serve_warm-release-") as folder:
         installed = install(wheel, Path(folder))
         checks: dict[str, Callable[[], Iterator[str]]] = {
             f"version {version} and CHANGELOG.md": lambda: version_problems(version, changelog),
             sdist.name: lambda: sdist_problems(sdist),
             wheel.name: lambda: wheel_problems(wheel, sdist, version),
+            chart.name: lambda: chart_problems(chart, version),
+            "helm lint": lambda: lint_problems(helm),
             "what a package index checks": lambda: index_problems([sdist, wheel]),
             "the installed wheel in use": lambda: use_problems(installed, version),
             "all its modules and names": lambda: import_problems(installed),

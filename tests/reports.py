@@ -42,6 +42,7 @@ FULL = Report(
         ),
     ),
     passes=3,
+    inputs_done=2,
     to_proof_s=3.5,
     overhead_s=3.0,
     cpu_s=9.0,

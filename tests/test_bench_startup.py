@@ -313,7 +313,7 @@ def test_there_is_a_floor_for_each_set_of_imports():
 def proven_by(call: Any, seen: list[str]) -> start_process.Proven:
     clock = start_process.Clock(0.0)
     inputs = workloads.ALL["tiny"].inputs()
-    proven = start_process.until_proven(call, inputs, clock)
+    proven = start_process.until_proven(call, inputs, clock, workloads.ALL["tiny"])
     seen += list(clock.seconds)
     return proven
 

@@ -207,8 +207,7 @@ def test_the_schema_knows_all_settings_and_options() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     deployment = schema["definitions"]["deployment"]["properties"]
     theirs = {
-        "warmup": (schema["properties"]["warmup"]["properties"], WarmupConfig),
-        "own": (schema["definitions"]["deploymentWarmup"]["properties"], WarmupConfig),
+        "warmup": (schema["definitions"]["warmup"]["properties"], WarmupConfig),
         "application": (
             schema["properties"]["applications"]["items"]["properties"],
             ServeApplicationSchema,
@@ -216,14 +215,12 @@ def test_the_schema_knows_all_settings_and_options() -> None:
         "deployment": (deployment, DeploymentSchema),
         "actor": (deployment["ray_actor_options"]["properties"], RayActorOptionsSchema),
     }
-    of_paths = {"artifact", "state_dir", "node_cache_dir", "unfinished"}
 
-    differ = {
-        name: set(known) ^ set(model.model_fields) - (of_paths if name == "warmup" else set())
-        for name, (known, model) in theirs.items()
-    }
+    differ = {name: set(known) ^ set(model.model_fields) for name, (known, model) in theirs.items()}
+    warmups = [schema["properties"]["warmup"], deployment["user_config"]["properties"]["warmup"]]
 
     assert differ == {name: set() for name in theirs}
+    assert warmups == [{"$ref": "#/definitions/warmup"}] * 2
 
 
 def test_the_schema_is_closed_and_describes_each_default() -> None:

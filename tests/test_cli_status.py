@@ -66,7 +66,7 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., node.StateFile]]:
         own = {
             "stage": report.stage.value,
             "verdict": report.verdict.value,
-            "inputs_done": report.covered.proven,
+            "inputs_done": report.inputs_done,
             "inputs_expected": report.covered.expected,
             "metrics": metrics.as_data(report),
         }
@@ -78,10 +78,10 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., node.StateFile]]:
         file.close()
 
 
-def page_of(directory: Path) -> str:
+def page_of(directory: Path, *, stale_s: float = node.STALE_S) -> str:
     """Return the figures that the server of this node would export now."""
     ledger = node.Ledger()
-    readiness = node.judge(node.Settings(str(directory), urls=()))
+    readiness = node.judge(node.Settings(str(directory), stale_s=stale_s, urls=()))
     ledger.note(readiness)
     return ledger.exposition(readiness)
 
@@ -162,7 +162,7 @@ def test_files_say_all_there_is_to_show(directory, replica):
 
     assert seen.names == ("app", "Embedder", "r1")
     assert (seen.condition, seen.stage, seen.verdict) == ("warm", "READY", "partial")
-    assert (seen.inputs_done, seen.inputs_expected) == (1, 2)
+    assert (seen.inputs_done, seen.inputs_expected) == (2, 2)
     assert None not in (seen.stage_s, seen.heartbeat_s, seen.elapsed_s)
     assert seen.event == (
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, 4 falls to eager, "
@@ -175,7 +175,8 @@ def test_files_say_all_there_is_to_show(directory, replica):
 def test_pages_say_what_files_say(directory, replica, kind, stage):
     """Of the same replica a page of metrics gives the same facts, as far as it has them."""
     covered = Coverage(expected=6, proven=6 if stage is Stage.READY else 0)
-    replica("r1", Report(stage=stage, verdict=Verdict.MISS, covered=covered))
+    report = Report(stage=stage, verdict=Verdict.MISS, covered=covered, inputs_done=4)
+    replica("r1", report)
     page = page_of(directory)
 
     [of_file] = observed.of_directory(str(directory)).replicas
@@ -235,6 +236,22 @@ def test_a_replica_that_hangs_is_not_ready(directory, replica):
     assert (seen.condition, seen.warm, seen.stage) == ("stale", False, "READY")
     assert watching.standing(seen) == "stale in READY"
     assert "hangs or is stopped" in seen.event
+
+
+@pytest.mark.parametrize(
+    ("state", "condition"), [("well", "warm"), ("hangs", "stale"), ("has ended", "dead")]
+)
+def test_one_that_was_ready_is_seen_to_have_been(directory, replica, state, condition):
+    """A server that does not call it ready any more, by a limit of its own, has that left."""
+    file = replica("r1")
+    if state == "has ended":
+        file.close()
+    page = page_of(directory, stale_s=1e-9 if state == "hangs" else node.STALE_S)
+
+    [seen] = observed.of_page(page, source="x").replicas
+
+    assert (seen.condition, seen.stage, seen.verdict) == (condition, "READY", "full_hit")
+    assert ("hangs or is stopped" in seen.event) == (state == "hangs")
 
 
 def test_a_replica_that_has_only_begun_is_shown(directory, replica):

@@ -70,12 +70,17 @@ class Started:
         return sum("cdll.LoadLibrary" in " ".join(command) for command in self.said["started"])
 
 
+HEADERS = Path(f"serve_warm-{os.getuid()}") / "headers"
+"""Where compiled C++ headers are, below a folder for temporary files."""
+
+
 class Machine:
-    """Starts processes that share a store and nothing else."""
+    """Starts processes that share a store and nothing else, or compiled C++ headers as well."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._number = 0
+        self._headers: Path | None = None
         self.store = directory / "store"
         self._key = directory / "key.pem"
         self._key.write_bytes(
@@ -101,6 +106,7 @@ class Machine:
         store: Path | None = None,
         *,
         emulator: Sequence[str] = (),
+        headers: str = "own",
         environ: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> Started:
@@ -108,6 +114,10 @@ class Machine:
         self._number += 1
         temporary = self._directory / f"tmp{self._number}"
         temporary.mkdir()
+        if self._headers is not None and headers == "shared":
+            # Each costs 5.7 s. Not for a start that is to show what it does on a fresh node.
+            (temporary / HEADERS.parent).mkdir(mode=0o700)
+            shutil.copytree(self._headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")
         settings = {"store": str(store or self.store), "key": str(self._key), **options}
         completed = subprocess.run(
@@ -125,6 +135,8 @@ class Machine:
             },
         )
         assert completed.returncode == 0, completed.stderr
+        if any((temporary / HEADERS).rglob("*.gch")):
+            self._headers = temporary / HEADERS
         lines = [shlex.split(line) for line in self._log.read_text().splitlines()]
         return Started(said=json.loads(completed.stdout.splitlines()[-1]), command_lines=lines)
 
@@ -149,13 +161,14 @@ def warm(machine: Machine, cold: Started) -> Started:
 @pytest.fixture(scope="module")
 def unanswered(machine: Machine, cold: Started) -> Started:
     """A start from an artifact without the answers of the ISA probe; then an undeclared batch."""
-    return machine.start(store=Path(f"{machine.store}-without-answers"), load=True, traffic=3)
+    store = Path(f"{machine.store}-without-answers")
+    return machine.start(store=store, load=True, traffic=3)
 
 
 @pytest.fixture(scope="module")
 def from_torch_bytes(machine: Machine, cold: Started) -> Started:
     """A start from what torch's own API gives."""
-    return machine.start(load=True, parts=["torch_bytes"])
+    return machine.start(load=True, parts=["torch_bytes"], headers="shared")
 
 
 def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **options: Any):
@@ -166,7 +179,7 @@ def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **o
 @pytest.fixture(scope="module")
 def profiled(machine: Machine) -> Started:
     """A start that compiles two batches with `dynamic=None`, and publishes what it learned."""
-    return start_profiled(machine, [4, 8], load=False, publish=True)
+    return start_profiled(machine, [4, 8], load=False, publish=True, headers="shared")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +197,7 @@ def profile_off(machine: Machine, profiled: Started) -> Started:
 @pytest.fixture(scope="module")
 def by_profile_of_one(machine: Machine) -> Started:
     """A start from a build in which only a batch of 1 differed."""
-    start_profiled(machine, [1, 8], load=False, publish=True)
+    start_profiled(machine, [1, 8], load=False, publish=True, headers="shared")
     return start_profiled(machine, [1, 8], load=True)
 
 
@@ -307,7 +320,7 @@ def test_no_folder_of_a_known_name_is_used(cold: Started):
     That it is there, and empty, is the doing of torch before the warm-up began.
     """
     temporary = Path(cold.said["cache_directory"]).parents[1]
-    headers = temporary / f"serve_warm-{os.getuid()}" / "headers"
+    headers = temporary / HEADERS
     words = [word for line in cold.command_lines for word in line]
 
     assert list(temporary.glob("torchinductor_*/*")) == []

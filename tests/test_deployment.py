@@ -5,22 +5,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import pickle
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from ray import serve
 
 from compiled import compiled, double
-from serve_warm import Input, WarmupMixin, compiler, pinned, warmup
+from conftest import wait_until
+from ray_exports import Exports
+from serve_warm import Input, WarmupMixin, compiler, deployment, metrics, node, pinned, warmup
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
+from serve_warm.errors import ConfigError
 from serve_warm.report import CompileEvent
 from serve_warm.trust import Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Model:
@@ -178,12 +187,41 @@ class Context:
     replica_tag = "Model#1"
 
 
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_overlap_is_a_kill_switch(overlap: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
+@pytest.fixture(name="in_replica")
+def in_replica_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Be the process of a replica, and return where its state is."""
     monkeypatch.setattr(serve, "get_replica_context", Context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
+    monkeypatch.setattr(deployment, "WARMED", {})
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
+    beats: list[node.Heartbeat] = []
+    really = node.Heartbeat
 
+    def begin(*given: Any, **named: Any) -> node.Heartbeat:
+        beats.append(really(*given, **named))
+        return beats[-1]
+
+    monkeypatch.setattr(node, "Heartbeat", begin)
+    yield tmp_path / "state"
+    for beat in beats:
+        beat.stop()
+
+
+@pytest.fixture(name="exports")
+def exports_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
+    """Make instances as replicas of Serve, and return what Ray is told of them."""
+    monkeypatch.setattr(serve, "get_replica_context", Context)
+    monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
+    monkeypatch.setattr(deployment, "WARMED", {})
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
+    return Exports(monkeypatch)
+
+
+@pytest.mark.usefixtures("exports")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_overlap_is_a_kill_switch(overlap: str, tmp_path: Path):
+    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
     instance = warmup(Model, artifact=str(tmp_path), overlap=overlap)()
 
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
@@ -201,3 +239,126 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
 
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
+
+
+class Inner(WarmupMixin):
+    """Another object to warm up."""
+
+
+@pytest.mark.parametrize("inner", [Inner, warmup(Model)], ids=["mixin", "decorator"])
+def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: Path):
+    """Serve would not wait for it, and the probe would know only one: ready, and half cold."""
+
+    class Outer(WarmupMixin):
+        def __init__(self) -> None:
+            self.inner = inner()
+
+    with pytest.raises(ConfigError, match="to warm up already") as caught:
+        Outer()
+
+    def states() -> list[dict[str, Any]]:
+        return list(node.read_states(in_replica))
+
+    wait_until("the first one writes", states)
+    assert f"makes a {inner.__name__}, and it has a Outer to" in caught.value.message
+    assert "declare all inputs in the warmup_inputs()" in caught.value.hint
+    assert [(each["replica"], each["stage"]) for each in states()] == [("Model#1", "PENDING")]
+
+
+def test_outside_of_serve_there_may_be_several():
+    """A script or a test has as many as it likes."""
+    first, second = Inner(), Inner()
+
+    assert first.__dict__[ATTRIBUTE] is not second.__dict__[ATTRIBUTE]
+
+
+def test_a_replica_began_when_it_was_created(in_replica: Path):
+    """Its state says so, and its report; not when the first state was written."""
+    instance = warmup(Model)()
+
+    (state,) = wait_until("it writes", lambda: list(node.read_states(in_replica)))
+    assert state["began_boot_s"] == instance.__dict__[ATTRIBUTE].report().created_boot_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [({}, ["PROVING", "PROVING", "READY"]), ({"enabled": False}, ["PENDING", "PENDING", "READY"])],
+    ids=["warm", "switched off"],
+)
+def test_nobody_is_told_ready_before_serves_own_hook(
+    settings: dict[str, Any], stages: list[str], exports: Exports, tmp_path: Path
+):
+    """An `__init__` that awaits `warm_up()` has its proof, and goes on with what is left of it."""
+
+    class Awaiting(Model):
+        async def __init__(self) -> None:
+            super().__init__()
+            self.report = await self.warm_up()
+
+    def told() -> str:
+        """Return the stage in the state file; the first write may have been under way before."""
+        (file,) = wait_until("there is one", lambda: list((tmp_path / "state").glob("*.json")))
+        for _ in range(2):
+            before = file.read_text()
+            instance.__dict__[ATTRIBUTE]._heartbeat.changed()
+            wait_until("it is written", lambda before=before: file.read_text() != before)
+        return json.loads(file.read_text())["stage"]
+
+    decorated = warmup(**settings)(Awaiting)
+    instance = decorated.__new__(decorated)
+
+    async def start() -> list[str]:
+        await instance.__init__()
+        before = told()
+        assert 1.0 not in exports.values.get("serve_warm_ready", [])
+        await instance.reconfigure(None, rank=0)
+        return [instance.report["stage"], before, told()]
+
+    found = asyncio.run(start())
+
+    assert found == stages
+    proven = 1 if instance.report["stage"] == "PROVING" else 0
+    assert instance.report["covered"] == {"expected": proven, "proven": proven}
+
+
+def test_metrics_are_exported_by_stages_and_not_by_inputs(exports: Exports):
+    """A hundred replays and more of a start cost as many exports as it has stages, at most."""
+
+    class Many(Model):
+        def warmup_inputs(self) -> list[Input]:
+            return [Input(target=self.run, name=f"input {number}") for number in range(40)]
+
+    instance = warmup(Many)()
+
+    asyncio.run(instance.reconfigure(None, rank=0))
+
+    wait_until("the last one is told", lambda: 1.0 in exports.values.get("serve_warm_ready", []))
+    report = instance.warmup_report()
+    assert report["passes"] * report["covered"]["proven"] >= 120
+    # PENDING, REPLAYING, PROVING, READY: each is a set of the gauge, unless two fell together.
+    assert len(exports.values["serve_warm_ready"]) <= 4
+
+
+@pytest.mark.usefixtures("exports")
+def test_an_instance_is_made_without_looking_through_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Finding the metadata of a package lists every folder of `sys.path`, before `__init__`."""
+    asked: list[str | None] = []
+
+    class Asked:
+        @staticmethod
+        def find_spec(*_: object) -> None:
+            return None
+
+        @staticmethod
+        def find_distributions(context: Any) -> Iterator[Any]:
+            asked.append(context.name)
+            return iter(())
+
+    monkeypatch.setattr(sys, "meta_path", [Asked, *sys.meta_path])
+
+    instance = warmup(Model)()
+
+    assert asked == []
+    assert instance.warmup_report()["versions"]["torch"] == torch.__version__

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from packaging.version import Version
 
-from serve_warm import calls, exported, libraries
+from serve_warm import ahead, calls, exported, libraries
 from serve_warm.facts import NoEntry
 
 
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 
     model: torch.nn.Module
     x: torch.Tensor
-    made: exported.Made
+    made: ahead.Made
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def perceptron() -> Case:
     return Case(model, x, made_of(model, x))
 
 
-def written(made: exported.Made, folder: Path) -> Path:
+def written(made: ahead.Made, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path
@@ -370,6 +371,18 @@ class Rows(torch.nn.Module):
         return self.layer(x).sum(0) * x.shape[0], x.new_zeros(x.shape[0])
 
 
+def can_be_dynamic() -> bool:
+    return Version(torch.__version__).release >= (2, 12)
+
+
+@pytest.mark.skipif(can_be_dynamic(), reason="this torch makes libraries of dynamic sizes")
+def test_a_torch_without_libraries_of_dynamic_sizes_makes_none():
+    """With 2.11 such a call is told why, so that level 2 can take it."""
+    with pytest.raises(NoEntry):
+        made_of(Rows().eval(), torch.randn(3, 8), dynamic=True)
+
+
+@pytest.mark.skipif(not can_be_dynamic(), reason="this torch makes none of dynamic sizes")
 def test_sizes_that_are_dynamic_are_taken_as_they_come():
     """One library serves the sizes that its conditions allow, and says which these are."""
     model = Rows().eval()

@@ -28,6 +28,7 @@ from serve_warm.fingerprint import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+from types import SimpleNamespace
 
 MACHINE_FACTORS = (
     "platform",
@@ -581,6 +582,23 @@ def test_devices_are_listed_in_order() -> None:
 
     assert listed == "2 x H200 sm_90, L4 sm_89, H200 sm_90"
     assert fingerprint._device_list([]) == "none"
+
+
+def test_a_part_of_a_device_is_another_device() -> None:
+    """What is tuned for 132 multiprocessors is not for a seventh of them (MIG)."""
+    whole = SimpleNamespace(
+        name="NVIDIA H200",
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        total_memory=150_754_820_096,
+    )
+    part = SimpleNamespace(
+        **{**vars(whole), "multi_processor_count": 16, "total_memory": 18_790_481_920}
+    )
+
+    assert fingerprint._device(whole) == "NVIDIA H200 sm_90 132 SMs 140 GiB"
+    assert fingerprint._device(part) == "NVIDIA H200 sm_90 16 SMs 18 GiB"
 
 
 def test_importing_the_module_imports_no_torch() -> None:

@@ -39,6 +39,7 @@ LAYERS = (
     ("nodecache", "calls", "parts", "choosing"),
     ("libraries",),
     ("entries", "parity"),
+    ("graphs", "kernels"),
     ("transfer", "compiler", "exported", "pgo"),
     ("precompile", "replay"),
     ("catalog", "publish", "prefetch"),

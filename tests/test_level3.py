@@ -9,8 +9,6 @@ Where the library itself is not the property, `exported.make` is replaced by a s
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 import os
 import pickle
 import subprocess
@@ -24,7 +22,7 @@ import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, in_a_process, served, started
 from serve_warm import ahead, compiler, exported, libraries, precompile, stages, transfer
 from serve_warm.builder import _accept, _round_trips
 from serve_warm.entries import Library
@@ -68,9 +66,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Make eager code stand for libraries; returns the files that were opened, in order."""
     opened: list[Path] = []
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> exported.Made:
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
         made = ahead.make(function, callee, tensors, arguments)
-        return exported.Made(
+        return ahead.Made(
             fn=function,
             data=b"library of " + str(tensors[0].shape).encode(),
             plan={"said": "plan"},
@@ -192,9 +190,9 @@ def test_the_same_machine_code_with_other_weights_is_another_function(
 ):
     """A library holds no names: whose weights go in stands in the plan, one for each entry."""
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> exported.Made:
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
         made = ahead.make(function, callee, tensors, arguments)
-        return exported.Made(
+        return ahead.Made(
             fn=function,
             data=b"machine code",
             plan={"name": callee.__name__},
@@ -230,15 +228,16 @@ def test_functions_and_methods_have_level_3(kind: str, stand_in: list[Path], tmp
     class Owner:
         @serve_warm.compile(level=3)
         def decorated(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ torch.eye(4)
+            return x @ x.T
 
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.full((4, 4), 2.0)
+    # A matrix product and nothing else: no C++ is compiled for it.
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        return x @ x.T
 
     net = Net().eval()
     owner = Owner()
     call: Any = {
-        "function": serve_warm.compile(doubled, level=3),
+        "function": serve_warm.compile(squared, level=3),
         "decorated": owner.decorated,
         "method": serve_warm.compile(net.forward, level=3),
     }[kind]
@@ -523,47 +522,19 @@ def calls():
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    folder: Path
-
-    def run(self, do: str, *, batch: int = 3, path: str = "") -> Any:
-        (self.folder / "entries").mkdir(exist_ok=True)
-        app = self.folder / "app.py"
-        app.write_text(APP)
-        question = {"do": do, "folder": str(self.folder / "entries"), "path": str(app), "level": 3}
-        program = str(Path(__file__).parent / "precompiled_process.py")
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "CXX"},
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache"),
-            "PYTHONPATH": str(Path(__file__).parent.parent),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "BATCH": str(batch),
-            **({"PATH": path} if path else {}),
-        }
-        process = subprocess.run(
-            [sys.executable, program, json.dumps(question)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr[-3000:]
-        return json.loads(process.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, dict[str, Any]]:
-    program = Program(tmp_path_factory.mktemp("program"))
-    return program, program.run("build")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "app.py").write_text(APP)
+    return folder, in_a_process(folder, "build", level=3, BATCH="3")
 
 
 @pytest.mark.slow
-def test_a_fresh_process_starts_without_any_compiler(program: tuple[Program, dict[str, Any]]):
+def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
     """Neither Dynamo nor Inductor is imported, and there is no g++; the numbers are the build's."""
-    written, built = program
+    folder, built = program
 
-    start = written.run("start", path="/nowhere")
+    start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
 
     assert built["refused"] == {}
     assert (start["why"], start["levels"], start["reasons"]) == ("", [3, 3], [""])
@@ -573,11 +544,11 @@ def test_a_fresh_process_starts_without_any_compiler(program: tuple[Program, dic
 
 
 @pytest.mark.slow
-def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Program, Any]):
+def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, Any]):
     """The watch is there before Dynamo is used: what level 1 compiles is counted."""
-    written, _ = program
+    folder, _ = program
 
-    start = written.run("start", batch=5)
+    start = in_a_process(folder, "start", BATCH="5")
 
     assert sorted(start["levels"]) == [1, 3]
     assert "no entry for this call; there are 2 for others" in start["reasons"]

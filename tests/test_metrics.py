@@ -116,10 +116,25 @@ def test_only_ready_is_ready():
     assert ready == {Stage.READY}
 
 
+@pytest.mark.parametrize("metric", ROWS)
+def test_what_says_ready_is_1_of_a_ready_replica_alone(metric: Metric):
+    """What a node's server takes back from one that hangs is no more and no less than that."""
+    ready, before = (
+        metric.read(dataclasses.replace(FULL, stage=stage, degraded=degraded))
+        for stage, degraded in ((Stage.READY, ("late",)), (Stage.PROVING, ()))
+    )
+
+    about_now = {"serve_warm_ready", "serve_warm_degraded", "serve_warm_stage"}
+    turned = {key for key in ready if (ready[key], before.get(key)) == (1.0, 0.0)}
+    assert set(metric.says_ready) == (turned if metric.name in about_now else set())
+
+
 def test_a_degraded_replica_does_not_look_clean():
     """Ready and degraded are two series, so that an alert can tell them apart."""
     assert read("serve_warm_degraded", FULL) == {(): 1.0}
     assert read("serve_warm_degraded", dataclasses.replace(FULL, degraded=())) == {(): 0.0}
+    failed = dataclasses.replace(FULL, stage=Stage.FAILED)
+    assert read("serve_warm_degraded", failed) == {(): 0.0}
 
 
 def test_seconds_of_a_stage_are_exact_and_summed():
@@ -136,6 +151,7 @@ def test_numbers_come_from_the_span_that_the_help_names():
     assert read("serve_warm_captures_after_ready", FULL) == {(): 2.0}
     assert read("serve_warm_eager_falls_after_ready", FULL) == {(): 4.0}
     assert read("serve_warm_inputs_expected", FULL) == {(): 2.0}
+    assert read("serve_warm_inputs_done", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_proven", FULL) == {(): 1.0}
 
 

@@ -280,6 +280,125 @@ def test_a_directory_may_lie_on_a_volume(tmp_path: Path, monkeypatch: pytest.Mon
         state_file(volume)
 
 
+# --- what is not read again ----------------------------------------------------------------
+
+
+@pytest.fixture(name="opened")
+def opened_fixture(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of the files that are opened, in order."""
+    kinds: list[str] = []
+    really = os.open
+
+    def spy(path: str, *given: object, **named: object) -> int:
+        if "dir_fd" in named:
+            kinds.append(path.rpartition(".")[2])
+        return really(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", spy)
+    return kinds
+
+
+def test_a_state_is_read_once(tmp_path: Path, opened: list[str]):
+    """By whoever looks again and again, for as long as nothing is written; its lock each time."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "REPLAYING"})
+    parsed: dict[str, node.Parsed] = {}
+    opened.clear()
+    first, second = (look(tmp_path / "state", parsed=parsed) for _ in range(2))
+    before = opened.copy()
+    file.write({"stage": "READY"})
+    opened.clear()
+    third = look(tmp_path / "state", parsed=parsed)
+
+    assert before == ["lock", "json", "lock"]
+    assert opened == ["lock", "json"]
+    assert first[0].state == second[0].state
+    assert [each.condition for (each,) in (first, second, third)] == ["warming", "warming", "warm"]
+
+
+def test_a_state_is_told_from_another_where_the_file_system_cannot(tmp_path: Path, monkeypatch):
+    """A clock that stands still and an inode that is used again hide no write."""
+    file = state_file(tmp_path / "state")
+    parsed: dict[str, node.Parsed] = {}
+    monkeypatch.setattr(node, "_file", lambda *_: (0, 0, 0, 0))
+    numbers = range(100, 200)  # of one length
+    seen = []
+    for number in numbers:
+        file.write({"stage": "REPLAYING", "inputs_done": number})
+        for _ in range(2):
+            (replica,) = look(tmp_path / "state", parsed=parsed)
+            seen.append(replica.state["inputs_done"])
+
+    assert seen == [number for number in numbers for _ in range(2)]
+
+
+def test_what_others_do_to_a_state_is_seen(tmp_path: Path):
+    """Removed, written over or made a link while nothing is written: it is not believed longer."""
+    file = state_file(tmp_path / "state")
+    path = Path(file.path)
+
+    def link() -> None:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+
+    found = []
+    for harm in (path.unlink, lambda: path.write_text("{"), link):
+        file.write({"stage": "READY"})
+        parsed: dict[str, node.Parsed] = {}
+        (before,) = look(tmp_path / "state", parsed=parsed)
+        harm()
+        (after,) = look(tmp_path / "state", parsed=parsed)
+        found.append((before.condition, after.condition))
+
+    assert found == [("warm", "warming"), ("warm", "unreadable"), ("warm", "unreadable")]
+
+
+def test_what_was_read_goes_with_its_files(tmp_path: Path):
+    """A server that lives for months holds the states that are there, and no others."""
+    directory, parsed = tmp_path / "state", {}
+    for number in range(20):
+        file = state_file(directory, f"replica {number}")
+        file.write({"stage": "READY"})
+        look(directory, parsed=parsed)
+        OPEN.pop().close()
+        for path in directory.iterdir():
+            path.unlink()
+    held = len(parsed)
+    look(directory, parsed=parsed)
+
+    assert (held, len(parsed)) == (1, 0)
+
+
+def test_several_may_look_with_one_memory(tmp_path: Path):
+    """While replicas write: each sees a state that is no older than what it has seen before."""
+    directory, parsed, stop = tmp_path / "state", {}, threading.Event()
+    file = state_file(directory)
+    file.write({"number": 0})
+    wrong: list[tuple[int, int]] = []
+
+    def read() -> None:
+        last = 0
+        while not stop.is_set():
+            (replica,) = look(directory, parsed=parsed)
+            number = replica.state["number"]
+            if number < last:
+                wrong.append((last, number))
+            last = number
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 200):
+        file.write({"number": number})
+    stop.set()
+    for thread in threads:
+        thread.join()
+    (at_last,) = look(directory, parsed=parsed)
+
+    assert wrong == []
+    assert at_last.state["number"] == 199
+
+
 # --- who is alive --------------------------------------------------------------------------
 
 REPLICA = """
@@ -802,6 +921,22 @@ def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, capl
     beat.stop()
 
     assert "chmod go-w" in caplog.text
+
+
+def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, monkeypatch, caplog):
+    """It would look like one that was added to a warm node, and would not count."""
+    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
+    directory = tmp_path / "state"
+    directory.mkdir()
+    directory.chmod(0o777)
+    beat = heartbeat(directory, lambda: {"stage": "REPLAYING"})
+    wait_until("it is refused", lambda: "is not a private directory" in caplog.text)
+    refused_s = boot_s()
+    directory.chmod(0o700)
+    (state,) = wait_until("it writes", lambda: list(read_states(directory)))
+    beat.stop()
+
+    assert state["began_boot_s"] < refused_s < state["heartbeat_boot_s"]
 
 
 def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):

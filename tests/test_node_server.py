@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import _socket
+import _thread
 import contextlib
 import http.client
 import http.server
@@ -514,6 +515,83 @@ def test_a_connection_is_kept_between_questions(serve, replica):
     assert (kept, closed) == (1, True)
 
 
+def lines_of(port: int, *pieces: bytes) -> list[bytes]:
+    """Send pieces, one after the other, and return all that comes until the server hangs up."""
+    said = b""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Who is hung up on before all was sent is told so.
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                connection.sendall(piece)
+            while received := connection.recv(1 << 16):
+                said += received
+    return said.splitlines()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"],
+        [b"GET /livez HTTP/1.1\r\nCONNECTION:  Close\r\n\r\n"],
+        [b"GET /livez HTTP/1.0\r\n\r\n"],
+        [b"GET /livez HTTP/1.0\n\n"],
+        [b"\r\nGET /livez HTTP/1.0\r\n\r\n"],
+        [bytes([each]) for each in b"GET /livez HTTP/1.0\r\nHost: a\r\n\r\n"],
+        [b"GET /livez HTTP/1.0\r\nX: " + b"x" * 10_000, b"\r\n\r\n"],
+    ],
+    ids=lambda pieces: repr(pieces[0][:60]),
+)
+def test_a_request_is_read_in_whatever_pieces_it_comes(serve, pieces):
+    """As clients write it, or somebody by hand; and the connection ends where they expect it."""
+    lines = lines_of(serve().port, *pieces)
+
+    assert lines[0] == b"HTTP/1.1 200 OK"
+    assert b"Connection: close" in lines
+    assert lines[-2:] == [b"", b"ok"]
+
+
+def test_requests_in_one_piece_are_answered_one_after_the_other(serve):
+    """A client need not wait for an answer before it asks again."""
+    asked = b"GET /livez HTTP/1.1\r\n\r\nHEAD /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    last = b"GET /nowhere HTTP/1.1\r\nConnection: close\r\n\r\n"
+
+    lines = lines_of(serve().port, asked + last)
+
+    assert [line for line in lines if line.startswith(b"HTTP/")] == [
+        b"HTTP/1.1 200 OK",
+        b"HTTP/1.1 200 OK",
+        b"HTTP/1.1 404 Not Found",
+    ]
+    assert lines.count(b"ok") == 1
+    assert lines.count(b"Connection: keep-alive") == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"GET /livez\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/2.0\r\n\r\n", b"400"),
+        (b"GET /a b HTTP/1.1\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\n\n", b"400"),
+        (b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"400"),
+        (b"x" * 100_000, b"400"),
+        (b"POST /livez HTTP/1.1\r\n\r\n", b"501"),
+        (b"get /livez HTTP/1.1\r\n\r\n", b"501"),
+    ],
+    ids=lambda value: repr(value[:40]),
+)
+def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
+    """Nothing after it is taken for a request, and it takes no more memory than a request."""
+    lines = lines_of(serve().port, asked)
+
+    # What was sent and not read may take the answer with it.
+    assert [line.split()[1] for line in lines if line.startswith(b"HTTP/")] in (
+        [[status]] if len(asked) < node.MAX_HEAD_BYTES else [[status], []]
+    )
+
+
 @pytest.mark.parametrize(
     "said", ["Content-Length: 27", "content-length: 27", "Transfer-Encoding: chunked"]
 )
@@ -735,11 +813,11 @@ def test_a_client_that_was_answered_may_ask_again(monkeypatch: pytest.MonkeyPatc
 def test_a_client_without_a_thread_keeps_no_place(listening, monkeypatch, capsys):
     """Out of threads for a moment, the server answers when there are some again."""
 
-    def none(_: threading.Thread) -> None:
+    def none(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as out_of_threads:
-        out_of_threads.setattr(threading.Thread, "start", none)
+        out_of_threads.setattr(_thread, "start_new_thread", none)
         refused = get(f"http://127.0.0.1:{listening}/livez", limit_s=60)
 
     assert refused
@@ -858,7 +936,7 @@ def test_what_is_noted_later_was_seen_later(directory, monkeypatch):
 
 def test_outcomes_are_the_verdicts():
     """The file that runs alone cannot import them, so they stand in it again."""
-    assert set(node.OUTCOMES) == {verdict.value for verdict in Verdict} | {"failed"}
+    assert set(node.OUTCOMES) == {verdict.value for verdict in Verdict} | {"failed", "died"}
 
 
 @pytest.mark.parametrize(

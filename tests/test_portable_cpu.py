@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One artifact for CPUs that differ: what is in its kernels, and whether it runs on a lesser one.
 
-The lesser one is there twice: a process in which torch finds no AVX-512, and one that runs on an
-emulated CPU (qemu's user mode), where an instruction of AVX-512 ends the process.
+The lesser one is there twice: a process in which torch finds no AVX-512, and, in `make stress`, one
+that runs on an emulated CPU (qemu's user mode), where an instruction of AVX-512 ends the process.
 """
 
 from __future__ import annotations
@@ -250,7 +250,9 @@ def portable(machine: Machine) -> Started:
     return machine.start(load=False, publish=True, cpu="portable")
 
 
-@pytest.fixture(scope="module", params=["claimed", "emulated"])
+@pytest.fixture(
+    scope="module", params=["claimed", pytest.param("emulated", marks=pytest.mark.stress)]
+)
 def lesser(request: pytest.FixtureRequest, machine: Machine, portable: Started) -> Started:
     """A start from that on a CPU without AVX-512."""
     if request.param == "claimed":

@@ -15,11 +15,7 @@ import enum
 import functools
 import io
 import itertools
-import json
-import os
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -34,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, in_a_process, served, started
 from serve_warm import compiler, precompile
 from serve_warm.errors import ConfigError
 
@@ -1630,27 +1626,7 @@ class Program:
         (self.folder / "helper.py").write_text(textwrap.dedent(HELPER.format(function=function)))
 
     def run(self, do: str) -> dict[str, Any]:
-        (self.folder / "entries").mkdir(exist_ok=True)
-        question = {"do": do, "folder": str(self.folder / "entries")}
-        process = subprocess.run(
-            [
-                sys.executable,
-                str(Path(__file__).parent / "precompiled_process.py"),
-                json.dumps({**question, "path": str(self.folder / "app.py")}),
-            ],
-            env={
-                **os.environ,
-                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache"),
-                "PYTHONPATH": str(Path(__file__).parent.parent),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr[-3000:]
-        answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-        return answer
+        return in_a_process(self.folder, do)
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ DAY = Fleet(
             stage_seconds=REFUSED,
             compiles=(840, 842, 1200),
         ),
-        # Failed at 10:02, two minutes after its creation.
+        # Died at 10:02, two minutes after its creation.
         Replica(name="b2", deployment="Embedder", born=600, took_s=None, dead=602),
         # Has been starting since 23:30, and has 2000 s for it.
         Replica(
@@ -244,12 +244,12 @@ PANELS: dict[str, list[Values]] = {
         {"warm": 3.0, "warming": 1.0, "dead": 2.0, "failed": 0.0, "stale": 0.0, "unreadable": 0.0}
     ],
     "Starts of the time range by outcome (node server only)": [
-        {"full_hit": 2.0, "miss": 1.0, "refused": 1.0, "failed": 1.0, "off": 1.0}
-        | {"partial": 0.0, "late": 0.0}
+        {"full_hit": 2.0, "miss": 1.0, "refused": 1.0, "died": 1.0, "off": 1.0}
+        | {"partial": 0.0, "late": 0.0, "failed": 0.0}
     ],
     "Duration of starts, half and 95 % (node server only)": [
-        {"full_hit": 45.0, "miss": 900.0, "refused": 210.0, "failed": 90.0},
-        {"full_hit": 58.5, "miss": 1170.0, "refused": 291.0, "failed": 117.0},
+        {"full_hit": 45.0, "miss": 900.0, "refused": 210.0, "died": 90.0},
+        {"full_hit": 58.5, "miss": 1170.0, "refused": 291.0, "died": 117.0},
     ],
     "Duration of stages, 95 % (node server only)": [
         {"pulling": 4.625, "verifying": 0.975, "loading": 4.875, "replaying": 540.0}
@@ -263,7 +263,10 @@ PANELS: dict[str, list[Values]] = {
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
     ],
     "Stages of each start": [STAGE_SECONDS],
-    "Proven share of inputs": [{"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0}],
+    "Proven share of inputs": [
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0},
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.5, "b3": 0.5},
+    ],
     "Compiler processes in warm-up": [
         {"a1": 0.0, "a2": 0.0, "a3": 14.0, "b1": 14.0, "b2": 0.0, "b3": 14.0}
     ],

@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import release
+from charts import INSTALL
+from components import require
 from serve_warm import __version__
 
 RELEASED = """# Changelog
@@ -121,6 +125,68 @@ def test_a_wheel_of_another_version_is_found(archives):
     assert problems == ["its Version is 1.2.0, not 1.2.1"]
 
 
+@pytest.fixture(name="chart")
+def chart_fixture(tmp_path: Path):
+    """Make a small packaged chart of a version, with and without some files."""
+
+    def make(*, more: tuple[str, ...] = (), less: tuple[str, ...] = (), **fields: str) -> Path:
+        said = {"name": "serve-warm", "version": "1.2.0", "appVersion": "1.2.0", **fields}
+        with tarfile.open(tmp_path / "x.tgz", "w:gz") as archive:
+            for name in sorted(release.NEEDED_IN_CHART - set(less) | set(more)):
+                text = yaml.safe_dump(said).encode() if name == "Chart.yaml" else b""
+                member = tarfile.TarInfo(f"serve-warm/{name}")
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text))
+        return tmp_path / "x.tgz"
+
+    return make
+
+
+@pytest.mark.parametrize(("version", "of_chart"), [("1.2.0", "1.2.0"), ("1.2.0rc1", "1.2.0-rc.1")])
+def test_a_whole_chart_has_no_problem(chart, version, of_chart):
+    """Its version is that of the package, as Helm writes versions."""
+    made = chart(version=of_chart, appVersion=version)
+
+    assert list(release.chart_problems(made, version)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"version": "1.1.0"}, "the version in Chart.yaml is 1.1.0, not 1.2.0"),
+        ({"appVersion": "1.1.0"}, "the appVersion in Chart.yaml is 1.1.0, not 1.2.0"),
+        ({"less": ("values.schema.json",)}, "values.schema.json is missing"),
+        ({"more": ("signing.key",)}, "signing.key is in it"),
+    ],
+)
+def test_a_wrong_chart_is_found(chart, changed, said):
+    """One of another version, one that refuses no mistakes, one with what is secret."""
+    assert list(release.chart_problems(chart(**changed), "1.2.0")) == [said]
+
+
+def test_the_chart_that_is_packaged_here_is_whole(tmp_path):
+    """Helm has nothing against it, and its version is that of the package."""
+    helm = require("helm", INSTALL)
+
+    packaged = release.package(tmp_path, helm)
+
+    assert packaged.name == f"serve-warm-{release.chart_version(__version__)}.tgz"
+    assert list(release.chart_problems(packaged, __version__)) == []
+    assert list(release.lint_problems(helm)) == []
+
+
+def test_a_chart_that_does_not_render_is_found(tmp_path):
+    """What Helm says of it is passed on."""
+    broken = tmp_path / "serve-warm"
+    shutil.copytree(release.CHART, broken)
+    (broken / "templates" / "ray.yaml").write_text("{{ include")
+
+    problems = list(release.lint_problems(require("helm", INSTALL), broken))
+
+    assert len(problems) == 1
+    assert "templates/ray.yaml" in problems[0]
+
+
 def test_what_is_built_here_is_whole(built):
     """The sdist has what is needed to build, test and read; the wheel is the package in it."""
     sdist, wheel = built
@@ -129,12 +195,31 @@ def test_what_is_built_here_is_whole(built):
     assert list(release.wheel_problems(wheel, sdist, __version__)) == []
 
 
+def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
+    """Every file in the source tree is in the wheel, with the licence and one command."""
+    package = release.ROOT / "serve_warm"
+    in_the_source = {
+        str(path.relative_to(release.ROOT))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    with zipfile.ZipFile(built[1]) as archive:
+        in_the_wheel = {name for name in archive.namelist() if not name.endswith("/")}
+        [scripts] = [name for name in in_the_wheel if name.endswith(".dist-info/entry_points.txt")]
+        commands = archive.read(scripts).decode()
+
+    metadata = {name for name in in_the_wheel if ".dist-info/" in name}
+    assert in_the_wheel - metadata == in_the_source
+    assert commands.splitlines() == ["[console_scripts]", "serve-warm = serve_warm.cli:main"]
+
+
 def test_what_is_built_here_works_where_it_is_installed(built, tmp_path):
     """Commands, schema, the probe as a file alone: away from the source, of this version."""
     installed = release.install(built[1], tmp_path)
 
     assert list(release.use_problems(installed, __version__)) == []
-    assert list(release.use_problems(installed, "0.0.0")) != []
+    assert next(release.use_problems(installed, "0.0.0"), None) is not None
 
 
 def test_a_wheel_that_is_installed_in_part_is_found(built, tmp_path):

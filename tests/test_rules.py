@@ -190,6 +190,30 @@ CASES = [
         },
     ),
     Case(
+        id="hung",
+        says="One that was ready and hangs is not ready, whatever Ray has of it; a start goes on.",
+        replicas=(
+            Replica(name="a", hung=20),
+            Replica(name="b"),
+            Replica(name="c", took_s=None, hung=20),
+            Replica(name="d", took_s=None, deployment="Other"),
+            Replica(name="e", hung=20, deployment="Other"),
+        ),
+        minutes=40,
+        expected={
+            "replica:serve_warm_stage:now": {
+                19: dict.fromkeys(("r=a", "r=b", "r=c", "r=d", "r=e"), 1.0),
+                21: dict.fromkeys(("r=b", "r=c", "r=d"), 1.0),
+            },
+            "deployment:serve_warm_replicas_ready:count": {
+                19: {"shop/Ranker": 2.0, "shop/Other": 1.0},
+                21: RANKER,
+            },
+            "deployment:serve_warm_replicas_starting:count": {21: RANKER | {"shop/Other": 1.0}},
+            "ServeWarmNoReadyReplica": {29: NOBODY, 32: {"shop/Other": 1.0}},
+        },
+    ),
+    Case(
         id="cold",
         says="A cold start is told while it lasts and for an hour, where an artifact is wanted.",
         replicas=(

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table, read through the node's server and through a registry: the same figures, exactly.
 
-What Ray makes of the table is asked of a real cluster, in integration/test_lifecycle.py.
+What Ray makes of the table is asked of a real cluster, in integration/test_lifecycle.py. Here is
+what Ray is told, and how often.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import DuplicateTimeseries
 
+from conftest import wait_until
+from ray_exports import Exports
 from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.collector import NodeCollector
 from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, StateFile, boot_s, judge
-from serve_warm.report import Report, Stage
+from serve_warm.report import Counts, Report, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -271,6 +274,117 @@ def test_a_scrape_during_a_death_is_whole(sinks, replica):
     assert whole == [True] * 40
 
 
+def move_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let so much time pass, for readers and replicas."""
+    really = node.boot_s
+    monkeypatch.setattr(node, "boot_s", lambda: really() + seconds)
+
+
+def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, monkeypatch):
+    """Of one that hangs, or cannot be read any more: how its start went stays, its age grows."""
+    degraded = replica(FULL)
+    replica(Report(stage=Stage.REPLAYING), "r2")
+    ready = sinks.both()
+    move_on(monkeypatch, node.STALE_S + 1)
+    hanging = sinks.both()
+    degraded.write({"stage": "READY", "metrics": metrics.as_data(FULL)})
+    back = sinks.both()
+    (directory / "app#Embedder#r1.json").write_text("{")
+    damaged = sinks.both()
+
+    said = {
+        "serve_warm_ready": {},
+        "serve_warm_degraded": {},
+        "serve_warm_stage": {"stage": "ready"},
+    }
+    for found, value in ((ready, 1.0), (hanging, 0.0), (back, 1.0), (damaged, 0.0)):
+        assert [of(found, name, **WHO, **own) for name, own in said.items()] == [value] * 3
+    assert of(hanging, "serve_warm_node_ready") == 0.0
+    assert of(hanging, "serve_warm_replica_alive", **WHO) == 1.0
+    assert of(hanging, "serve_warm_heartbeat_age_seconds", **WHO) > node.STALE_S
+    assert of(hanging, "serve_warm_stage", **STARTS, replica="r2", stage="replaying") == 1.0
+    takes_back = {(name, frozenset({**WHO, **own}.items())) for name, own in said.items()}
+    rest = {key for key in ready if "replica" in dict(key[1])} - takes_back
+    same = {key for key in rest if ready[key] == hanging[key]}
+    assert {name for name, _ in rest - same} == {
+        "serve_warm_heartbeat_age_seconds",
+        "serve_warm_stage_age_seconds",
+        "serve_warm_start_elapsed_seconds",
+    }
+
+
+# --- starts that died ----------------------------------------------------------------------
+
+
+def died(sinks: Sinks) -> dict[str, float]:
+    """Return how starts ended, those alone that some did."""
+    found = sinks.both()
+    return {
+        outcome: count
+        for outcome in OUTCOMES
+        if (count := of(found, "serve_warm_starts_total", **STARTS, outcome=outcome))
+    }
+
+
+def test_a_start_that_died_is_counted_once(sinks, replica, directory, monkeypatch):
+    """After a while, with the time until it last wrote; once, also when its files are swept."""
+    replica(Report(stage=Stage.REPLAYING, elapsed_s=7.5)).close()
+    at_once = died(sinks)
+    move_on(monkeypatch, node.STALE_S + 1)
+    seen = [died(sinks), died(sinks)]
+    for path in directory.iterdir():
+        path.unlink()
+    seen.append(died(sinks))
+
+    assert at_once == {}
+    assert seen == [{"died": 1.0}] * 3
+    labels = {**STARTS, "outcome": "died"}
+    assert of(sinks.both(), "serve_warm_start_duration_seconds_sum", **labels) == 7.5
+
+
+def test_a_start_that_died_before_its_first_state_is_counted(
+    sinks, replica, directory, monkeypatch
+):
+    """Its lock has its names."""
+    replica(Report()).close()
+    (directory / "app#Embedder#r1.json").unlink()
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"died": 1.0}
+
+
+@pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
+def test_a_start_that_had_ended_did_not_die(sinks, replica, monkeypatch, stage):
+    """What ends after READY or FAILED is counted as that, and once."""
+    replica(dataclasses.replace(FULL, stage=stage)).close()
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
+
+
+def test_another_server_does_not_count_it_again(sinks, replica, directory, monkeypatch):
+    """What had ended when it began is none that it has seen, a moment ago or long."""
+    replica(Report()).close()
+    later = Sinks(directory)
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert died(sinks) == {"died": 1.0}
+    assert died(later) == {}
+
+
+def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, monkeypatch):
+    """It takes another with a later heartbeat, and its start goes on."""
+    file = replica(Report())
+    file.close()
+    meanwhile = died(sinks)
+    move_on(monkeypatch, node.HEARTBEAT_S)
+    replica(FULL)
+    move_on(monkeypatch, node.STALE_S + 1)
+
+    assert meanwhile == {}
+    assert died(sinks) == {"partial": 1.0}
+
+
 # --- histograms ----------------------------------------------------------------------------
 
 
@@ -495,3 +609,63 @@ def test_a_policy_is_the_registrys_own(directory, replica):
     )
     labels = {"application": "other", "deployment": "Named", "outcome": "miss"}
     assert of(found, "serve_warm_starts_total", **labels) == 0.0
+
+
+# --- Ray -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="exports")
+def exports_fixture(monkeypatch: pytest.MonkeyPatch) -> Exports:
+    """Exports by themselves are far apart: what is counted is what was asked for."""
+    monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
+    return Exports(monkeypatch)
+
+
+def test_counters_reach_ray_whole(exports):
+    """However many changes one export has to tell: nothing is lost, and nothing told twice."""
+    reports = [
+        dataclasses.replace(FULL, after_ready=Counts(compiles=count, forbidden=2 * count))
+        for count in range(1, 301)
+    ]
+    now = [reports[0]]
+    sink = metrics.RaySink(lambda: now[0])
+
+    for now[0] in reports:
+        sink.changed()
+
+    def all_told() -> bool:
+        return exports.totals["serve_warm_compiles_after_ready"] >= 300
+
+    wait_until("all are told", all_told)
+    assert exports.totals["serve_warm_compiles_after_ready"] == 300
+    assert exports.totals["serve_warm_forbidden_after_ready"] == 600
+    assert len(exports.values["serve_warm_ready"]) <= 300
+
+
+def test_who_asks_for_an_export_does_not_make_it(exports):
+    """No call of Ray's is made on the thread that replays inputs and serves."""
+    sink = metrics.RaySink(lambda: FULL)
+
+    sink.changed()
+
+    wait_until(
+        "it is exported", lambda: "serve_warm_image_created_timestamp_seconds" in exports.values
+    )
+    assert threading.get_ident() not in exports.threads
+
+
+def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplog):
+    """What it refuses is told in full as soon as it takes it."""
+    exports.refusal = OSError("no agent on this node")
+    sink = metrics.RaySink(lambda: FULL)
+    for count in (1, 2, 3):
+        sink.changed()
+        wait_until("it is refused", lambda count=count: exports.refused == count)
+
+    exports.refusal = None
+    sink.changed()
+    wait_until("it is exported", lambda: exports.totals["serve_warm_compiles_after_ready"])
+
+    said = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert said == ["metrics are not exported: OSError: no agent on this node"]
+    assert exports.totals["serve_warm_compiles_after_ready"] == 1

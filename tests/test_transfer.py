@@ -1007,6 +1007,21 @@ def test_a_store_is_listed_once_and_each_statement_is_read_once(store: MemorySto
     assert cost(pull_here) == (1, 1)
 
 
+def test_all_is_fetched_before_anything_is_unpacked(store: MemoryStore):
+    """Who is told so in between knows that the store is not needed any more."""
+    _, manifest = publish(store, raw={"cache": b"kernels", "torch_bytes": b"no such container"})
+    read: list[list[str]] = []
+
+    refused = refusal(
+        store,
+        parts=("torch_bytes", "cache"),
+        fetched=lambda: read.append(sorted(blobs_read(store))),
+    )
+
+    assert refused.reason == "bad_archive"
+    assert read == [sorted(map(blob_key, manifest.parts))]
+
+
 # --- in steps ------------------------------------------------------------------------------
 
 

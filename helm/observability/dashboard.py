@@ -77,7 +77,7 @@ def each(name: str, own: str = "", more: str = "") -> str:
 
 def living(expression: str) -> str:
     """Leave out replicas that have ended, which a node server remembers."""
-    return f"({expression} and on ({REPLICA}) {each('stage')} == 1)"
+    return f"({expression} and on ({REPLICA}) {each('start_elapsed_seconds')})"
 
 
 def starting(expression: str) -> str:
@@ -477,7 +477,7 @@ NODES = Row(
         Panel(
             kind="bars",
             title=f"Starts of the time range by outcome ({NODE_ONLY})",
-            description="How starts ended: the verdict, or failed.",
+            description="How starts ended: the verdict, failed, or died before either.",
             unit="short",
             queries=(
                 Query(
@@ -534,7 +534,8 @@ NODES = Row(
                 Query(
                     expr=f"max by ({REPLICA}) (serve_warm_stage_age_seconds{{{OF_REPLICA}}})"
                     f" and on ({REPLICA})"
-                    f" max by ({REPLICA}) (serve_warm_ready{{{OF_REPLICA}}}) == 0",
+                    f" max by ({REPLICA})"
+                    f' (serve_warm_stage{{{OF_REPLICA},stage!="ready"}}) == 1',
                     legend="{{deployment}} {{replica}}",
                 ),
             ),
@@ -550,7 +551,8 @@ OF_ONE_DEPLOYMENT = Row(
         Panel(
             kind="stages",
             title="Stages of each replica",
-            description="One line a replica: how its start went, and whether it still lives.",
+            description="One line a replica: how its start went. It ends with the replica, and "
+            "has a gap while one that was ready hangs.",
             unit="short",
             queries=(Query(expr=stage_number(), legend="{{application}} {{replica}}"),),
         ),
@@ -576,13 +578,14 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Proven share of inputs",
             description="Of the declared inputs, those that went through the pass in which "
-            "compiling is forbidden.",
+            "compiling is forbidden; and those replayed in the pass under way, or the last one.",
             unit="percentunit",
-            queries=(
+            queries=tuple(
                 Query(
-                    expr=f"{each('inputs_proven')} / on ({REPLICA}) {each('inputs_expected')}",
-                    legend="{{replica}}",
-                ),
+                    expr=f"{each(f'inputs_{what}')} / on ({REPLICA}) {each('inputs_expected')}",
+                    legend=f"{{{{replica}}}} {what}",
+                )
+                for what in ("proven", "done")
             ),
         ),
     ),

@@ -85,14 +85,17 @@ def record(name: str, expression: str) -> dict[str, Any]:
 
 
 RECORDS = [
-    # One series for each replica that is alive, with the stage that it is in. Where both sinks say
-    # something the node server is believed: Ray's export lags behind by up to 10 s.
+    # One series for each replica that is alive, with the stage that it is in; none for one that was
+    # ready and hangs. Of a replica that a node server knows nothing else is believed: Ray's export
+    # lags behind by up to 10 s, and a replica says there itself that it is ready.
     record(
         STAGE,
         f"""
 max by ({EACH}, stage) (serve_warm_stage) == 1
 or on ({EACH})
-max by ({EACH}, stage) (ray_serve_warm_stage) == 1
+max by ({EACH}, stage) (
+  ray_serve_warm_stage unless on ({EACH}) serve_warm_stage
+) == 1
 """,
     ),
     record(READY, f'count by ({WHO}) ({STAGE}{{stage="ready"}})'),

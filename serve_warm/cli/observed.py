@@ -46,7 +46,7 @@ class Observed:
     verdict: str = ""
     """Empty until it is known."""
     inputs_done: int | None = None
-    """Inputs replayed in this pass (state files) or proven (metrics)."""
+    """Inputs replayed in the pass under way, or in the last one."""
     inputs_expected: int | None = None
     stage_s: float | None = None
     """Seconds since the stage began."""
@@ -375,11 +375,12 @@ def _of_figures(
         rows = ((n, label) for (n, label), value in figures.items() if value == 1.0)
         return next((label for n, label in rows if n == f"serve_warm_{name}"), "")
 
-    ended, stage, heartbeat_s = one("replica_alive") == 0.0, which("stage").upper(), None
+    ended, heartbeat_s, took_s = one("replica_alive") == 0.0, None, one("ready_seconds")
     if not ended:
         heartbeat_s = one("heartbeat_age_seconds")
-    begun = one("ready_seconds")
-    condition, why = _condition(stage, heartbeat_s)
+    # A server takes the stage READY back from one that is dead or hangs. That it was is left.
+    stage = which("stage").upper() or ("" if took_s is None else "READY")
+    condition, why = _condition(stage, heartbeat_s, believed=one("ready") != 0.0)
     return Observed(
         application=names[0],
         deployment=names[1],
@@ -388,11 +389,11 @@ def _of_figures(
         condition="dead" if ended else condition,
         stage=stage,
         verdict=_settled(which("verdict"), stage),
-        inputs_done=_count(one("inputs_proven")),
+        inputs_done=_count(one("inputs_done")),
         inputs_expected=_count(one("inputs_expected")),
         stage_s=one("stage_age_seconds"),
         heartbeat_s=heartbeat_s,
-        elapsed_s=one("start_elapsed_seconds") if begun is None else begun,
+        elapsed_s=one("start_elapsed_seconds") if took_s is None else took_s,
         deadline_s=one("deadline_seconds"),
         event=_sentence(
             [
@@ -405,9 +406,14 @@ def _of_figures(
     )
 
 
-def _condition(stage: str, heartbeat_s: float | None) -> tuple[str, str]:
-    """Return the condition of a living replica, as `node.look` would, and what is wrong."""
-    if heartbeat_s is not None and heartbeat_s > node.STALE_S:
+def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
+    """Return the condition of a living replica, as `node.look` would, and what is wrong.
+
+    `believed` is whether the page calls it ready if that is its stage: a server may have another
+    limit than `node.STALE_S`.
+    """
+    late = heartbeat_s is not None and heartbeat_s > node.STALE_S
+    if late or (stage == "READY" and not believed):
         return "stale", "its process is there: it hangs or is stopped"
     if stage == "FAILED":
         return "failed", "its own log says why"

@@ -48,6 +48,7 @@ AS_WRONG_AS_CAN_BE = 1e300
 """What a difference counts as that is no number: JSON has neither NaN nor infinity."""
 
 MAX_PASSES = 8
+PASSES_TO_CAPTURE = 3
 STEADY_CALLS = 30
 STEADY_CALLS_AT_LEAST = 5
 STEADY_S = 1.5
@@ -131,8 +132,9 @@ class Eager:
 
     builds_model = True
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, workload: Workload) -> None:
         self.options = options
+        self.workload = workload
         self.folder = Path(options.folder)
 
     def unavailable(self) -> str:
@@ -148,7 +150,7 @@ class Eager:
         self.load()
         call = self.wrapped(module, inputs)
         clock.end("load")
-        return until_proven(call, inputs, clock)
+        return until_proven(call, inputs, clock, self.workload)
 
     def import_compiler(self) -> None:
         pass
@@ -175,8 +177,8 @@ class Floor(Eager):
     The passes are those of the eager model; the caller puts the compiled one's in their place.
     """
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, workload: Workload) -> None:
+        super().__init__(options, workload)
         importlib.import_module("serve_warm.stages")
 
     def import_compiler(self) -> None:
@@ -196,7 +198,7 @@ class Cold(Eager):
     def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
         import torch
 
-        return super().wrapped(torch.compile(module, dynamic=False), inputs)
+        return super().wrapped(torch.compile(module, **self.workload.arguments), inputs)
 
     def save(self) -> None:
         import torch
@@ -296,8 +298,8 @@ class AOTInductor(Eager):
 
     builds_model = False
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, workload: Workload) -> None:
+        super().__init__(options, workload)
         if options.role == "produce":
             self.builds_model = True
 
@@ -335,8 +337,8 @@ class AOTInductor(Eager):
 class ServeWarm(Eager):
     """A signed artifact in a store, through the same stages as in a replica; no Ray."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, workload: Workload) -> None:
+        super().__init__(options, workload)
         # Part of the imports of a replica, like Ray itself, which no system has here.
         importlib.import_module("serve_warm.stages")
 
@@ -382,7 +384,7 @@ class ServeWarm(Eager):
         if not self._without_compiler:
             import_compiler()
         clock.end("compiler")
-        replica = Replica(self._compiled(module), inputs, key=self._key())
+        replica = Replica(self._compiled(module), inputs, key=self._key(), wait=self.workload.wait)
         self._warmup = Warmup(
             replica,
             self._config,
@@ -410,7 +412,9 @@ class ServeWarm(Eager):
 
         def call(example: Example) -> Any:
             with torch.inference_mode():
-                return replica.owner.model(*example.args, **example.kwargs)
+                out = replica.owner.model(*example.args, **example.kwargs)
+            self.workload.wait()
+            return out
 
         return Proven(
             call=call,
@@ -426,10 +430,10 @@ class ServeWarm(Eager):
         import torch
 
         if self.options.level == 1:
-            return torch.compile(module, dynamic=False)
+            return torch.compile(module, **self.workload.arguments)
         import serve_warm
 
-        return serve_warm.compile(module, level=self.options.level, dynamic=False)
+        return serve_warm.compile(module, level=self.options.level, **self.workload.arguments)
 
     def save(self) -> None:
         from serve_warm.artifact import Manifest, pack_part, utc_now
@@ -474,14 +478,17 @@ class ServeWarm(Eager):
 class Owner:
     """The user's object: what it has compiled is found on its attributes."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, wait: Callable[[], None]) -> None:
         self.model = model
+        self._wait = wait
 
     async def predict(self, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         with torch.inference_mode():
-            return self.model(*args, **kwargs)
+            out = self.model(*args, **kwargs)
+        self._wait()
+        return out
 
 
 class Replica:
@@ -489,11 +496,13 @@ class Replica:
 
     application, deployment, replica = "bench", "Model", "Model#1"
 
-    def __init__(self, model: Any, inputs: Sequence[Example], *, key: Any) -> None:
+    def __init__(
+        self, model: Any, inputs: Sequence[Example], *, key: Any, wait: Callable[[], None]
+    ) -> None:
         from serve_warm import compiler
 
         self.unwatched_compiles_before = compiler.unwatched_compiles()
-        self.owner = Owner(model)
+        self.owner = Owner(model, wait)
         self.calls: list[tuple[tuple[float, float], tuple[float, float]]] = []
         """Wall and CPU seconds before and after each."""
         self._inputs = inputs
@@ -560,16 +569,21 @@ def import_compiler() -> None:
     importlib.import_module("torch._inductor.compile_fx")
 
 
-def until_proven(call: Call, inputs: Sequence[Example], clock: Clock) -> Proven:
+def until_proven(call: Call, inputs: Sequence[Example], clock: Clock, workload: Workload) -> Proven:
     """Call with all inputs until a pass compiles nothing, then once with compiling forbidden.
 
-    As `serve_warm.replay` does: a first pass that is quiet is enough.
+    As `serve_warm.replay` does: a first pass that is quiet is enough. Where CUDA graphs are
+    captured it takes one before the capture, the capture, and one that launches it.
     """
     import torch
 
+    at_least = PASSES_TO_CAPTURE if workload.captures else 1
+
     def in_serving_mode(example: Example) -> Any:
         with torch.inference_mode():
-            return call(example)
+            out = call(example)
+        workload.wait()
+        return out
 
     def one_pass() -> float:
         took = 0.0
@@ -587,7 +601,7 @@ def until_proven(call: Call, inputs: Sequence[Example], clock: Clock) -> Proven:
         before = compiled_frames()
         one_pass()
         passes += 1
-        quiet = compiled_frames() == before
+        quiet = compiled_frames() == before and passes >= at_least
         if passes == 1:
             clock.end("first_pass")
     clock.end("quiet")
@@ -683,14 +697,14 @@ def run(options: Options, clock: Clock) -> dict[str, Any]:
         torch.set_num_threads(1)
         workload = workloads.ALL[options.workload]
         workload.import_libraries()
-        system = SYSTEMS[options.system](options)
+        system = SYSTEMS[options.system](options, workload)
         reason = system.unavailable()
         if reason:
             return {"unavailable": reason}
         clock.end("imports")
         system.begin()
-        module = workload.build(workloads.SEED) if system.builds_model else None
-        inputs = workload.inputs()
+        module = workload.place_module() if system.builds_model else None
+        inputs = [workload.place_example(example) for example in workload.inputs()]
         clock.end("weights")
         proven = system.start(module, inputs, clock)
         peak, compilers = peak_rss_bytes(), compiler_runs()
@@ -718,7 +732,7 @@ def run(options: Options, clock: Clock) -> dict[str, Any]:
         "cpu_stages": {name: clock.cpu[name] for name in STAGES},
         "note": system.note(),
     }
-    module = module if module is not None else workload.build(workloads.SEED)
+    module = module if module is not None else workload.place_module()
     return {**result, "max_error": max_error(workload, proven.call, module, inputs)}
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.utils._pytree import tree_map
 
 SEED = 0
 
@@ -46,10 +47,37 @@ class Workload:
     """Picks the tensor that is compared out of what the model returns."""
     libraries: tuple[str, ...] = ()
     """What is imported beside torch before the model is built."""
+    device: str = "cpu"
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"dynamic": False})
+    """What torch.compile is told, by every system that is."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs are captured, which takes more passes than compiling does."""
+        return self.device == "cuda" and self.arguments.get("mode") == "reduce-overhead"
 
     def import_libraries(self) -> None:
         for name in self.libraries:
             importlib.import_module(name)
+
+    def place_module(self) -> nn.Module:
+        """Return the eager model, on the device."""
+        module = self.build(SEED).to(self.device)
+        self.wait()
+        return module
+
+    def place_example(self, example: Example) -> Example:
+        """Return the example with its tensors on the device."""
+
+        def place(value: Any) -> Any:
+            return tree_map(lambda x: x.to(self.device) if torch.is_tensor(x) else x, value)
+
+        return replace(example, args=place(example.args), kwargs=place(example.kwargs))
+
+    def wait(self) -> None:
+        """Wait for the device: a call returns before its kernels are done."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
 
 # MiniLM: a real model with its own weights ----------------------------------------------------
@@ -98,14 +126,13 @@ def build_resnet152(seed: int) -> nn.Module:
 
 
 def resnet152_inputs() -> list[Example]:
+    return [images(8), images(1)]
+
+
+def images(batch: int) -> Example:
     generator = torch.Generator().manual_seed(SEED)
-    return [
-        Example(
-            name=f"{batch}x3x{SIDE}x{SIDE}",
-            kwargs={"pixel_values": torch.rand(batch, 3, SIDE, SIDE, generator=generator) * 2 - 1},
-        )
-        for batch in (8, 1)
-    ]
+    pixels = torch.rand(batch, 3, SIDE, SIDE, generator=generator) * 2 - 1
+    return Example(name=f"{batch}x3x{SIDE}x{SIDE}", kwargs={"pixel_values": pixels})
 
 
 # 64 equal small layers, as in PyTorch's recipe for regional compilation -----------------------
@@ -250,6 +277,8 @@ def tiny_inputs() -> list[Example]:
     ]
 
 
+REDUCE_OVERHEAD = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False}
+
 ALL = {
     workload.name: workload
     for workload in (
@@ -280,6 +309,32 @@ ALL = {
             title="24-layer decoder, 2 inputs",
             build=build_decoder24,
             inputs=decoder24_inputs,
+        ),
+        Workload(
+            name="resnet152_gpu",
+            title="ResNet-152, batch 32, CUDA graphs",
+            build=build_resnet152,
+            inputs=lambda: [images(32)],
+            tensor=lambda result: result.logits,
+            libraries=("transformers",),
+            device="cuda",
+            arguments=REDUCE_OVERHEAD,
+        ),
+        Workload(
+            name="recipe64_gpu",
+            title="64-layer recipe, 2 inputs, CUDA graphs",
+            build=build_recipe64,
+            inputs=recipe64_inputs,
+            device="cuda",
+            arguments=REDUCE_OVERHEAD,
+        ),
+        Workload(
+            name="decoder24_gpu",
+            title="24-layer decoder, 2 inputs, CUDA graphs",
+            build=build_decoder24,
+            inputs=decoder24_inputs,
+            device="cuda",
+            arguments=REDUCE_OVERHEAD,
         ),
         Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
         Workload(

@@ -112,7 +112,8 @@ class SlowToWarm(Embedder.func_or_class):
 slow_to_warm = SlowToWarm.bind(1.0)
 
 
-@deployment(max_constructor_retry_count=20)
+# By default Serve notices only after 10 s that one was killed.
+@deployment(max_constructor_retry_count=20, health_check_period_s=1)
 class Witnessed(SlowToWarm.func_or_class):
     """Notes what it truly does, for a witness. Its inputs are three."""
 

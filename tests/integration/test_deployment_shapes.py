@@ -49,9 +49,6 @@ def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
             "behind_mixin": shapes.BehindMixin.bind(),
             "sync_configured": shapes.sync_configured,
             "unwanted_config": shapes.Embedder.options(user_config={"scale": 3}).bind(),
-            "only_warmup_config": shapes.Embedder.options(
-                user_config={"warmup": {"max_passes": 4}}
-            ).bind(),
         }
     )
     yield started
@@ -240,14 +237,15 @@ def test_the_model_thread_makes_all_compiled_calls(apps):
 
 
 def test_there_is_one_warm_up_whoever_asks_for_it(apps):
-    """Two joiners in `__init__` and the hook share one warm-up, and get one report."""
+    """Two joiners in `__init__` and the hook share one warm-up; the hook alone makes it ready."""
     app = apps["one_thread"].ready()
 
-    reports = app.call("joined")
+    reports = [*app.call("joined"), app.report()]
 
     assert len(values(app.call("noted"), "asked_for_inputs")) == 1
-    assert reports[0] == reports[1]
-    assert reports[0]["stage"] == "READY"
+    assert len({report["started_unix"] for report in reports}) == 1
+    assert [report["stage"] for report in reports] == ["PROVING", "PROVING", "READY"]
+    assert [report["covered"] for report in reports] == [{"expected": 1, "proven": 1}] * 3
 
 
 def test_warm_up_after_ready_returns_the_report(apps):
@@ -374,13 +372,6 @@ def test_reconfigure_is_not_called_without_user_config(apps):
     notes = apps["sync"].ready().call("noted")
 
     assert values(notes, "reconfigured") == []
-
-
-def test_user_config_with_our_key_alone_needs_no_reconfigure(apps):
-    """A class without reconfigure takes `user_config: {warmup: ...}`, and is warm."""
-    report = apps["only_warmup_config"].ready().report()
-
-    assert report["covered"] == {"expected": 2, "proven": 2}
 
 
 def test_user_config_with_other_keys_needs_reconfigure(apps):

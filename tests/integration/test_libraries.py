@@ -82,11 +82,15 @@ def store(cluster) -> Any:
     return uri, built, told
 
 
-@pytest.fixture
-def without_compiler(start, store) -> Any:
+@pytest.fixture(scope="module")
+def without_compiler(cluster, store) -> Any:
     """A replica whose PATH leads nowhere, with whatever the artifact has."""
     warmup = {"artifact": store[0], "on_uncovered": "fail"}
-    return start(WithoutCompiler.options(user_config={"warmup": warmup}).bind()).ready()
+    bound = WithoutCompiler.options(user_config={"warmup": warmup}).bind()
+    started = cluster.start({"without-compiler": bound})
+    (app,) = started.values()
+    yield app.ready()
+    cluster.delete(started)
 
 
 def test_a_build_proves_each_level_apart(store):

@@ -198,6 +198,29 @@ def test_a_changed_user_config_is_applied_without_a_second_warm_up(cluster):
     assert (after, report["stage"]) == (before, "READY")
 
 
+def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(cluster):
+    """What the documents tell to do: a variable that nobody reads has Serve start it again."""
+    target = ("integration.apps:sync_configured", "SyncConfigured")
+    app = cluster.configure(*target, {"scale": 1, "warmup": {}}).ready()
+    before = app.call("process")
+
+    restarted = {"num_cpus": 0, "runtime_env": {"env_vars": {"RESTARTED": "2026-01-31"}}}
+    changed = {"scale": 1, "warmup": {"deadline_s": 900}}
+    cluster.configure(*target, changed, name=app.name, ray_actor_options=restarted)
+
+    def started_again() -> bool:
+        states = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
+        return [s["stage"] for s in states if s["pid"] != before] == ["READY"]
+
+    wait_until("another one is ready", started_again)
+    wait_until("Serve says so", lambda: app.status()[0] == "RUNNING")
+    report = app.report()
+    cluster.delete({app.name: app})
+
+    assert report["pid"] != before
+    assert report["deadline_s"] == 900
+
+
 # --- a new controller --------------------------------------------------------------------------
 
 

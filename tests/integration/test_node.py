@@ -214,22 +214,6 @@ def kill_controller() -> None:
     wait_until("the controller is back", back)
 
 
-def test_a_disabled_warm_up_does_not_take_a_node_out(cluster: Cluster) -> None:
-    """The kill switch leaves a replica that serves, and a probe that says so."""
-    bound = {"off": shapes.Embedder.options(user_config={"warmup": {"enabled": False}}).bind()}
-    (app,) = cluster.start(bound).values()
-    app.ready()
-
-    def state() -> dict[str, Any]:
-        found = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
-        return found[0] if found and found[0]["stage"] == "READY" else {}
-
-    said = wait_until("it is ready", state)
-    cluster.delete({app.name: app})
-
-    assert (said["verdict"], said["inputs_expected"]) == ("off", 0)
-
-
 def test_a_state_directory_that_cannot_be_used_stops_no_replica(
     cluster: Cluster, tmp_path: Path
 ) -> None:

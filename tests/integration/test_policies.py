@@ -12,6 +12,7 @@ import pytest
 
 from conftest import wait_until
 from integration import apps as shapes
+from serve_warm import node
 from serve_warm.cli import observed
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         {
             "too many, serve": embedder(*TOO_MANY),
             "too many, fail": embedder(*TOO_MANY, on_uncovered="fail"),
-            "count": embedder(),
+            "count": embedder(max_passes=4),
             "forbid": embedder(after_ready="forbid"),
             "miss, fail": embedder(artifact=store, on_missing="fail"),
             "miss, compile": embedder(artifact=store),
@@ -157,6 +158,14 @@ def test_uncovered_inputs_can_fail_the_start(apps):
 
 
 # --- traffic that was not declared ------------------------------------------------------------
+
+
+def test_user_config_with_our_key_alone_needs_no_reconfigure(apps):
+    """A class without reconfigure takes `user_config: {warmup: ...}`, and is warm."""
+    report = apps["count"].ready().report()
+
+    assert not hasattr(shapes.Embedder.func_or_class, "reconfigure")
+    assert report["covered"] == {"expected": 2, "proven": 2}
 
 
 def test_an_undeclared_shape_is_counted_with_reason_and_signature(apps):
@@ -272,6 +281,19 @@ def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
     assert report["artifact_configured"] is False
     assert report["ready_unix"] > 0
     assert app.report()["elapsed_s"] == report["elapsed_s"] > 0
+
+
+def test_the_kill_switch_does_not_take_a_node_out(cluster, apps):
+    """In its state file such a replica is ready, and expects no inputs."""
+    app = apps["off by user_config"].ready()
+
+    def state() -> dict[str, Any]:
+        found = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
+        return found[0] if found and found[0]["stage"] == "READY" else {}
+
+    said = wait_until("it is ready", state)
+
+    assert (said["verdict"], said["inputs_expected"]) == ("off", 0)
 
 
 def test_caches_are_private_before_user_code_runs(apps):

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 
+from integration.apps import Embedder
 from serve_warm import bench, builder, catalog
 from serve_warm.stores import open_store
 from serve_warm.trustfiles import load_trust
@@ -84,39 +86,47 @@ def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
     assert report["after_ready"] == dict.fromkeys(report["after_ready"], 0)
 
 
-def test_bench_compares_the_three_ways_to_start(app, on, built):
+@pytest.mark.parametrize(
+    ("mode", "verdict"),
+    [("warm", "full_hit"), pytest.param("torch_bytes", "partial", marks=pytest.mark.stress)],
+)
+def test_bench_compares_ways_to_start(app, on, built, mode, verdict):
     """Torch's bytes alone run the compiler again, the artifact does not; no request compiles."""
-    runs = [
-        bench.one(app, built.store, mode, on=on, request_count=9)
-        for mode in ("torch_bytes", "warm")
-    ]
+    run = bench.one(app, built.store, mode, on=on, request_count=9)
 
-    assert [run["verdict"] for run in runs] == ["partial", "full_hit"]
-    assert runs[0]["compiler_processes"] > runs[1]["compiler_processes"] == 0
-    assert [run["compiles_after_ready"] for run in runs] == [0, 0]
+    assert run["verdict"] == verdict
+    assert bool(run["compiler_processes"]) == (mode == "torch_bytes")
+    assert run["compiles_after_ready"] == 0
 
 
-def test_a_start_leaves_other_applications_alone(app, on, built, start):
-    """An application that runs on the same cluster is there before, during and after."""
-    from integration.apps import Embedder
-
-    bystander = start(Embedder.bind()).ready()
-    pid = bystander.report()["pid"]
-
-    with on.running(app, {"artifact": built.store}):
-        during = bystander.report()["pid"]
-
-    assert during == bystander.report()["pid"] == pid
-
-
-def test_other_threads_are_another_variant(app, on, built):
-    """A replica with other resources is told which factor differs, and starts all the same."""
-    wider = builder.App(
+@pytest.fixture(scope="module")
+def wider(app, on, built, cluster) -> tuple[dict[str, Any], list[int]]:
+    """A start with other resources: its report, and whom it met of an application beside it."""
+    beside = cluster.start({"bystander": Embedder.bind()})
+    bystander = beside["bystander"].ready()
+    with_two = builder.App(
         **{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}}
     )
-
-    with on.running(wider, {"artifact": built.store}) as started:
+    pids = [bystander.report()["pid"]]
+    with on.running(with_two, {"artifact": built.store}) as started:
         report = started.report()
+        pids.append(bystander.report()["pid"])
+    pids.append(bystander.report()["pid"])
+    cluster.delete(beside)
+    return report, pids
+
+
+def test_a_start_leaves_other_applications_alone(wider):
+    """An application that runs on the same cluster is there before, during and after."""
+    _, pids = wider
+
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
+
+
+def test_other_threads_are_another_variant(wider):
+    """A replica with other resources is told which factor differs, and starts all the same."""
+    report, _ = wider
 
     assert (report["stage"], report["verdict"]) == ("READY", "miss")
     assert "threads: artifact 1, here 2" in report["artifact"]["reason"]

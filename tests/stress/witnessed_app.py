@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The victim of the kills, noting what it truly does for a witness."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -25,6 +27,22 @@ class Witnessed(victims.Victim.func_or_class):
         return answer
 
 
+PADDING_BYTES = 48 * 2**20
+
+
+@serve.deployment(name="Witnessed", ray_actor_options={"num_cpus": 0})
+class Padded(Witnessed.func_or_class):
+    """What is built: its artifact has padding, so that a kill can land while that is verified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        folder.mkdir(parents=True, exist_ok=True)
+        # Random: nothing makes it smaller on its way.
+        (folder / "padding").write_bytes(os.urandom(PADDING_BYTES))
+
+
 app = Witnessed.bind()
+padded = Padded.bind()
 app_again = Witnessed.bind()
 """The same for Serve by name, and another version."""

@@ -5,6 +5,9 @@
        collected and said at once, each as `key: what is wrong; what to do`. */ -}}
 
 {{- define "serve-warm.check" -}}
+{{- if not (.Values.warmup | default dict).deadline_s -}}
+{{- fail "warmup.deadline_s: there is none, and probe budgets and time-outs follow from it; leave it as it is (1800), or set the seconds that a cold warm-up may take" -}}
+{{- end -}}
 {{- $problems := list -}}
 {{- range $part := list "image" "cluster" "applications" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
 {{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
@@ -34,6 +37,18 @@
 {{- end -}}
 {{- if semverCompare "<2.53.0-0" .Values.rayVersion -}}
 {{- $problems = append $problems (printf "rayVersion: serve_warm runs on Ray 2.53 and newer, found %s; use an image with a newer Ray" .Values.rayVersion) -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* Settings that are not the user's: `settings` are those of all deployments or of one, and stand under `key`. */ -}}
+{{- define "serve-warm.check.taken" -}}
+{{- $taken := dict "state_dir" "the chart sets it, where the probe reads; leave it out" "node_cache_dir" "the chart sets it; leave it out and say in cache what volume it is on" "unfinished" "serve-warm build sets it; leave it out" -}}
+{{- $problems := list -}}
+{{- range $name, $why := $taken -}}
+{{- if hasKey $.settings $name -}}
+{{- $problems = append $problems (printf "%s.%s: %s" $.key $name $why) -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -194,15 +209,8 @@
 {{- if hasKey $own "deadline_s" -}}
 {{- $problems = append $problems (printf "%s.user_config.warmup.deadline_s: probes and time-outs follow from warmup.deadline_s alone; set that to the longest one" $key) -}}
 {{- end -}}
-{{- if hasKey $own "state_dir" -}}
-{{- $problems = append $problems (printf "%s.user_config.warmup.state_dir: the chart sets it, where the probe reads; leave it out" $key) -}}
-{{- end -}}
-{{- if hasKey $own "node_cache_dir" -}}
-{{- $problems = append $problems (printf "%s.user_config.warmup.node_cache_dir: the chart sets it; leave it out and say in cache what volume it is on" $key) -}}
-{{- end -}}
-{{- if hasKey $own "unfinished" -}}
-{{- $problems = append $problems (printf "%s.user_config.warmup.unfinished: serve-warm build sets it; leave it out" $key) -}}
-{{- end -}}
+{{- $taken := dict "key" (printf "%s.user_config.warmup" $key) "settings" $own -}}
+{{- $problems = concat $problems (include "serve-warm.check.taken" $taken | fromYamlArray) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -273,6 +281,10 @@
 {{- end -}}
 {{- if and $artifact.volume.image (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- $problems = append $problems (printf "artifact.volume.image: image volumes begin with Kubernetes 1.31, found %s; bake the artifact into the image, or use a persistentVolumeClaim" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- $problems = concat $problems (include "serve-warm.check.taken" (dict "key" "warmup" "settings" .Values.warmup) | fromYamlArray) -}}
+{{- if hasKey .Values.warmup "artifact" -}}
+{{- $problems = append $problems "warmup.artifact: the chart sets it, and mounts and trusts what it needs; set artifact.store" -}}
 {{- end -}}
 {{- if and (hasKey .Values.warmup "pull_deadline_s") (ge (float64 .Values.warmup.pull_deadline_s) (float64 .Values.warmup.deadline_s)) -}}
 {{- $problems = append $problems (printf "warmup.pull_deadline_s: %v leaves nothing of warmup.deadline_s, %v, to compile in when the store is down; lower it" .Values.warmup.pull_deadline_s .Values.warmup.deadline_s) -}}

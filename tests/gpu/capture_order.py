@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What memory CUDA graphs hold, by the order in which a model's sizes are captured.
+
+    python tests/gpu/capture_order.py
+
+A process for each order. `in passes` calls all sizes, and all again, as a warm-up does; `in a row`
+calls one size until it is captured, and then the next.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SIZES = (8192, 4096, 2048, 1024, 512, 256)
+"""Rows of the input, of a width of 1024; the layer between is eight times as wide."""
+CALLS = 3
+"""Until a graph is launched: before its capture, the capture, the launch."""
+
+
+def measure(sizes: tuple[int, ...], how: str) -> dict[str, object]:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    import torch
+    from torch import nn
+
+    from serve_warm import compiler, graphs
+
+    watch = compiler.watch()
+    torch.manual_seed(0)
+    wide = 8192
+    layers = nn.Linear(1024, wide), nn.GELU(), nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, 8)
+    model = torch.compile(nn.Sequential(*layers).cuda(), mode="reduce-overhead", dynamic=False)
+    inputs = [torch.rand(size, 1024, device="cuda") for size in sizes]
+    calls = [x for x in inputs for _ in range(CALLS)] if how == "in a row" else [*inputs] * CALLS
+    with torch.inference_mode():
+        for x in calls:
+            model(x)
+    torch.cuda.synchronize()
+    return {"captures": watch.counts().captures, "bytes": sum(graphs.pool_bytes().values())}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        sizes, how = json.loads(sys.argv[1])
+        sys.stdout.write(json.dumps(measure(tuple(sizes), how)) + "\n")
+        return
+    for order, sizes in (("largest first", SIZES), ("smallest first", SIZES[::-1])):
+        for how in ("in passes", "in a row"):
+            ended = subprocess.run(
+                [sys.executable, __file__, json.dumps([sizes, how])],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            said = json.loads(ended.stdout.splitlines()[-1])
+            megabytes = said["bytes"] / 1e6
+            sys.stdout.write(
+                f"{order}, {how}: {said['captures']} captures hold {megabytes:.0f} MB\n"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Captures of CUDA graphs are seen, on a real GPU, whoever makes them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from levels import build, started
+from serve_warm import compile as serve_warm_compile
+from serve_warm import compile_regions, compiler, graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+
+
+def model(width: int = 64) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
+    return torch.nn.Sequential(*layers).cuda().eval()
+
+
+def spans(call: Callable[[], Any], times: int) -> list[Any]:
+    """Return what was counted in each of some calls."""
+    watch, found = compiler.watch(), []
+    with torch.inference_mode():
+        for _ in range(times):
+            before = watch.counts()
+            call()
+            found.append(watch.counts() - before)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def test_a_path_is_quiet_only_after_its_capture():
+    """The first call runs eagerly, the second captures, and none after that does either."""
+    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
+    x = torch.rand(8, 16, device="cuda")
+
+    found = spans(lambda: compiled(x), 4)
+
+    assert [each.eager_runs for each in found] == [1, 0, 0, 0]
+    assert [each.captures for each in found] == [0, 1, 0, 0]
+    assert [each.quiet for each in found] == [False, False, True, True]
+    assert found[1].capture_s > 0
+    last = compiler.watch().events()[-1]
+    assert (last.kind, last.reason) == ("capture", "")
+    assert "float32[8×16]" in last.signature
+
+
+def test_a_capture_of_another_address_says_that_it_is_another():
+    """What torch takes for static and is not is captured again, with torch's reason."""
+    compiled = torch.compile(lambda x, y: x + y, mode="reduce-overhead")
+    x = torch.rand(8, 16, device="cuda")
+    statics = [torch.rand(8, 16, device="cuda") for _ in range(2)]
+    for static in statics:
+        torch._dynamo.mark_static_address(static)
+    spans(lambda: compiled(x, statics[0]), 3)
+
+    [again] = spans(lambda: compiled(x, statics[1]), 1)
+
+    # As a path of its own, or as one more of the path that is known.
+    assert again.compiles or "captured 1 times before" in compiler.watch().events()[-1].reason
+
+
+def test_graphs_that_user_code_captures_are_counted():
+    """torch.cuda.graph and make_graphed_callables are captures like any other."""
+    x = torch.rand(8, 16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    eager = model()
+
+    def by_hand() -> None:
+        with torch.cuda.graph(graph):
+            x + 1
+
+    [one] = spans(by_hand, 1)
+    before = compiler.watch().counts()
+    torch.cuda.make_graphed_callables(eager, (x,))
+    more = compiler.watch().counts() - before
+
+    assert one.captures == 1
+    assert more.captures >= 1
+
+
+def test_a_skipped_graph_has_a_reason():
+    """A graph with work on the CPU is not captured, and torch's word for it is kept."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x.cpu() + 1).cuda() + x
+
+    compiled = torch.compile(forward, mode="reduce-overhead")
+    x = torch.rand(8, 16, device="cuda")
+    with torch._inductor.config.patch(graph_partition=False):
+        [first] = spans(lambda: compiled(x), 1)
+
+    skips = [event for event in compiler.watch().events() if event.kind == "skip"]
+    assert first.graph_skips >= 1
+    assert "cpu" in skips[-1].reason
+
+
+def test_pools_are_measured():
+    """What graphs hold for themselves is known in bytes."""
+    compiled = torch.compile(model(width=4096), mode="reduce-overhead")
+    x = torch.rand(256, 16, device="cuda")
+    spans(lambda: compiled(x), 3)
+
+    assert sum(graphs.pool_bytes().values()) >= 256 * 4096 * 4
+
+
+def test_an_entry_captures_and_is_right(tmp_path: Path):
+    """At level 2 nothing is compiled, and a graph is captured as at level 1."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead")
+    library = build(tmp_path / "entries", lambda: compiled(x))
+    assert not library.refused
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: compiled(x), 4)
+        with torch.inference_mode():
+            out, wanted = compiled(x).clone(), eager(x)
+
+    assert [each.compiles for each in found] == [0, 0, 0, 0]
+    assert sum(each.captures for each in found) == 1
+    assert found[-1].quiet
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_library_is_for_the_cpu(tmp_path: Path):
+    """At level 3 a model on the GPU gets an entry of level 2, and the reason is said."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, level=3)
+    library = build(tmp_path / "entries", lambda: compiled(x), level=2)
+
+    [made] = library.described()
+
+    assert made["level"] == 2
+    assert "libraries are for the CPU" in made["reason"]
+
+
+def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_path: Path):
+    """With the directory of another process nothing is built and nothing is tuned."""
+
+    def run() -> dict[str, Any]:
+        ended = subprocess.run(
+            [sys.executable, str(HERE / "handwritten.py"), str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not ended.returncode, ended.stderr
+        said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        return said
+
+    cold, warm = run(), run()
+
+    assert cold["error"] == warm["error"] == 0.0
+    assert [(each["kernels"], each["tunings"]) for each in cold["spans"]] == [(3, 1), (0, 0)]
+    assert [(each["kernels"], each["tunings"]) for each in warm["spans"]] == [(0, 0), (0, 0)]
+
+
+def test_regions_capture_and_are_right(tmp_path: Path):
+    """One entry serves all layers, each with a graph of its own, and nothing compiles."""
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU()) for _ in range(4)]
+    eager = torch.nn.Sequential(*blocks).cuda().eval()
+    x = torch.rand(8, 32, device="cuda")
+    with torch.inference_mode():
+        wanted = eager(x).clone()
+    compile_regions(eager, mode="reduce-overhead")
+    library = build(tmp_path / "entries", lambda: eager(x))
+    assert not library.refused
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: eager(x), 5)
+        with torch.inference_mode():
+            out = eager(x).clone()
+
+    assert [each.compiles for each in found] == [0] * 5
+    assert found[-1].quiet
+    assert sum(each.captures for each in found) >= 4
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
