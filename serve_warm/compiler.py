@@ -686,6 +686,16 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     return found
 
 
+def how_to_raise_the_limit(limit: int) -> str:
+    """Return what user code does in this torch to have `limit` variants of one function."""
+    import torch
+
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        return f"pass torch.compile(..., recompile_limit={limit})"
+    # 2.11 has no argument. Its settings are the process', while later ones are each context's.
+    return f"set torch._dynamo.config.recompile_limit={limit} before the first call"
+
+
 def uses_cuda_graphs(owner: Any) -> bool:
     """Whether something compiled on `owner` records CUDA graphs on this machine."""
     import torch

@@ -203,7 +203,7 @@ class Replay:
         needed = len(self.progress.inputs)
         return (
             "runs eagerly, without a word from torch: there are more compiled variants than the "
-            f"recompile limit allows; pass torch.compile(..., recompile_limit={max(16, needed)}) "
+            f"recompile limit allows; {compiler.how_to_raise_the_limit(max(16, needed))} "
             "or declare fewer shapes"
         )
 

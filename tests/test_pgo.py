@@ -80,13 +80,15 @@ said["graphs"] = len(graphs)
 """
 
 
-def test_another_process_finds_what_the_profile_says(tmp_path: Path):
+def test_another_process_finds_what_the_profile_says(named: dict[str, Any], tmp_path: Path):
     """Modules and functions with closures have one name, wherever hashes are salted otherwise."""
     first = in_a_process(COMPILED, tmp_path, PYTHONHASHSEED="1")
     second = in_a_process(COMPILED, tmp_path, PYTHONHASHSEED="2")
 
     assert (first["why"], second["why"]) == ("", "")
-    assert (first["graphs"], second["graphs"]) == (6, 3)
+    # Where closures are no part of a name, the third function has the profile of the first.
+    made = 6 if "names" in named else 5
+    assert (first["graphs"], second["graphs"]) == (made, 3)
     assert profiles(tmp_path) == ["code_state_serve_warm-Scorer_None_.pkl"]
 
 
