@@ -1,6 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of CUDA graphs are seen, on a real GPU, whoever makes them."""
+"""Captures of CUDA graphs are seen, on a real GPU, whoever makes them; kernels and tunings too.
+
+Without Ray, and without the rest of the suite:
+
+    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).parent
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
+    ),
+]
 
 
 def model(width: int = 64) -> torch.nn.Module:
