@@ -13,6 +13,10 @@
 #   make release-check  builds what would be published, the chart too, and uses it
 #   make clean     removes build output and caches, and leaves .venv
 
+# A benchmark whose figures are recorded through a pipe fails by its own status.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -17,6 +17,7 @@ model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -303,6 +304,9 @@ class _Replica:
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
         self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
         self._heartbeat: node.Heartbeat | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that Serve calls the user's code on."""
+        self._loop_ran_s: float | None = None
         self._sink: metrics.RaySink | None = None
         if self.in_serve:
             _claim(self.replica, type(owner).__name__)
@@ -336,6 +340,7 @@ class _Replica:
         await self._users_reconfigure(user_config, rank)
         if self.in_serve:
             await self.warm_up()
+            self._loop, self._loop_ran_s = asyncio.get_running_loop(), node.boot_s()
             self._become_ready()
 
     def _become_ready(self) -> None:
@@ -455,11 +460,26 @@ class _Replica:
         if self._sink is not None and entered:
             self._sink.changed()
 
+    def _loop_last_ran_s(self) -> float | None:
+        """Return when the loop that serves requests last ran, and ask it to run again.
+
+        Serve asks nothing of it for minutes unless the user has a `check_health`, so that a handler
+        that blocks it looks healthy there.
+        """
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: the process is about to end
+                self._loop.call_soon_threadsafe(self._loop_ran)
+        return self._loop_ran_s
+
+    def _loop_ran(self) -> None:
+        self._loop_ran_s = node.boot_s()
+
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
         warmup, report = self._warmup, self.report()
         return {
             "stage": report.stage.value,
+            "loop_boot_s": self._loop_last_ran_s(),
             "verdict": report.verdict.value,
             "degraded": list(report.degraded),
             "inputs_expected": report.covered.expected,

@@ -197,8 +197,9 @@ class StateFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
             _take(self._lock)
-            names = _encoded(self._names)
-            os.pwrite(self._lock, _heartbeat(boot_s()) + names, 0)
+            # What a reader needs before there is a state: whose it is, and since when.
+            begun = _encoded({**self._names, "began_boot_s": self._began_s})
+            os.pwrite(self._lock, _heartbeat(boot_s()) + begun, 0)
         except OSError:
             self.close()
             raise
@@ -390,11 +391,8 @@ class Replica(NamedTuple):
     state: dict[str, Any] | None
     heartbeat_s: float = 0.0
     """Of CLOCK_BOOTTIME."""
-
-    @property
-    def began_s(self) -> float:
-        """When its start began; one that has written nothing yet begins now."""
-        return _number(self.state, "began_boot_s") or float("inf")
+    began_s: float = float("inf")
+    """When its start began; one of which nothing is known yet begins now."""
 
     @property
     def ready_s(self) -> float | None:
@@ -471,7 +469,8 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) -> Replica:
     lock = _lock(stem, folder)  # first: see Parsed
     state, trouble = _current(stem, folder, lock.heartbeat_s, parsed)
-    names = lock.names() if state is None else _names(state)
+    begun = lock.begun() if state is None else state
+    names = _names(begun)
     heartbeat_s = max(lock.heartbeat_s, _number(state, "heartbeat_boot_s") or 0.0)
     age_s = boot_s() - heartbeat_s
     stage = "" if state is None else str(state.get("stage", ""))
@@ -488,13 +487,27 @@ def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) 
     elif age_s < -1.0:
         condition = "stale"
         why = "its heartbeat is of another boot of this machine, or of another machine"
+    elif stage == "READY" and _loop_age_s(state) > stale_s:
+        condition = "stale"
+        why = f"its event loop has not run for {_loop_age_s(state):.0f} s: a handler blocks it"
     elif stage == "FAILED":
         condition, why = "failed", f"FAILED: {state.get('error', '')}"
     elif stage != "READY":
         done = f"{state.get('inputs_done')}/{state.get('inputs_expected')} inputs"
         since_s = boot_s() - (_number(state, "stage_boot_s") or boot_s())
         condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}"
-    return Replica(stem, names, condition, why, state, heartbeat_s)
+    began_s = _number(begun, "began_boot_s") or float("inf")
+    return Replica(stem, names, condition, why, state, heartbeat_s, began_s)
+
+
+def _loop_age_s(state: dict[str, Any]) -> float:
+    """Return how long the loop that serves requests had not run when this was written.
+
+    Not by now: a state that cannot be written any more says nothing of the loop. 0 where it is not
+    known.
+    """
+    loop_s, written_s = _number(state, "loop_boot_s"), _number(state, "heartbeat_boot_s")
+    return 0.0 if loop_s is None or written_s is None else written_s - loop_s
 
 
 class _Lock(NamedTuple):
@@ -503,12 +516,12 @@ class _Lock(NamedTuple):
     rest: bytes = b""
     trouble: str = ""
 
-    def names(self) -> tuple[str, str, str]:
-        """Return whose it is; empty between its making and its first write."""
+    def begun(self) -> dict[str, Any]:
+        """Return whose it is and since when; nothing between its making and its first write."""
         try:
-            return _names(_decoded(self.rest))
+            return _decoded(self.rest)
         except (ValueError, RecursionError):
-            return "", "", ""
+            return {}
 
 
 def _lock(stem: str, folder: int) -> _Lock:
@@ -838,9 +851,7 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
     counted = {name: [r for r in group if r not in excused] for name, group in groups.items()}
     if any(_lacking(name, group, policy) for name, group in counted.items()):
         return reasons, ()
-    if policy.expect == "allow-idle" or any(
-        _was_warm(groups, moment.ready_s) for moment in everyone if moment.ready_s is not None
-    ):
+    if any(_was_warm(groups, r.ready_s, policy) for r in everyone if r.ready_s is not None):
         return [], excused
     return reasons, ()
 
@@ -866,11 +877,16 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
     return cold
 
 
-def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float) -> bool:
-    """Return whether all replicas that had begun by then were ready, and each group had one."""
+def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Policy) -> bool:
+    """Return whether all replicas that had begun by then were ready, and each group had one.
+
+    A group that may be idle may have had none.
+    """
     for group in groups.values():
         begun = [r for r in group if r.began_s <= at_s]
-        if not begun or any(r.ready_s is None or r.ready_s > at_s for r in begun):
+        if not begun and policy.expect != "allow-idle":
+            return False
+        if any(r.ready_s is None or r.ready_s > at_s for r in begun):
             return False
     return True
 
@@ -1048,7 +1064,11 @@ NODE_METRICS = {
         "Replicas that were added to a warm node, are not ready yet and do not count.",
     ),
     "serve_warm_replica_alive": ("gauge", WHO, "1 while the replica's process lives, 0 after."),
-    "serve_warm_heartbeat_age_seconds": ("gauge", WHO, "Seconds since a living replica wrote."),
+    "serve_warm_heartbeat_age_seconds": (
+        "gauge",
+        WHO,
+        "Seconds since a living replica wrote what is shown here.",
+    ),
     "serve_warm_stage_age_seconds": (
         "gauge",
         WHO,
@@ -1219,7 +1239,9 @@ class Ledger:
         alive = replica.condition != "dead"
         found.add_own("serve_warm_replica_alive", replica.names, float(alive))
         if alive:
-            age_s = max(0.0, now - replica.heartbeat_s)
+            # Of what is shown here: on a full disk the lock's heartbeat goes on, and this does not.
+            written_s = _number(replica.state, "heartbeat_boot_s") or replica.heartbeat_s
+            age_s = max(0.0, now - written_s)
             found.add_own("serve_warm_heartbeat_age_seconds", replica.names, age_s)
             since_s = _number(replica.state, "stage_boot_s")
             if since_s is not None:
@@ -1521,19 +1543,30 @@ def _answer(node: Server, target: str) -> tuple[int, str, str]:
 
 
 class _Clients:
-    """The open connections of a server: there are so many at most, and none is open for long."""
+    """The open connections of a server: there are so many at most, and none is open for long.
+
+    Where all places are taken, the connection that has waited the longest for its next request
+    goes: a crowd of clients that keep theirs must not shut a probe out.
+    """
 
     def __init__(self) -> None:
         import threading
 
         self._ends: dict[socket.socket, float] = {}
+        """When each is hung up on; in the order in which they last came or were answered."""
+        self._answered: dict[socket.socket, None] = {}
+        """Those that wait for another request, in the same order."""
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket) -> bool:
-        """Give it a place, if there is one."""
+        """Give it a place, if there is one or can be."""
         with self._lock:
             if len(self._ends) >= MAX_CONNECTIONS:
-                return False
+                idle = next(iter(self._answered), None)
+                if idle is None:
+                    return False
+                del self._ends[idle], self._answered[idle]
+                _shut(idle)
             self._ends[connection] = time.monotonic() + REQUEST_S
             return True
 
@@ -1542,24 +1575,31 @@ class _Clients:
         with self._lock:
             if connection in self._ends:
                 self._ends[connection] = time.monotonic() + REQUEST_S
+                self._answered.pop(connection, None)
+                self._answered[connection] = None
 
     def forget(self, connection: socket.socket) -> None:
         """Free its place, if it has one. To be called before it is closed."""
         with self._lock:
             self._ends.pop(connection, None)
+            self._answered.pop(connection, None)
 
     def hang_up(self) -> None:
         """End those that are late. Their threads find nobody there, and close them."""
-        import socket
-
         now = time.monotonic()
         with self._lock:
             for connection, end_s in self._ends.items():
                 if end_s < now:
-                    try:
-                        connection.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        pass  # the client was faster
+                    _shut(connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    import socket
+
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the client was faster
 
 
 class _Request(NamedTuple):
@@ -1634,6 +1674,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             # Who writes by hand may leave out the carriage returns.
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
+        data = data.lstrip(b"\n")
         answer, last = _reply(node, head)
         # In one piece: the second of two would wait for the client to acknowledge the first.
         connection.sendall(answer)

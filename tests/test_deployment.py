@@ -10,6 +10,7 @@ import logging
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,6 +264,29 @@ def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: Path):
     assert f"makes a {inner.__name__}, and it has a Outer to" in caught.value.message
     assert "declare all inputs in the warmup_inputs()" in caught.value.hint
     assert [(each["replica"], each["stage"]) for each in states()] == [("Model#1", "PENDING")]
+
+
+@pytest.mark.usefixtures("exports")
+def test_a_loop_that_is_blocked_is_seen():
+    """What the state says of the loop goes on while it runs, and stands while a handler blocks."""
+    replica = warmup(Model, enabled=False)().__dict__[ATTRIBUTE]
+
+    async def serving() -> list[float | None]:
+        await replica.reconfigure(None, rank=None)
+        first = replica._facts()["loop_boot_s"]
+        await asyncio.sleep(0.01)  # the loop runs
+        second = replica._facts()["loop_boot_s"]
+        time.sleep(0.01)  # noqa: ASYNC251 - as a handler that blocks does
+        return [first, second, replica._facts()["loop_boot_s"]]
+
+    before = replica._facts()["loop_boot_s"]
+    first, second, blocked = asyncio.run(serving())
+
+    assert before is None
+    assert first is not None
+    assert second is not None
+    assert second > first
+    assert blocked == second
 
 
 def test_outside_of_serve_there_may_be_several():

@@ -565,6 +565,46 @@ def test_a_stopped_process_is_stale_and_comes_back(tmp_path: Path, process):
     assert conditions(directory) == {"hanging": "warm"}
 
 
+@pytest.mark.parametrize(("blocked_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
+def test_a_replica_whose_loop_is_blocked_is_stale(tmp_path: Path, blocked_s: float, condition: str):
+    """Its heartbeat goes on, and no request is answered."""
+    loop_ran_s = node.boot_s() - blocked_s
+    state_file(tmp_path / "state").write({"stage": "READY", "loop_boot_s": loop_ran_s})
+
+    (replica,) = look(tmp_path / "state")
+
+    assert replica.condition == condition
+    assert ("event loop has not run for 31 s" in replica.why) == (condition == "stale")
+
+
+def test_a_loop_that_compiles_before_ready_is_no_trouble(tmp_path: Path):
+    """Until then nobody is to be served: it is warming, and says how far."""
+    state_file(tmp_path / "state").write({"stage": "REPLAYING", "loop_boot_s": 1.0})
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
+
+
+def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path, monkeypatch):
+    """On a full disk only the lock's heartbeat goes on."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "READY", "loop_boot_s": node.boot_s()})
+    stopped_clock(monkeypatch, 3600.0)
+    os.pwrite(file._lock, node._heartbeat(node.boot_s()), 0)
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
+def test_a_replica_that_has_written_nothing_says_when_it_began(tmp_path: Path):
+    """In its lock: the latch tells by it who was there first."""
+    state_file(tmp_path / "state")
+
+    (replica,) = look(tmp_path / "state")
+
+    assert replica.state is None
+    assert 0.0 <= node.boot_s() - replica.began_s < 60.0
+    assert replica.names == ("app", "Embedder", "Embedder#1")
+
+
 def test_a_heartbeat_of_the_future_is_none(tmp_path: Path, monkeypatch):
     """Of another boot or machine: what it says of now is unknown."""
     state_file(tmp_path / "state").write({"stage": "READY"})
@@ -1061,8 +1101,15 @@ def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPa
 def replica(
     name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
 ) -> Replica:
-    state = {"began_boot_s": 1.0 + began, "ready_boot_s": ready and 1.0 + ready}
-    return Replica(name, ("app", of, name), condition, "" if condition == "warm" else "why", state)
+    state = {"ready_boot_s": ready and 1.0 + ready}
+    return Replica(
+        stem=name,
+        names=("app", of, name),
+        condition=condition,
+        why="" if condition == "warm" else "why",
+        state=state,
+        began_s=1.0 + began,
+    )
 
 
 WARM = replica("w", "warm", began=0, ready=10)
@@ -1100,8 +1147,11 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
         (Policy("allow-idle"), [], True, ""),
         (Policy("allow-idle"), [DEAD], True, ""),
         (Policy("allow-idle"), [WARM], True, ""),
-        (Policy("allow-idle"), [WITH_IT], True, "b"),
-        (Policy("allow-idle", latch="off"), [WITH_IT], False, ""),
+        (Policy("allow-idle"), [WITH_IT], False, ""),
+        (Policy("allow-idle"), [WITH_IT, DEAD], False, ""),
+        (Policy("allow-idle"), [replica("f", "failed", began=5)], False, ""),
+        (Policy("allow-idle"), [WARM, ADDED], True, "a"),
+        (Policy("allow-idle", latch="off"), [WARM, ADDED], False, ""),
         (Policy("allow-idle"), [replica("s", "stale", ready=3)], False, ""),
         # min=N counts
         (Policy("min", 1), [], False, ""),
@@ -1119,6 +1169,7 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
         (Policy(deployments=("D", "Other")), [OTHER, ADDED], False, ""),
         (Policy("min", 2, ("D", "Other")), [WARM, OTHER], False, ""),
         (Policy("allow-idle", deployments=("D", "Other")), [WARM], True, ""),
+        (Policy("allow-idle", deployments=("D", "Other")), [WARM, ADDED], True, "a"),
     ],
 )
 def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -790,6 +791,34 @@ def test_a_slow_client_does_not_keep_its_place(listening):
         wait_until("it is hung up on", hung_up)
 
         wait_until("the next is", lambda: get(f"http://127.0.0.1:{listening}/livez") == "")
+
+
+def test_a_crowd_that_keeps_its_connections_shuts_nobody_out(
+    listening: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Who was answered and asks nothing makes room for who comes."""
+    monkeypatch.setattr(node, "REQUEST_S", 3600.0)
+    with socket.create_connection(("127.0.0.1", listening)) as kept:
+        kept.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+        assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+        assert get(f"http://127.0.0.1:{listening}/livez") == ""
+
+        assert kept.recv(1) == b""
+
+
+def test_empty_lines_between_requests_are_none():
+    """However the bytes are cut: RFC 9112, 2.2."""
+    first = b"GET /livez HTTP/1.1\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"
+    ours, theirs = socket.socketpair()
+    server = SimpleNamespace(draining=False)
+    with ours, theirs:
+        theirs.sendall(first + b"\r\n" + last)
+        node._converse(server, node._Clients(), ours)
+        answers = theirs.recv(1 << 16)
+
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
 def test_a_client_that_was_answered_may_ask_again(monkeypatch: pytest.MonkeyPatch):
