@@ -164,6 +164,8 @@ class StateFile:
         temporary = f"{self._stem}.{os.getpid()}.tmp"
         try:
             os.pwrite(self._lock, _heartbeat(now), 0)
+            if not os.path.samestat(os.stat(self._directory), os.fstat(self._folder)):
+                raise FileNotFoundError(errno.ENOENT, "the directory was replaced", self._directory)
             there = os.stat(f"{self._stem}.lock", dir_fd=self._folder, follow_symlinks=False)
             if not os.path.samestat(there, os.fstat(self._lock)):
                 raise FileNotFoundError(errno.ENOENT, "the lock was replaced", self.path)

@@ -835,6 +835,20 @@ def small_fixture(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
+def test_a_directory_that_was_moved_away_is_made_again(tmp_path: Path):
+    """Whoever asks looks where it was, and what lies elsewhere is nobody's state."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "READY"})
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(FileNotFoundError):
+        file.write({"stage": "READY"})
+    file.write({"stage": "READY"})
+
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+    assert conditions(tmp_path / "elsewhere") == {"Embedder#1": "dead"}
+
+
 def test_a_full_directory_keeps_the_heartbeat(small: Path):
     """What was warm stays so on a full disk, and no half file is left."""
     file = state_file(small)
