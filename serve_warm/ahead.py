@@ -19,6 +19,7 @@ import hashlib
 import io
 import logging
 import pickle
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -356,10 +357,19 @@ def _file_digest(module: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what torch says, which is long."""
+    """Return what torch says, which is long, in a line: what, why, and where in user code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else "no reason given"
-    return f"{type(error).__name__}: {first}"[:300]
+    why = next((line for line in lines if line.startswith(EXPLANATION)), "")
+    frames = [found for line in lines if (found := FRAME.match(line)) is not None]
+    where = f" ({Path(frames[-1][1]).name}:{frames[-1][2]})" if frames else ""
+    text = f"{type(error).__name__}: {first} {why.removeprefix(EXPLANATION).strip()}".rstrip()
+    return f"{text[:300]}{where}"
+
+
+EXPLANATION = "Explanation:"
+FRAME = re.compile(r'File "(.+)", line (\d+), in ')
+"""How torch quotes user code; the innermost frame comes last."""
 
 
 # What the graph itself looks at ---------------------------------------------------------------
@@ -399,7 +409,8 @@ class _Graph:
             facts.describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True)
         )
         if self._known and said not in self._known:
-            now, was = next(pair for pair in zip(said, self._known[0]) if pair[0] != pair[1])  # noqa: B905
+            pairs = zip(said, self._known[0])  # noqa: B905 - of different lengths where one is gone
+            now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
             raise NoEntry(f"a tensor that its graph finds by itself is {now}, and was {was}")
         self._known = [said]
         # Inference tensors and others are told apart by the check, and are one to the code.
@@ -407,6 +418,20 @@ class _Graph:
             _of_tensors(tensor_check(tensors, free=range(len(tensors) * dynamic)), dynamic=dynamic),
             *self._checks[:3],
         )
+
+
+def has_computed(error: BaseException) -> bool:
+    """Return whether an entry had come to its graph before it raised.
+
+    Before it the bytecode around a graph looks up modules and attributes, and may not find one that
+    was there.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is _Graph.__call__.__code__:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,9 @@ FORMAT = 1
 """Version of both parts. Another one is not read: its calls are served by level 1."""
 
 INDEX = "index.json"
+
+DIGEST = re.compile(r" [0-9a-f]{16}\b")
+"""Of a class' functions, as `facts.name_of_class` writes it behind the name."""
 
 PREFIXES = {2: "entry", 3: "library"}
 """What the file of an entry is called, by the level: torch's pickle, or a shared library."""
@@ -217,6 +221,9 @@ class Library:
         if other.arguments != unit.arguments:
             return f"compiled with {other.arguments}, and here with {unit.arguments}"
         for ours, theirs in zip(unit.tree, other.tree):  # noqa: B905 - the shorter one decides
+            if ours != theirs and DIGEST.sub("", ours) == DIGEST.sub("", theirs):
+                name = DIGEST.sub("", ours).partition(": ")[2]
+                return f"the code of {name} changed since the build: build again"
             if ours != theirs:
                 return f"the module is not the one of the build: [{ours}], there [{theirs}]"
         return f"the module has {len(unit.tree)} parts, at the build it had {len(other.tree)}"

@@ -181,15 +181,22 @@ NOT_FACTS = {
     *("GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE"),
     *("AUTOGRAD_SAVED_TENSORS_HOOKS", "DEFAULT_DEVICE", "SHAPE_ENV", "FSDP_TRAINING_STATE"),
     *("EMPTY_NN_MODULE_HOOKS_DICT", "STORAGE_OVERLAPPING"),
-    *("NN_MODULE", "DICT_VERSION", "DYNAMIC_INDICES"),
+    *("NN_MODULE", "DICT_VERSION", "DYNAMIC_INDICES", "FUNCTORCH_STACK_MATCH"),
 }
 
 VALUES = {
     *("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DUAL_LEVEL"),
     "CONSTANT_SUBCLASS_MATCH",  # 2.13; a NumPy float, for example
     *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # where it stands
+    "LIST_REVERSEITERATOR_LEN",  # 2.15
 }
 """Guards on a value that is built into the graph. One that cannot be a fact stops the entry."""
+
+IDENTITY = {
+    *("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH"),
+    *("MODULE_MATCH", "NOT_NONE_MATCH", "WEAKREF_ALIVE"),
+}
+"""Guards on which object it is."""
 
 
 @dataclass(kw_only=True)
@@ -292,6 +299,9 @@ def collect(guards: Sequence[Guard], callee: Any, *, modules: Mapping[str, str])
 
 
 def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any] | None:
+    if guard.kind not in KNOWN:
+        # Of a later torch, or of what no entry takes: what it protects is not known here.
+        raise NoEntry(f"{guard.path} has a guard of kind {guard.kind}, which is not known")
     before = len(table.steps)
     try:
         row = table.of(ast.parse(guard.path, mode="eval").body)
@@ -336,7 +346,9 @@ KINDS = {
     **dict.fromkeys(("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"), "keys"),
     "TENSOR_MATCH": "tensor",
 }
-"""Kind of fact by Dynamo's name of the guard. The others are about identity."""
+"""Kind of fact by Dynamo's name of the guard. Those of `IDENTITY` are about identity."""
+
+KNOWN = {*KINDS, *IDENTITY, "DUPLICATE_INPUT"}
 
 
 def expected(kind: str, found: Any, value: Any) -> Expected:
@@ -467,7 +479,9 @@ def literal(value: Any) -> str | None:
     elif isinstance(value, types.FunctionType) and _is_own(value):
         text = f"function {_name(value)}"
     elif isinstance(value, enum.Enum):
-        text = f"{_name(kind)} {value.name or value.value}"  # flags in one: no name before 3.11
+        # The value as well: members of an IntEnum are numbers to compiled code. Flags in one have
+        # no name before 3.11.
+        text = f"{_name(kind)} {value.name} {literal(value.value)}"
     elif isinstance(value, SUBCLASSED):
         base = next(base for base in SUBCLASSED if isinstance(value, base))
         text = f"{name_of_class(kind)} {base.__repr__(value)}"

@@ -4,7 +4,7 @@
 
 `serve_warm.compile` is torch.compile with a dispatcher in front. With an artifact loaded, a call
 that an entry was made for runs that entry, and neither Dynamo nor its guards are asked (level 2).
-Any other call goes to torch.compile (level 1), counted and named: never wrong, never an error.
+Any other call goes to torch.compile (level 1), counted and named: never an error.
 Where it is asked for, an entry is a library made by AOTInductor (level 3), and Dynamo and Inductor
 are not even imported before a call needs level 1.
 
@@ -306,8 +306,7 @@ class _CompiledFunction:
             else torch.compile(function, **arguments)
         )
         self._serve_warm = Dispatcher(function, stock=stock, arguments=arguments, level=level)
-        # By identity: equal objects have weights of their own. Each is kept alive by its method.
-        self._methods: dict[int, Dispatcher] = {}
+        self._slotted: dict[Any, _Methods] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._serve_warm(*args, **kwargs)
@@ -325,15 +324,38 @@ class _CompiledFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        try:
-            return self._methods[id(instance)]
-        except KeyError:
+        # An instance with slots only has no place for them: those are kept for good.
+        place = getattr(instance, "__dict__", self._slotted)
+        name = METHODS if place is not self._slotted else id(instance)
+        kept = place.get(name) or {}
+        method = kept.get(id(self))
+        # A shallow copy has what its original keeps, and weights of its own.
+        if method is None or method.callee.__self__ is not instance:
             bound = types.MethodType(self._function, instance)
             stock = functools.partial(self._serve_warm.stock, instance)
             level = self._serve_warm.level
             method = Dispatcher(bound, stock=stock, arguments=self._arguments, level=level)
-            self._methods[id(instance)] = method
-            return method
+            functools.update_wrapper(method, bound, updated=())
+            own = {key: m for key, m in kept.items() if m.callee.__self__ is instance}
+            place[name] = _Methods({**own, id(self): method})
+        return method
+
+
+METHODS = "_serve_warm_methods"
+"""Where an instance keeps its compiled methods, which end with it."""
+
+
+class _Methods(dict[int, "Dispatcher"]):
+    """Compiled methods of one instance; a copy of it begins with none."""
+
+    def __copy__(self) -> _Methods:
+        return _Methods()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Methods:
+        return _Methods()
+
+    def __reduce__(self) -> Any:
+        return _Methods, ()
 
 
 class _Changes:
@@ -377,7 +399,9 @@ class _Changes:
         kind: Any = torch.nn.Module
         # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15). Each
         # goes on to the modules below, and so comes by here for those that are looked at.
-        for name in ("train", "_apply"):
+        # A submodule that is deleted fires no hook.
+        hooks = ("register_forward_hook", "register_forward_pre_hook")
+        for name in ("train", "_apply", "__delattr__", *hooks):
             setattr(kind, name, self._bumping(getattr(kind, name), self.noted))
         # This one does not: it reaches the modules below by another method of theirs.
         kind.load_state_dict = self._bumping(kind.load_state_dict, self._noted_below)
@@ -466,8 +490,8 @@ class Dispatcher:
                         compiler.calling.add(threading.get_native_id())
                     try:
                         return fn(self.callee, *tensors)
-                    except NoEntry as error:  # before anything was computed
-                        self._noted(use[0], 1, str(error))
+                    except BEFORE_THE_GRAPH as error:
+                        self._noted(use[0], 1, _why_not_run(error))
                         return self.stock(*args, **kwargs)
         return self._looked_up(args, kwargs)
 
@@ -570,9 +594,10 @@ class Dispatcher:
             compiler.calling.add(threading.get_native_id())
         try:
             return fn(self.callee, *tensors)
-        except NoEntry as error:  # before anything was computed
+        except BEFORE_THE_GRAPH as error:
+            why = _why_not_run(error)
             self._seen[use] -= 1
-            self._noted(call, 1, str(error))
+            self._noted(call, 1, why)
             return self.stock(*args, **kwargs)
 
     def _found(
@@ -731,6 +756,20 @@ class Dispatcher:
             return out
 
         return difference_from_eager(self.callee, eager, made.fn, tensors)
+
+
+BEFORE_THE_GRAPH = (NoEntry, LookupError, AttributeError)
+"""What an entry raises before anything was computed: it refuses the call, or does not find what it
+is to compute with, a submodule that was deleted for example."""
+
+
+def _why_not_run(error: BaseException) -> str:
+    """Return why an entry did not come to its graph; what is raised after that is raised on."""
+    if isinstance(error, NoEntry):
+        return str(error)
+    if ahead.has_computed(error):
+        raise error
+    return f"it does not find what it was built with: {type(error).__name__}: {error}"
 
 
 def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

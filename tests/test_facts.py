@@ -315,3 +315,11 @@ def test_a_name_is_only_given_where_it_leads_back():
     assert facts.where(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
     assert facts.where(math) == ("math", "")
     assert facts.where(lambda: 1) is None
+
+
+def test_a_guard_of_an_unknown_kind_stops_the_entry():
+    """What a later torch protects by it is not known here, and may be a number."""
+    guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
+
+    with pytest.raises(NoEntry, match="guard of kind SOMETHING_NEW_MATCH"):
+        collect([guard], SimpleNamespace(mode=3), modules={})

@@ -13,11 +13,14 @@ import copy
 import dataclasses
 import enum
 import functools
+import gc
+import inspect
 import io
 import itertools
 import pickle
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -1177,7 +1180,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
     "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, and was int 0"),
     "there and back": (a_swap, "t[0] is float "),
     "once": (a_first_time, "'known'"),
-    "enum": (a_member_of_an_enum, "Colour BLUE, and was test_precompile.Colour RED"),
+    "enum": (a_member_of_an_enum, "Colour BLUE int 2, and was test_precompile.Colour RED int 1"),
     "function of torch": (a_function_of_torch, ".abs, and was torch"),
     "global": (a_global, ".STEPS is int 1, and was int 0"),
     "closure": (a_cell, "cell_contents is int 1, and was int 0"),
@@ -1669,6 +1672,131 @@ def test_a_changed_source_is_level_1(program: tuple[Program, dict[str, Any]]):
     assert start["levels"] == [1, 1]
     assert all("helper" in reason for reason in start["reasons"])
     assert start["outputs"] != build_["outputs"]
+
+
+class ByMember(nn.Module):
+    """Multiplies with a member of an enumeration, which is a number to compiled code."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("kind", [enum.IntEnum, enum.IntFlag])
+@torch.inference_mode()
+def test_the_value_of_a_member_is_a_fact(kind: Any, tmp_path: Path):
+    """A number that was changed where the class is defined is another number."""
+    built, now = kind("Scale", {"OUT": 2}), kind("Scale", {"OUT": 3})
+    model = serve_warm.compile(ByMember(built.OUT).eval(), dynamic=False)
+    build(tmp_path, lambda: model(x(3, 4)))
+    eager = ByMember(now.OUT).eval()
+    ours = serve_warm.compile(eager, dynamic=False)
+
+    with started(tmp_path), eager_below():
+        result = served(lambda: ours(x(3, 4)))
+
+    assert result.level == 1
+    assert "OUT int 3, and was" in result.reason
+    torch.testing.assert_close(result.value, eager(x(3, 4)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda m: m.__delitem__(-1), id="last deleted"),
+        pytest.param(lambda m: m.__delitem__(0), id="first deleted"),
+        pytest.param(lambda m: m[0].register_forward_hook(lambda m, a, out: out * 2), id="hook"),
+    ],
+)
+@torch.inference_mode()
+def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
+    change: Callable[[Any], Any], tmp_path: Path
+):
+    """The next call is as eager's; nothing is raised, and nothing is wrong."""
+
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = serve_warm.compile(Layered().eval(), dynamic=False)
+    build(tmp_path, lambda: model(x(3, 4)))
+    eager = Layered().eval()
+    ours = serve_warm.compile(eager, dynamic=False)
+    with started(tmp_path), eager_below():
+        first = served(lambda: ours(x(3, 4)))
+        change(eager.layers)
+        second = served(lambda: ours(x(3, 4)))
+        wanted = eager(x(3, 4))
+
+    assert (first.level, second.level) == (2, 1)
+    torch.testing.assert_close(second.value, wanted)
+
+
+def test_what_an_entry_does_not_find_is_no_exception_in_traffic(tmp_path: Path):
+    """Where it was taken away past everything that is watched; what its graph raises is raised."""
+    holder = SimpleNamespace(parts={"a": 2.0})
+
+    class Holding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * holder.parts["a"]
+
+    eager = Holding().eval()
+    model = serve_warm.compile(eager, dynamic=False)
+    with torch.inference_mode():
+        build(tmp_path, lambda: model(x(3, 4)))
+        with started(tmp_path):
+            entry_of(eager, KeyError("a"))
+            result = served(lambda: model(x(3, 4)))
+
+    assert result.level == 1
+    assert "does not find what it was built with: KeyError" in result.reason
+    torch.testing.assert_close(result.value, x(3, 4) * 2)
+
+
+def entry_of(callee: Any, error: Exception) -> None:
+    """Have the next entry that is run raise, before it comes to its graph."""
+    dispatcher = next(d for d in precompile._dispatchers if d.callee is callee)
+
+    def raising(*_: Any) -> Any:
+        raise error
+
+    dispatcher._found = lambda *_: (SimpleNamespace(level=2, reason=""), raising)
+
+
+def test_an_instance_ends_with_its_compiled_methods():
+    """Models that are evicted are freed; a copy has methods of its own."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.weight = torch.ones(2)
+
+        @serve_warm.compile
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    first = Held()
+    twin = copy.copy(first)
+    deep = copy.deepcopy(first)
+    methods = {id(each.run) for each in (first, twin, deep)}
+    gone = weakref.ref(first)
+
+    assert len(methods) == 3
+    assert first.run is first.run
+    assert list(inspect.signature(first.run).parameters) == ["x"]
+    del first
+    gc.collect()
+    assert gone() is None
 
 
 def test_built_ins_that_compiled_code_uses_are_found(tmp_path: Path):
