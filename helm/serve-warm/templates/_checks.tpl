@@ -9,7 +9,7 @@
 {{- fail "warmup.deadline_s: there is none, and probe budgets and time-outs follow from it; leave it as it is (1800), or set the seconds that a cold warm-up may take" -}}
 {{- end -}}
 {{- $problems := list -}}
-{{- range $part := list "image" "cluster" "applications" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
+{{- range $part := list "image" "cluster" "applications" "capacity" "resources" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
 {{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
 {{- $problems = concat $problems $found -}}
 {{- end -}}
@@ -51,16 +51,6 @@
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
-{{- end -}}
-
-{{- /* CPUs of a quantity such as 500m or 2, as a number. */ -}}
-{{- define "serve-warm.cpus" -}}
-{{- $quantity := toString . -}}
-{{- if hasSuffix "m" $quantity -}}
-{{- divf (trimSuffix "m" $quantity) 1000 | ceil -}}
-{{- else -}}
-{{- ceil $quantity -}}
-{{- end -}}
 {{- end -}}
 
 {{- define "serve-warm.check.cluster" -}}
@@ -127,35 +117,10 @@
 {{- if and $service (not .Values.applications) -}}
 {{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
 {{- end -}}
-{{- $cpus := 0 -}}
-{{- $all := 0 -}}
-{{- $gpus := 0 -}}
-{{- range prepend .Values.workers .Values.head -}}
-{{- $limits := (.resources | default dict).limits | default dict -}}
-{{- $params := .rayStartParams | default dict -}}
-{{- /* Without either Ray counts those of the node, which nobody knows here. */ -}}
-{{- $here := 1000000 -}}
-{{- if hasKey $params "num-cpus" -}}
-{{- $here = include "serve-warm.cpus" (index $params "num-cpus") | int -}}
-{{- else if hasKey $limits "cpu" -}}
-{{- $here = include "serve-warm.cpus" $limits.cpu | int -}}
-{{- end -}}
-{{- $cpus = max $cpus $here -}}
-{{- $all = add $all (mul $here (hasKey . "replicas" | ternary .replicas 1 | int)) -}}
-{{- range $name, $count := $limits -}}
-{{- if hasSuffix "gpu" $name -}}
-{{- $gpus = max $gpus (int $count) -}}
-{{- end -}}
-{{- end -}}
-{{- if hasKey $params "num-gpus" -}}
-{{- $gpus = max $gpus (int (index $params "num-gpus")) -}}
-{{- end -}}
-{{- end -}}
 {{- $names := list -}}
 {{- $routes := list -}}
 {{- $deployments := list -}}
 {{- $warming := 0 -}}
-{{- $wanted := 0.0 -}}
 {{- range $index, $application := .Values.applications -}}
 {{- $key := printf "applications[%d]" $index -}}
 {{- if has .name $names -}}
@@ -171,25 +136,15 @@
 {{- $key := printf "%s.deployments[%d]" $key $number -}}
 {{- $deployments = append $deployments .name -}}
 {{- $deployments = append $deployments (printf "%s#%s" $application.name .name) -}}
-{{- $actor := .ray_actor_options | default dict -}}
-{{- if gt (float64 ($actor.num_cpus | default 0)) (float64 $cpus) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options.num_cpus: no group has %v CPUs, %d is the most, so that the replica would wait for ever; raise resources.limits.cpu of a worker group" $key $actor.num_cpus $cpus) -}}
-{{- end -}}
-{{- if gt (float64 ($actor.num_gpus | default 0)) (float64 $gpus) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options.num_gpus: no group has %v GPUs, %d is the most, so that the replica would wait for ever; set resources.limits of a worker group, such as nvidia.com/gpu" $key $actor.num_gpus $gpus) -}}
-{{- end -}}
 {{- $autoscaling := .autoscaling_config | default dict -}}
 {{- if and $autoscaling (or (kindIs "float64" .num_replicas) (kindIs "int64" .num_replicas) (kindIs "int" .num_replicas)) -}}
 {{- $problems = append $problems (printf "%s.num_replicas: Serve takes no number beside autoscaling_config; leave it out, or write auto" $key) -}}
 {{- end -}}
-{{- $least := $autoscaling.min_replicas | default 1 | int -}}
-{{- $highest := $autoscaling.max_replicas | default (max $least 1) | int -}}
+{{- $count := include "serve-warm.count" . | fromYaml -}}
+{{- $least := int $count.least -}}
+{{- $highest := int $count.highest -}}
 {{- if gt $least $highest -}}
 {{- $problems = append $problems (printf "%s.autoscaling_config.min_replicas: %d is above max_replicas %d; change one of them" $key $least $highest) -}}
-{{- end -}}
-{{- $count := kindIs "string" .num_replicas | ternary $least (.num_replicas | default $least) -}}
-{{- if not .placement_group_bundles -}}
-{{- $wanted = addf $wanted (mulf $count ($actor.num_cpus | default 0)) -}}
 {{- end -}}
 {{- if hasKey $autoscaling "initial_replicas" -}}
 {{- $initial := int $autoscaling.initial_replicas -}}
@@ -216,9 +171,6 @@
 {{- end -}}
 {{- if and .Values.applications (eq $warming 0) (ne .Values.readiness.mode "kuberay") -}}
 {{- $problems = append $problems "applications: no deployment has user_config.warmup, so that no worker would ever be ready; add user_config: {warmup: {}} to those that use serve_warm, or set readiness.mode: kuberay" -}}
-{{- end -}}
-{{- if and (not .Values.autoscaling.enabled) (gt (float64 $wanted) (float64 $all)) -}}
-{{- $problems = append $problems (printf "workers: the replicas of all applications want %v CPUs and there are %d, so that some would wait for ever; add workers, or set autoscaling.enabled: true" $wanted $all) -}}
 {{- end -}}
 {{- $lists := list (dict "key" "readiness.deployments" "names" .Values.readiness.deployments) -}}
 {{- range $index, $group := .Values.workers -}}
@@ -309,8 +261,8 @@
 {{- range $index, $key := $trust.keys -}}
 {{- if contains "PRIVATE KEY" .pem -}}
 {{- $problems = append $problems (printf "trust.keys[%d].pem: this is a private key, which now stands in your values: make a new pair with serve-warm keygen, and put the public half, FILE.pub, here" $index) -}}
-{{- else if not (contains "BEGIN PUBLIC KEY" .pem) -}}
-{{- $problems = append $problems (printf "trust.keys[%d].pem: no public key in PEM; copy the file that serve-warm keygen names FILE.pub, from its BEGIN PUBLIC KEY line on" $index) -}}
+{{- else if not (regexMatch "-----BEGINPUBLICKEY-----MCowBQYDK2VwAyEA[A-Za-z0-9+/]{43}=-----ENDPUBLICKEY-----" (regexReplaceAll "\\s+" .pem "")) -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: no whole Ed25519 public key in PEM, so that no replica could read the trust file; copy all of the file that serve-warm keygen names FILE.pub, from -----BEGIN PUBLIC KEY----- to -----END PUBLIC KEY-----" $index) -}}
 {{- end -}}
 {{- end -}}
 {{- $addresses := list -}}
