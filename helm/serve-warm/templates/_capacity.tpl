@@ -44,7 +44,8 @@
 {{- toYaml $offer -}}
 {{- end -}}
 
-{{- /* The groups whose pods can run replicas, as YAML: key, name, how many pods there can be, and what each offers. */ -}}
+{{- /* The groups whose pods can run replicas, as YAML: key, name, how many pods there can be, what each
+       offers, and of workers the group itself. */ -}}
 {{- define "serve-warm.groups" -}}
 {{- $groups := list -}}
 {{- if include "serve-warm.headRunsReplicas" . -}}
@@ -56,7 +57,7 @@
 {{- $pods = max $pods (hasKey . "maxReplicas" | ternary .maxReplicas $pods | int) -}}
 {{- end -}}
 {{- if gt (int $pods) 0 -}}
-{{- $groups = append $groups (dict "key" (printf "workers[%d]" $index) "name" .name "pods" $pods "offer" (include "serve-warm.offer" . | fromYaml)) -}}
+{{- $groups = append $groups (dict "key" (printf "workers[%d]" $index) "name" .name "pods" $pods "group" . "offer" (include "serve-warm.offer" . | fromYaml)) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (dict "found" $groups) -}}
