@@ -119,6 +119,7 @@
 {{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu" "memory" "raise resources.limits.memory of a worker group" -}}
 {{- $wanted := dict -}}
 {{- $nowhere := list -}}
+{{- $unsaid := false -}}
 {{- $crowded := list -}}
 {{- range $index, $application := .Values.applications -}}
 {{- range $number, $deployment := .deployments -}}
@@ -126,6 +127,9 @@
 {{- $wants := include "serve-warm.wants" . | fromYaml -}}
 {{- $count := (include "serve-warm.count" . | fromYaml).least -}}
 {{- $possible := true -}}
+{{- if not (hasKey (.ray_actor_options | default dict) "num_cpus") -}}
+{{- $unsaid = true -}}
+{{- end -}}
 {{- range $name, $amount := $wants -}}
 {{- $most := 0.0 -}}
 {{- range $groups -}}
@@ -165,7 +169,7 @@
 {{- if and (gt (float64 $amount) (float64 $all)) (not (has $name $nowhere)) -}}
 {{- $enough = false -}}
 {{- $fix := $values.autoscaling.enabled | ternary "raise maxReplicas of a worker group: autoscaling goes no further" "add workers, or set autoscaling.enabled: true and their maxReplicas" -}}
-{{- $default := eq $name "CPU" | ternary " (1 for each that does not set ray_actor_options.num_cpus)" "" -}}
+{{- $default := and $unsaid (eq $name "CPU") | ternary "; where ray_actor_options.num_cpus is not set each counts as 1, Serve's default" "" -}}
 {{- $problems = append $problems (printf "workers: the replicas of all applications want %s %s and there are %s, so that some would wait for ever%s; %s" (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $all) $default $fix) -}}
 {{- end -}}
 {{- end -}}
