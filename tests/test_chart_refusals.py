@@ -49,6 +49,76 @@ def test_a_mistake_is_refused_with_its_key_and_what_to_do(
     assert mistake["fix"] in text, text
 
 
+ONE = {"name": "Scorer", "ray_actor_options": {"num_cpus": 1}, "user_config": {"warmup": {}}}
+PEM = example("s3-irsa")["trust"]["keys"][0]["pem"]
+FINE: dict[str, dict[str, Any]] = {
+    "a registry with a port": {"values": {"image": {"repository": "registry:5000/scorer"}}},
+    "a key with words before it": {
+        "values": {"trust": {"keys": [{"name": "a", "pem": f"a\n{PEM}"}]}}
+    },
+    "a folder below /tmp": {"values": {"writableDirs": ["/tmp/x", "/runs", "/var/cache/serve"]}},
+    "a volume beside the chart's": {
+        "values": {
+            "extraVolumes": [{"name": "shm", "emptyDir": {}}, {"name": "key", "emptyDir": {}}],
+            "extraVolumeMounts": [
+                {"name": "shm", "mountPath": "/dev/shm"},
+                {"name": "key", "mountPath": "/tmp/key"},
+                {"name": "key", "mountPath": "/srv"},
+            ],
+        }
+    },
+    "half a CPU, four times": {
+        "deployment": {"num_replicas": 4, "ray_actor_options": {"num_cpus": 0.5}},
+        "values": {"readiness": {"expect": "min=4"}},
+    },
+    "no CPU at all": {"deployment": {"num_replicas": 9, "ray_actor_options": {"num_cpus": 0}}},
+    "scaled to nothing": {
+        "deployment": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}},
+        "values": {"applications": [{"name": "a", "import_path": "a:b", "deployments": [ONE]}]},
+    },
+    "replicas up to as many as there may be": {
+        "values": {"autoscaling": {"enabled": True}},
+        "worker": {"replicas": 0, "minReplicas": 0, "maxReplicas": 2},
+        "deployment": {"num_replicas": 4},
+    },
+    "CPUs of the request alone": {"worker": {"resources": {"requests": {"cpu": "1500m"}}}},
+    "CPUs of the node": {
+        "worker": {"resources": {}},
+        "deployment": {"num_replicas": 64, "ray_actor_options": {"memory": 2**36}},
+    },
+    "more GPUs told than there are": {
+        "worker": {"rayStartParams": {"num-gpus": "2", "num-cpus": "2"}, "resources": {}},
+        "deployment": {"num_replicas": 4, "ray_actor_options": {"num_cpus": 0.5, "num_gpus": 0.5}},
+    },
+    "a part of a GPU": {
+        "worker": {"resources": {"limits": {"cpu": "2", "nvidia.com/mig-1g.18gb": 1}}},
+        "deployment": {"ray_actor_options": {"num_gpus": 1}},
+    },
+    "what Ray itself makes of a node": {
+        "deployment": {"ray_actor_options": {"resources": {"accelerator_type:H100": 0.001}}},
+    },
+    "a metrics port that nobody scrapes": {
+        "worker": {"rayStartParams": {"metrics-export-port": "9090"}},
+    },
+    "equal amounts in other words": {
+        "worker": {
+            "resources": {
+                "requests": {"cpu": "2000m", "memory": "4096Mi"},
+                "limits": {"cpu": 2, "memory": "4Gi"},
+            }
+        },
+    },
+}
+"""Near to a mistake, and none."""
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_near_to_a_mistake_is_rendered(name: str, engine: str) -> None:
+    """A check refuses what cannot work and nothing beside it."""
+    assert ENGINES[engine](values_of(FINE[name]))
+
+
 def test_all_mistakes_are_said_at_once() -> None:
     """Three mistakes need one run to be seen, not three."""
     values = laid_over(

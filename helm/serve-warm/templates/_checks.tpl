@@ -9,7 +9,7 @@
 {{- fail "warmup.deadline_s: there is none, and probe budgets and time-outs follow from it; leave it as it is (1800), or set the seconds that a cold warm-up may take" -}}
 {{- end -}}
 {{- $problems := list -}}
-{{- range $part := list "image" "cluster" "applications" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
+{{- range $part := list "image" "cluster" "applications" "routing" "capacity" "resources" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
 {{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
 {{- $problems = concat $problems $found -}}
 {{- end -}}
@@ -23,6 +23,12 @@
 {{- $image := .Values.image -}}
 {{- if not $image.repository -}}
 {{- $problems = append $problems "image.repository: empty; name the image that has Ray, torch, serve_warm and your application in it" -}}
+{{- end -}}
+{{- if contains "://" $image.repository -}}
+{{- $problems = append $problems (printf "image.repository: the name of an image has no scheme; write %s" (regexReplaceAll "^.*://" $image.repository "")) -}}
+{{- end -}}
+{{- if regexMatch ":[^/]*$" $image.repository -}}
+{{- $problems = append $problems "image.repository: there is a tag in it, and image.tag or image.digest would be put behind that; take it out and set image.tag" -}}
 {{- end -}}
 {{- if not (or $image.tag $image.digest) -}}
 {{- $problems = append $problems "image.tag: neither a tag nor image.digest is set; set one of them" -}}
@@ -51,16 +57,6 @@
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
-{{- end -}}
-
-{{- /* CPUs of a quantity such as 500m or 2, as a number. */ -}}
-{{- define "serve-warm.cpus" -}}
-{{- $quantity := toString . -}}
-{{- if hasSuffix "m" $quantity -}}
-{{- divf (trimSuffix "m" $quantity) 1000 | ceil -}}
-{{- else -}}
-{{- ceil $quantity -}}
-{{- end -}}
 {{- end -}}
 
 {{- define "serve-warm.check.cluster" -}}
@@ -104,6 +100,30 @@
 {{- $problems = append $problems (printf "%s: %v belongs to %s; choose another port" $key $port .) -}}
 {{- end -}}
 {{- end -}}
+{{- range $index, $group := prepend .Values.workers .Values.head -}}
+{{- $head := eq $index 0 -}}
+{{- $key := $head | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
+{{- range $name, $value := .rayStartParams -}}
+{{- $own := dict (toString $values.serve.port) "serve.port" -}}
+{{- if and (not $head) $values.nodeServer.enabled -}}
+{{- $_ := set $own (toString $values.nodeServer.port) "nodeServer.port" -}}
+{{- end -}}
+{{- if and (hasSuffix "port" $name) (hasKey $own (toString $value)) -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.%s: %v is %s too, so that one of the two would not start; choose another port" $key $name $value (get $own (toString $value))) -}}
+{{- end -}}
+{{- if and (eq $name "metrics-export-port") $values.monitoring.podMonitor.enabled (ne (toString $value) "8080") -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.metrics-export-port: the PodMonitor scrapes 8080, and Ray's metrics would be at %v; leave it out" $key $value) -}}
+{{- end -}}
+{{- if and $head (eq $name "dashboard-host") (regexMatch "^(127\\.|localhost$|::1$)" $value) -}}
+{{- $problems = append $problems (printf "head.rayStartParams.dashboard-host: KubeRay brings the applications to the dashboard over the network, and %s is heard in the pod alone; leave it out, or set 0.0.0.0" $value) -}}
+{{- end -}}
+{{- with and $head (get (dict "dashboard-port" "8265" "port" "6379") $name) -}}
+{{- if ne (toString $value) . -}}
+{{- $problems = append $problems (printf "head.rayStartParams.%s: KubeRay and the workers come to %s; leave it out" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (toString .Values.serve.port) (toString .Values.nodeServer.port) -}}
 {{- $problems = append $problems (printf "nodeServer.port: %v is serve.port too; choose another port" .Values.nodeServer.port) -}}
 {{- end -}}
@@ -127,69 +147,20 @@
 {{- if and $service (not .Values.applications) -}}
 {{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
 {{- end -}}
-{{- $cpus := 0 -}}
-{{- $all := 0 -}}
-{{- $gpus := 0 -}}
-{{- range prepend .Values.workers .Values.head -}}
-{{- $limits := (.resources | default dict).limits | default dict -}}
-{{- $params := .rayStartParams | default dict -}}
-{{- /* Without either Ray counts those of the node, which nobody knows here. */ -}}
-{{- $here := 1000000 -}}
-{{- if hasKey $params "num-cpus" -}}
-{{- $here = include "serve-warm.cpus" (index $params "num-cpus") | int -}}
-{{- else if hasKey $limits "cpu" -}}
-{{- $here = include "serve-warm.cpus" $limits.cpu | int -}}
-{{- end -}}
-{{- $cpus = max $cpus $here -}}
-{{- $all = add $all (mul $here (hasKey . "replicas" | ternary .replicas 1 | int)) -}}
-{{- range $name, $count := $limits -}}
-{{- if hasSuffix "gpu" $name -}}
-{{- $gpus = max $gpus (int $count) -}}
-{{- end -}}
-{{- end -}}
-{{- if hasKey $params "num-gpus" -}}
-{{- $gpus = max $gpus (int (index $params "num-gpus")) -}}
-{{- end -}}
-{{- end -}}
-{{- $names := list -}}
-{{- $routes := list -}}
-{{- $deployments := list -}}
 {{- $warming := 0 -}}
-{{- $wanted := 0.0 -}}
 {{- range $index, $application := .Values.applications -}}
 {{- $key := printf "applications[%d]" $index -}}
-{{- if has .name $names -}}
-{{- $problems = append $problems (printf "%s.name: %s is there twice; name each application differently" $key .name) -}}
-{{- end -}}
-{{- $names = append $names .name -}}
-{{- $route := hasKey . "route_prefix" | ternary .route_prefix "/" -}}
-{{- if and $route (has $route $routes) -}}
-{{- $problems = append $problems (printf "%s.route_prefix: %s is there twice, and / is the default; give each application its own" $key $route) -}}
-{{- end -}}
-{{- $routes = append $routes $route -}}
 {{- range $number, $deployment := .deployments -}}
 {{- $key := printf "%s.deployments[%d]" $key $number -}}
-{{- $deployments = append $deployments .name -}}
-{{- $deployments = append $deployments (printf "%s#%s" $application.name .name) -}}
-{{- $actor := .ray_actor_options | default dict -}}
-{{- if gt (float64 ($actor.num_cpus | default 0)) (float64 $cpus) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options.num_cpus: no group has %v CPUs, %d is the most, so that the replica would wait for ever; raise resources.limits.cpu of a worker group" $key $actor.num_cpus $cpus) -}}
-{{- end -}}
-{{- if gt (float64 ($actor.num_gpus | default 0)) (float64 $gpus) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options.num_gpus: no group has %v GPUs, %d is the most, so that the replica would wait for ever; set resources.limits of a worker group, such as nvidia.com/gpu" $key $actor.num_gpus $gpus) -}}
-{{- end -}}
 {{- $autoscaling := .autoscaling_config | default dict -}}
 {{- if and $autoscaling (or (kindIs "float64" .num_replicas) (kindIs "int64" .num_replicas) (kindIs "int" .num_replicas)) -}}
 {{- $problems = append $problems (printf "%s.num_replicas: Serve takes no number beside autoscaling_config; leave it out, or write auto" $key) -}}
 {{- end -}}
-{{- $least := $autoscaling.min_replicas | default 1 | int -}}
-{{- $highest := $autoscaling.max_replicas | default (max $least 1) | int -}}
+{{- $count := include "serve-warm.count" . | fromYaml -}}
+{{- $least := int $count.least -}}
+{{- $highest := int $count.highest -}}
 {{- if gt $least $highest -}}
 {{- $problems = append $problems (printf "%s.autoscaling_config.min_replicas: %d is above max_replicas %d; change one of them" $key $least $highest) -}}
-{{- end -}}
-{{- $count := kindIs "string" .num_replicas | ternary $least (.num_replicas | default $least) -}}
-{{- if not .placement_group_bundles -}}
-{{- $wanted = addf $wanted (mulf $count ($actor.num_cpus | default 0)) -}}
 {{- end -}}
 {{- if hasKey $autoscaling "initial_replicas" -}}
 {{- $initial := int $autoscaling.initial_replicas -}}
@@ -217,19 +188,33 @@
 {{- if and .Values.applications (eq $warming 0) (ne .Values.readiness.mode "kuberay") -}}
 {{- $problems = append $problems "applications: no deployment has user_config.warmup, so that no worker would ever be ready; add user_config: {warmup: {}} to those that use serve_warm, or set readiness.mode: kuberay" -}}
 {{- end -}}
-{{- if and (not .Values.autoscaling.enabled) (gt (float64 $wanted) (float64 $all)) -}}
-{{- $problems = append $problems (printf "workers: the replicas of all applications want %v CPUs and there are %d, so that some would wait for ever; add workers, or set autoscaling.enabled: true" $wanted $all) -}}
+{{- toYaml $problems -}}
 {{- end -}}
-{{- $lists := list (dict "key" "readiness.deployments" "names" .Values.readiness.deployments) -}}
-{{- range $index, $group := .Values.workers -}}
-{{- $lists = append $lists (dict "key" (printf "workers[%d].deployments" $index) "names" (.deployments | default list)) -}}
+
+{{- define "serve-warm.check.routing" -}}
+{{- $problems := list -}}
+{{- $names := list -}}
+{{- $routes := list -}}
+{{- range $index, $application := .Values.applications -}}
+{{- $key := printf "applications[%d]" $index -}}
+{{- if has .name $names -}}
+{{- $problems = append $problems (printf "%s.name: %s is there twice; name each application differently" $key .name) -}}
 {{- end -}}
-{{- range $lists -}}
-{{- $key := .key -}}
-{{- range $index, $name := .names -}}
-{{- if and $values.applications (not (has $name $deployments)) -}}
-{{- $problems = append $problems (printf "%s[%d]: no application has a deployment %s, so that no worker would ever be ready; name one of %s" $key $index $name (join ", " $deployments)) -}}
+{{- $names = append $names .name -}}
+{{- $route := hasKey . "route_prefix" | ternary .route_prefix "/" -}}
+{{- if and $route (has $route $routes) -}}
+{{- $problems = append $problems (printf "%s.route_prefix: %s is there twice, and / is the default; give each application its own" $key $route) -}}
 {{- end -}}
+{{- $routes = append $routes $route -}}
+{{- if and (hasSuffix "/" ($route | default "")) (ne $route "/") -}}
+{{- $problems = append $problems (printf "%s.route_prefix: Serve takes none that ends in a slash; write %s" $key (trimSuffix "/" $route)) -}}
+{{- end -}}
+{{- $deployments := list -}}
+{{- range $number, $deployment := .deployments -}}
+{{- if has .name $deployments -}}
+{{- $problems = append $problems (printf "%s.deployments[%d].name: %s is there twice, and Serve takes one; take one out, or name another deployment of the application" $key $number .name) -}}
+{{- end -}}
+{{- $deployments = append $deployments .name -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey .Values.serve.httpOptions "port" -}}
@@ -237,6 +222,72 @@
 {{- end -}}
 {{- if hasKey .Values.serve.httpOptions "host" -}}
 {{- $problems = append $problems "serve.httpOptions.host: the chart sets 0.0.0.0, or the Service would reach nobody; leave it out" -}}
+{{- end -}}
+{{- range $name, $_ := .Values.serve.httpOptions -}}
+{{- if hasPrefix "ssl_" $name -}}
+{{- $problems = append $problems (printf "serve.httpOptions.%s: probes ask the proxy in plain HTTP, so that no worker would ever be ready; leave it out, and end TLS before the Service, in an Ingress, a Gateway or a mesh" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* Whom a worker waits for, and whether they can be there. */ -}}
+{{- define "serve-warm.check.awaited" -}}
+{{- $problems := list -}}
+{{- $readiness := .Values.readiness -}}
+{{- $asked := ne $readiness.mode "kuberay" -}}
+{{- $there := list -}}
+{{- $warming := list -}}
+{{- $warm := list -}}
+{{- range $application := .Values.applications -}}
+{{- range .deployments -}}
+{{- $both := list .name (printf "%s#%s" $application.name .name) -}}
+{{- $there = concat $there $both -}}
+{{- if hasKey (.user_config | default dict) "warmup" -}}
+{{- $warming = append $warming (dict "names" $both "deployment" .) -}}
+{{- $warm = concat $warm $both -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $lists := list (dict "key" "readiness.deployments" "names" $readiness.deployments) -}}
+{{- range $index, $group := .Values.workers -}}
+{{- $lists = append $lists (dict "key" (printf "workers[%d].deployments" $index) "names" (.deployments | default list)) -}}
+{{- end -}}
+{{- range $lists -}}
+{{- $key := .key -}}
+{{- range $index, $name := .names -}}
+{{- if and $there (not (has $name $there)) -}}
+{{- $problems = append $problems (printf "%s[%d]: no application has a deployment %s, so that no worker would ever be ready; name one of %s" $key $index $name (join ", " $there)) -}}
+{{- else if and $asked $warm (not (has $name $warm)) -}}
+{{- $problems = append $problems (printf "%s[%d]: %s does not warm up, so that no worker would ever be ready; name one of %s, or add user_config: {warmup: {}} to it" $key $index $name (join ", " $warm)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- /* What fits nowhere is said by check.capacity. */ -}}
+{{- if and $asked $warming (not (include "serve-warm.check.capacity" . | fromYamlArray)) -}}
+{{- range (include "serve-warm.groups" . | fromYaml).found -}}
+{{- if .group -}}
+{{- $pod := . -}}
+{{- $expect := .group.expect | default $readiness.expect -}}
+{{- $key := hasKey .group "expect" | ternary (printf "%s.expect" .key) "readiness.expect" -}}
+{{- $least := hasPrefix "min=" $expect | ternary (trimPrefix "min=" $expect | int) (eq $expect "all" | ternary 1 0) -}}
+{{- range $name := (hasKey .group "deployments" | ternary .group.deployments $readiness.deployments) | default (list "") -}}
+{{- $most := 0 -}}
+{{- range $warming -}}
+{{- if or (not $name) (has $name .names) -}}
+{{- $highest := (include "serve-warm.count" .deployment | fromYaml).highest | int -}}
+{{- $fits := include "serve-warm.fits" (dict "deployment" .deployment "offer" $pod.offer) | int -}}
+{{- $most = add $most (min $highest $fits) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (gt (int $least) (int $most)) (or (not $name) (has $name $warm)) -}}
+{{- $what := $name | empty | ternary "replicas that warm up" (printf "replicas of %s" $name) -}}
+{{- $fix := eq (int $most) 0 | ternary (printf "set %s.expect: allow-idle" $pod.key) (printf "write min=%d or less" $most) -}}
+{{- $problems = append $problems (printf "%s: a pod of %s waits for %d %s and can have %d, so that it would never be ready; %s, or give it more" $key $pod.name $least $what $most $fix) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -309,8 +360,8 @@
 {{- range $index, $key := $trust.keys -}}
 {{- if contains "PRIVATE KEY" .pem -}}
 {{- $problems = append $problems (printf "trust.keys[%d].pem: this is a private key, which now stands in your values: make a new pair with serve-warm keygen, and put the public half, FILE.pub, here" $index) -}}
-{{- else if not (contains "BEGIN PUBLIC KEY" .pem) -}}
-{{- $problems = append $problems (printf "trust.keys[%d].pem: no public key in PEM; copy the file that serve-warm keygen names FILE.pub, from its BEGIN PUBLIC KEY line on" $index) -}}
+{{- else if not (regexMatch "-----BEGINPUBLICKEY-----MCowBQYDK2VwAyEA[A-Za-z0-9+/]{43}=-----ENDPUBLICKEY-----" (regexReplaceAll "\\s+" .pem "")) -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: no whole Ed25519 public key in PEM, so that no replica could read the trust file; copy all of the file that serve-warm keygen names FILE.pub, from -----BEGIN PUBLIC KEY----- to -----END PUBLIC KEY-----" $index) -}}
 {{- end -}}
 {{- end -}}
 {{- $addresses := list -}}
@@ -328,6 +379,29 @@
 {{- toYaml $problems -}}
 {{- end -}}
 
+{{- /* Which mount of the chart another one at `path` would hide, or stand in: a volume of root's above a
+       private folder keeps serve_warm from loading from that. Below /tmp all may mount. */ -}}
+{{- define "serve-warm.hidden" -}}
+{{- $values := .root.Values -}}
+{{- $path := .path -}}
+{{- $own := list "/tmp" "/run/serve_warm" "/var/cache/serve_warm" "/etc/serve_warm" -}}
+{{- if hasPrefix "file:///srv/serve_warm/artifacts" (include "serve-warm.store" .root) -}}
+{{- $own = append $own "/srv/serve_warm/artifacts" -}}
+{{- end -}}
+{{- if $values.build.enabled -}}
+{{- $own = concat $own (list "/run/key" "/etc/serve_warm_build" "/dev/shm") -}}
+{{- end -}}
+{{- $hidden := list -}}
+{{- range $own -}}
+{{- $above := hasPrefix (printf "%s/" (trimSuffix "/" $path)) (printf "%s/" .) -}}
+{{- $below := and (ne . "/tmp") (hasPrefix (printf "%s/" .) $path) -}}
+{{- if or $above $below -}}
+{{- $hidden = append $hidden . -}}
+{{- end -}}
+{{- end -}}
+{{- join ", " $hidden -}}
+{{- end -}}
+
 {{- define "serve-warm.check.folders" -}}
 {{- $problems := list -}}
 {{- $values := .Values -}}
@@ -339,22 +413,44 @@
 {{- $problems = append $problems (printf "cache.%s.readOnly: replicas write what they download here; leave it out, and mount a finished artifact with artifact.volume" $kind) -}}
 {{- end -}}
 {{- end -}}
-{{- $own := list "/tmp" "/run/serve_warm" "/var/cache/serve_warm" "/etc/serve_warm" "/srv/serve_warm/artifacts" -}}
+{{- $own := list "serve-warm-state" "serve-warm-scratch" "serve-warm-cache" "serve-warm-trust" "serve-warm-artifacts" -}}
+{{- if .Values.build.enabled -}}
+{{- $own = concat $own (list "build" "key-secret" "key" "shm") -}}
+{{- end -}}
 {{- $volumes := list -}}
-{{- range .Values.extraVolumes -}}
+{{- range $index, $volume := .Values.extraVolumes -}}
+{{- if has .name $own -}}
+{{- $problems = append $problems (printf "extraVolumes[%d].name: the chart has a volume %s itself, and Kubernetes takes no second one; choose another name" $index .name) -}}
+{{- else if has .name $volumes -}}
+{{- $problems = append $problems (printf "extraVolumes[%d].name: %s is there twice; name each volume differently" $index .name) -}}
+{{- end -}}
 {{- $volumes = append $volumes .name -}}
 {{- end -}}
-{{- range $index, $mount := .Values.extraVolumeMounts -}}
-{{- if has (trimSuffix "/" .mountPath) $own -}}
-{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: the chart mounts %s itself; choose another path" $index .mountPath) -}}
+{{- $mounted := list -}}
+{{- range .Values.writableDirs -}}
+{{- $mounted = append $mounted (clean .) -}}
 {{- end -}}
+{{- range $index, $mount := .Values.extraVolumeMounts -}}
+{{- $path := clean .mountPath -}}
+{{- with include "serve-warm.hidden" (dict "root" $ "path" $path) -}}
+{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: the chart mounts %s itself, and %s would hide or change what is there; choose another path" $index . $path) -}}
+{{- end -}}
+{{- if has $path $mounted -}}
+{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: something is mounted at %s already, by extraVolumeMounts or writableDirs; keep one" $index $path) -}}
+{{- end -}}
+{{- $mounted = append $mounted $path -}}
 {{- if not (has .name $volumes) -}}
 {{- $problems = append $problems (printf "extraVolumeMounts[%d].name: extraVolumes has no volume %s; add it there" $index .name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $index, $path := .Values.writableDirs -}}
-{{- if has (trimSuffix "/" $path) (concat $own (list "" "/home" "/usr" "/etc" "/var" "/run" "/opt" "/dev/shm")) -}}
+{{- $clean := clean $path -}}
+{{- if has $clean (list "/" "/home" "/usr" "/etc" "/var" "/run" "/opt" "/dev/shm") -}}
 {{- $problems = append $problems (printf "writableDirs[%d]: an empty folder would hide %s; name a folder below it" $index $path) -}}
+{{- else -}}
+{{- with include "serve-warm.hidden" (dict "root" $ "path" $clean) -}}
+{{- $problems = append $problems (printf "writableDirs[%d]: the chart mounts %s itself, and an empty folder at %s would hide or change what is there; name another folder" $index . $path) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.podSecurityContext.runAsNonRoot (eq (toString .Values.podSecurityContext.runAsUser) "0") -}}
@@ -526,9 +622,14 @@
 {{- toYaml $problems -}}
 {{- end -}}
 
+{{- /* Variables that are not the user's, with why or what else to set, as YAML. */ -}}
+{{- define "serve-warm.ownVariables" -}}
+{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it, where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "SERVE_WARM_IMAGE_CREATED" "set image.created" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
+{{- end -}}
+
 {{- define "serve-warm.check.env" -}}
 {{- $problems := list -}}
-{{- $settings := dict "SERVE_WARM_STATE_DIR" "the chart sets it, where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "SERVE_WARM_IMAGE_CREATED" "set image.created" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs" -}}
+{{- $settings := include "serve-warm.ownVariables" . | fromYaml -}}
 {{- $places := list (dict "key" "env" "env" .Values.env) (dict "key" "head.env" "env" .Values.head.env) (dict "key" "build.env" "env" .Values.build.env) -}}
 {{- range $index, $group := .Values.workers -}}
 {{- $places = append $places (dict "key" (printf "workers[%d].env" $index) "env" (.env | default list)) -}}
@@ -551,6 +652,20 @@
 {{- $problems = append $problems (printf "%s[%d].name: %s is there twice; keep one" $key $index .name) -}}
 {{- end -}}
 {{- $seen = append $seen .name -}}
+{{- end -}}
+{{- end -}}
+{{- $runtimes := dict -}}
+{{- range $index, $application := .Values.applications -}}
+{{- $_ := set $runtimes (printf "applications[%d].runtime_env" $index) (.runtime_env | default dict) -}}
+{{- range $number, $deployment := .deployments -}}
+{{- $_ := set $runtimes (printf "applications[%d].deployments[%d].ray_actor_options.runtime_env" $index $number) ((.ray_actor_options | default dict).runtime_env | default dict) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $runtime := $runtimes -}}
+{{- range $name, $_ := $runtime.env_vars -}}
+{{- if and (hasPrefix "SERVE_WARM_" $name) (hasKey $settings $name) -}}
+{{- $problems = append $problems (printf "%s.env_vars.%s: it is not to be set here, where it wins over what the pod says; %s" $key $name (get $settings $name)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
