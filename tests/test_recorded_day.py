@@ -95,8 +95,9 @@ DAY = Fleet(
 )
 END = DAY.minutes
 
-# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; and a
-# replica that only Ray knows of, from 16:40 to 17:20.
+# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; a replica
+# that only Ray knows of, from 16:40 to 17:20; and two starts, from 18:20 and 18:28 to the minute 8
+# later, that only Ray saw.
 OTHERS = {
     (
         "up",
@@ -111,6 +112,19 @@ OTHERS = {
             ("replica", "x"),
         ),
     ): dict.fromkeys(range(1000, 1040, 4), 1.0),
+    **{
+        (
+            "ray_serve_warm_stage",
+            (
+                ("application", "night"),
+                ("deployment", "Lost"),
+                ("namespace", "prod"),
+                ("replica", name),
+                ("stage", "replaying"),
+            ),
+        ): dict.fromkeys(range(begin, begin + 8, 4), 1.0)
+        for name, begin in (("l1", 1100), ("l2", 1108))
+    },
 }
 
 
@@ -358,6 +372,14 @@ RULES: dict[str, dict[int, Values]] = {
         724: {"c1": 1.0},
         END: {},
     },
+    "replica:serve_warm_unready:timestamp": {
+        604: {"b2": DAY.start_s + 604 * 60},
+        1100: {"l1": DAY.start_s + 1100 * 60},
+        END: {"b3": DAY.start_s + END * 60},
+    },
+    "deployment:serve_warm_replicas_ready:timestamp": {
+        END: dict.fromkeys(("Ranker", "Embedder"), DAY.start_s + END * 60)
+    },
     "replica:serve_warm_start:recent": {528: {"a3": 1.0}, END: {"b3": 1.0}},
     "deployment:serve_warm_starts:count30m": {740: {"Batch": 1.0}, END: {}},
     "deployment:serve_warm_starts_missed:ratio30m": {620: {"Embedder": 1.0}, 740: {"Batch": 0.0}},
@@ -381,6 +403,8 @@ RULES: dict[str, dict[int, Values]] = {
     "ServeWarmStartNearDeadline": {1432: {}, END: {"Embedder": 0.9}},
     "ServeWarmCompilesAfterReady": {836: {}, 844: {"Embedder": 2.0}, END: {}},
     "ServeWarmNoReadyReplica": {4: {"Embedder": 1.0}, END: {}},
+    # The dead start of Embedder at 10:02 is none, while b1 is ready.
+    "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},
     "ServeWarmArtifactOld": {END: {"Ranker": 46.0}},
     "ServeWarmArtifactOlderThanImage": {END: {"Ranker": 37 * DAY_S}},
     # With fewer starts than a day like this has, they would say nothing: see FEW.

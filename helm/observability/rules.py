@@ -65,7 +65,9 @@ def each(name: str, by: str = EACH) -> str:
 STAGE = "replica:serve_warm_stage:now"
 START = "replica:serve_warm_start:within_slo"
 RECENT = "replica:serve_warm_start:recent"
+UNREADY = "replica:serve_warm_unready:timestamp"
 READY = "deployment:serve_warm_replicas_ready:count"
+READY_AT = "deployment:serve_warm_replicas_ready:timestamp"
 STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
@@ -84,6 +86,14 @@ def record(name: str, expression: str) -> dict[str, Any]:
     return {"record": name, "expr": expression.strip()}
 
 
+# Dead for less than 10 minutes, before it was ready. An hour is looked back for who was dead before:
+# a scrape that was missed does not make them die again. Only a node server remembers who died.
+DIED = f"""
+  max by ({EACH}) (serve_warm_replica_alive) == 0
+  unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
+  unless on ({EACH}) min by ({EACH}) (min_over_time(serve_warm_replica_alive[1h] offset 10m)) == 0
+""".strip()
+
 RECORDS = [
     # One series for each replica that is alive, with the stage that it is in; none for one that was
     # ready and hangs. Of a replica that a node server knows nothing else is believed: Ray's export
@@ -99,11 +109,11 @@ max by ({EACH}, stage) (
 """,
     ),
     record(READY, f'count by ({WHO}) ({STAGE}{{stage="ready"}})'),
+    record(READY_AT, f"timestamp({READY})"),
     record(STARTING, f'count by ({WHO}) ({STAGE}{{stage!~"ready|failed"}})'),
     # One series for each start that ended in the last 10 minutes: 1 if it was ready in time, 0 if
     # it was late, or dead before it was ready. Over a window each replica then counts once, also
-    # when it is gone: increase() would not see a counter that is born at 1. The second half needs
-    # a node server, which remembers who died.
+    # when it is gone: increase() would not see a counter that is born at 1.
     record(
         START,
         f"""
@@ -114,9 +124,19 @@ max by ({EACH}, stage) (
 )
 or on ({EACH})
 0 * (
-  max by ({EACH}) (serve_warm_replica_alive) == 0
-  unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
-  unless on ({EACH}) max by ({EACH}) (serve_warm_replica_alive offset 10m) == 0
+  {DIED}
+)
+""",
+    ),
+    # The time now, for each replica that is not ready yet or died so: over a window the least is
+    # when it was first seen. A start may be too short to be scraped while it lives.
+    record(
+        UNREADY,
+        f"""
+time() + 0 * (
+  max by ({EACH}) ({STAGE}{{stage!="ready"}})
+  or on ({EACH})
+  {DIED}
 )
 """,
     ),
@@ -248,6 +268,32 @@ unless on ({WHO}) {READY} > 0
         f"{OF} has no ready replica, and some are starting",
         "For 10 minutes no replica could answer. Requests wait in the queue, or time out.",
         lasting="10m",
+    ),
+    alert(
+        "ServeWarmStartsFailed",
+        "critical",
+        # Starts that began after the deployment was last ready: what is taken down together with
+        # ready replicas began before. A start on a node server that does not answer may go on.
+        # Two hours, to have the beginning of what was seen within one.
+        f"""
+count by ({WHO}) (
+  (
+    min_over_time({UNREADY}[2h]) > on ({WHO}) group_left () max_over_time({READY_AT}[2h])
+    or on ({EACH})
+    min_over_time({UNREADY}[2h]) unless on ({WHO}) max_over_time({READY_AT}[2h])
+  )
+  and on ({EACH}) max_over_time({UNREADY}[1h])
+  unless on ({EACH}) (
+    last_over_time(serve_warm_replica_alive[1h]) == 1
+    and on (namespace, job, instance) up == 0
+  )
+)
+unless on ({WHO}) {STARTING}
+""",
+        f"{OF} has no ready replica, and none is starting",
+        "{{ $value }} starts of the last hour ended without being ready, and for 5 minutes there "
+        "was no other. Serve may have given up.",
+        lasting="5m",
     ),
     alert(
         "ServeWarmArtifactOld",
