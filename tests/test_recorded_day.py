@@ -97,7 +97,7 @@ END = DAY.minutes
 
 # What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; a replica
 # that only Ray knows of, from 16:40 to 17:20; and two starts, from 18:20 and 18:28 to the minute 8
-# later, that only Ray saw.
+# later, that only Ray saw. A node without replicas cannot read its states from 20:00 on.
 OTHERS = {
     (
         "up",
@@ -112,6 +112,10 @@ OTHERS = {
             ("replica", "x"),
         ),
     ): dict.fromkeys(range(1000, 1040, 4), 1.0),
+    (
+        "serve_warm_node_states_readable",
+        (("instance", "n4:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
+    ): {m: float(m < 1200) for m in range(1100, 1300, 4)},
     **{
         (
             "ray_serve_warm_stage",
@@ -412,6 +416,7 @@ RULES: dict[str, dict[int, Values]] = {
     "ServeWarmStartBudgetBurnsSlowly": {620: {"Ranker": 1 / 3, "Embedder": 1.0}, END: {}},
     "ServeWarmNodeServerDown": {772: {}, 800: {"of-c1:8099": 0.0}, END: {}},
     "ServeWarmNodeServerAbsent": {992: {}, 1020: {"Stray": 1.0}, END: {}},
+    "ServeWarmStatesUnreadable": {1196: {}, 1200: {"n4:8099": 0.0}, END: {}},
 }
 FEW = {"minStarts": "1"}
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Case:
     replicas: tuple[Replica, ...] = ()
     minutes: int = 60
     sinks: str = "node ray"
+    unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """As a fleet has it."""
     evaluated: str = "1m"
     """How often the rules are; more seldom where hours pass."""
     others: tuple[tuple[str, dict[str, str], dict[int, float]], ...] = ()
@@ -48,7 +51,9 @@ class Case:
     Of an alert that fires the value is 1."""
 
     def series(self) -> Series:
-        fleet = Fleet(replicas=self.replicas, minutes=self.minutes)
+        fleet = Fleet(
+            replicas=self.replicas, minutes=self.minutes, unreadable=dict(self.unreadable)
+        )
         found: Series = {}
         if "node" in self.sinks:
             found |= fleet.node_server()
@@ -402,7 +407,7 @@ CASES = [
     ),
     Case(
         id="starts-failed-by-ray",
-        says="Of Ray's export too, where a start that was scraped is there no more, and none ready.",
+        says="Of Ray's export too, where a start that was scraped is there no more.",
         replicas=(
             *fails("Ranker"),
             *fails("Gone", gone=6),
@@ -440,6 +445,44 @@ CASES = [
         ),
         expected={
             "ServeWarmStartsFailed": {9: NOBODY, 12: {"shop/Gone": 1.0}, 40: {"shop/Gone": 1.0}}
+        },
+    ),
+    Case(
+        id="states-unreadable",
+        says="A node that cannot read states is told, and not believed: not that one is ready.",
+        replicas=(
+            # It died, and its node server has not seen it.
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n2", born=7, took_s=None),
+            # Whether it goes on is not known.
+            Replica(name="c", node="n1", took_s=None, deployment="Unknown"),
+            Replica(name="d", node="n1", deployment="Alone"),
+        ),
+        minutes=40,
+        sinks="node",
+        unreadable={"n1": 5},
+        expected={
+            "deployment:serve_warm_replicas_ready:count": {
+                4: RANKER | {"shop/Alone": 1.0},
+                6: NOBODY,
+            },
+            "ServeWarmStatesUnreadable": {9: NOBODY, 11: {"at=n1:8099": 1.0}},
+            "ServeWarmNoReadyReplica": {16: NOBODY, 18: RANKER},
+            "ServeWarmStartsFailed": {12: NOBODY, 40: NOBODY},
+        },
+    ),
+    Case(
+        id="states-unreadable-with-ray",
+        says="Of a node that cannot read states Ray's export is believed.",
+        replicas=(
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n1", dead=10, deployment="Dead"),
+        ),
+        minutes=20,
+        unreadable={"n1": 5},
+        expected={
+            "replica:serve_warm_stage:now": {9: {"r=a": 1.0, "r=b": 1.0}, 12: {"r=a": 1.0}},
+            "deployment:serve_warm_replicas_ready:count": {12: RANKER},
         },
     ),
     Case(
@@ -555,7 +598,8 @@ CASES = [
         others=tuple(
             (
                 "up",
-                {"instance": name, "job": "serve-warm-node", "namespace": "prod"},
+                {"instance": name, "job": "serve-warm-node", "namespace": "prod"}
+                | {"ray_io_cluster": "blue"},
                 {m: float(m < 10 or name == "n3:8099") for m in range(end)},
             )
             for name, end in (("n1:8099", 30), ("n2:8099", 10), ("n3:8099", 41), ("x:9100", 41))
@@ -716,6 +760,15 @@ TEXTS = {
             "within the last day."
         ),
     ),
+    "ServeWarmStatesUnreadable": (
+        "states-unreadable",
+        11,
+        "The node server at n1:8099 cannot read what its replicas write",
+        (
+            "Its node is not ready, and its figures of replicas are those that it read last. The "
+            "rules do not believe them."
+        ),
+    ),
 }
 
 
@@ -727,7 +780,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
     (key,) = case.expected[name][minute]
     labels = dict(re.findall(r'(\w+)="([^"]*)"', labelled(key))) | {"namespace": "prod"}
     if "instance" in labels:
-        labels["job"] = "serve-warm-node"
+        labels |= {"job": "serve-warm-node", "ray_io_cluster": "blue"}
     (rule,) = (rule for rule in rules.ALERTS if rule["alert"] == name)
     expected = {
         "exp_labels": {**labels, **rule["labels"]},

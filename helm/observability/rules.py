@@ -43,6 +43,7 @@ DEFAULTS = {
 
 WHO = "namespace, application, deployment"
 EACH = f"{WHO}, replica"
+TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
 """Of the objective: two for each of the alerts, and the one that it is stated over."""
@@ -86,8 +87,11 @@ def record(name: str, expression: str) -> dict[str, Any]:
     return {"record": name, "expr": expression.strip()}
 
 
-# Dead for less than 10 minutes, before it was ready. An hour is looked back for who was dead before:
-# a scrape that was missed does not make them die again. Only a node server remembers who died.
+UNREADABLE = "serve_warm_node_states_readable == 0"
+NODE_STAGE = f"serve_warm_stage unless on ({TARGET}) {UNREADABLE}"
+
+# Dead for less than 10 minutes, before it was ready. An hour is looked back for who was dead
+# before: a scrape that was missed does not make them die again. Only a node server remembers them.
 DIED = f"""
   max by ({EACH}) (serve_warm_replica_alive) == 0
   unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
@@ -97,14 +101,15 @@ DIED = f"""
 RECORDS = [
     # One series for each replica that is alive, with the stage that it is in; none for one that was
     # ready and hangs. Of a replica that a node server knows nothing else is believed: Ray's export
-    # lags behind by up to 10 s, and a replica says there itself that it is ready.
+    # lags behind by up to 10 s, and a replica says there itself that it is ready. A node server
+    # that cannot read what replicas write knows nothing: it goes on with what it read last.
     record(
         STAGE,
         f"""
-max by ({EACH}, stage) (serve_warm_stage) == 1
+max by ({EACH}, stage) ({NODE_STAGE}) == 1
 or on ({EACH})
 max by ({EACH}, stage) (
-  ray_serve_warm_stage unless on ({EACH}) serve_warm_stage
+  ray_serve_warm_stage unless on ({EACH}) ({NODE_STAGE})
 ) == 1
 """,
     ),
@@ -273,7 +278,8 @@ unless on ({WHO}) {READY} > 0
         "ServeWarmStartsFailed",
         "critical",
         # Starts that began after the deployment was last ready: what is taken down together with
-        # ready replicas began before. A start on a node server that does not answer may go on.
+        # ready replicas began before. A start whose node server does not answer, or cannot read its
+        # state, may go on.
         # Two hours, to have the beginning of what was seen within one.
         f"""
 count by ({WHO}) (
@@ -285,7 +291,7 @@ count by ({WHO}) (
   and on ({EACH}) max_over_time({UNREADY}[1h])
   unless on ({EACH}) (
     last_over_time(serve_warm_replica_alive[1h]) == 1
-    and on (namespace, job, instance) up == 0
+    and on ({TARGET}) (up == 0 or {UNREADABLE})
   )
 )
 unless on ({WHO}) {STARTING}
@@ -340,10 +346,10 @@ max by ({WHO}) (
     alert(
         "ServeWarmNodeServerDown",
         "warning",
-        """
+        f"""
 up == 0
-and on (namespace, job, instance)
-max by (namespace, job, instance) (max_over_time(serve_warm_node_ready[1d]))
+and on ({TARGET})
+max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not answer Prometheus",
         "It did within the last day. Where a readiness probe asks it, its node is not ready.",
@@ -364,6 +370,15 @@ max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
         "Ray exports them, and no node server of the namespace does, where there was one within "
         "the last day.",
         lasting="15m",
+    ),
+    alert(
+        "ServeWarmStatesUnreadable",
+        "warning",
+        UNREADABLE,
+        "The node server at {{ $labels.instance }} cannot read what its replicas write",
+        "Its node is not ready, and its figures of replicas are those that it read last. The "
+        "rules do not believe them.",
+        lasting="5m",
     ),
 ]
 
