@@ -173,6 +173,8 @@ class Fleet:
     """Minutes between two scrapes."""
     queued: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
     """Requests that wait, by deployment and from which minute on."""
+    unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The minute from which a node server cannot read the states of its replicas, by node."""
 
     def node_server(self) -> Series:
         """Return what the node servers exported."""
@@ -185,21 +187,25 @@ class Fleet:
             end = max((g for g in gone if g is not None), default=None)
             ends = self.minutes + 1 if None in gone or end is None else end
             for minute in range(0, ends, self.step):
-                for name, labels, value in self._of_node(replicas, minute):
+                unreadable = self.unreadable.get(node, self.minutes + 1)
+                for name, labels, value in self._of_node(replicas, minute, unreadable):
                     key = (f"serve_warm_{name}", _sorted({**target, **labels}))
                     series.setdefault(key, {})[minute] = value
         return series
 
     def _of_node(
-        self, replicas: list[Replica], minute: int
+        self, replicas: list[Replica], minute: int, unreadable: int
     ) -> Iterator[tuple[str, dict[str, str], float]]:
+        readable = minute < unreadable
+        minute = minute if readable else unreadable - 1
         seen = [r for r in replicas if r.born <= minute]
         alive = [r for r in seen if r.dead is None or minute < r.dead]
         stale = [r for r in alive if r.hangs(minute)]
         warm = [
             r for r in alive if r.ready is not None and r.ready <= minute and not r.hangs(minute)
         ]
-        is_ready = bool(warm)
+        is_ready = bool(warm) and readable
+        yield "node_states_readable", {}, float(readable)
         yield "node_ready", {}, float(is_ready)
         for check, passes in (("warm", is_ready), ("raylet", True), ("proxy", True)):
             yield "node_check", {"check": check}, float(passes)

@@ -95,8 +95,9 @@ DAY = Fleet(
 )
 END = DAY.minutes
 
-# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; and a
-# replica that only Ray knows of, from 16:40 to 17:20.
+# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; a replica
+# that only Ray knows of, from 16:40 to 17:20; and two starts, from 18:20 and 18:28 to the minute 8
+# later, that only Ray saw. A node without replicas cannot read its states from 20:00 on.
 OTHERS = {
     (
         "up",
@@ -111,6 +112,23 @@ OTHERS = {
             ("replica", "x"),
         ),
     ): dict.fromkeys(range(1000, 1040, 4), 1.0),
+    (
+        "serve_warm_node_states_readable",
+        (("instance", "n4:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
+    ): {m: float(m < 1200) for m in range(1100, 1300, 4)},
+    **{
+        (
+            "ray_serve_warm_stage",
+            (
+                ("application", "night"),
+                ("deployment", "Lost"),
+                ("namespace", "prod"),
+                ("replica", name),
+                ("stage", "replaying"),
+            ),
+        ): dict.fromkeys(range(begin, begin + 8, 4), 1.0)
+        for name, begin in (("l1", 1100), ("l2", 1108))
+    },
 }
 
 
@@ -358,6 +376,14 @@ RULES: dict[str, dict[int, Values]] = {
         724: {"c1": 1.0},
         END: {},
     },
+    "replica:serve_warm_unready:timestamp": {
+        604: {"b2": DAY.start_s + 604 * 60},
+        1100: {"l1": DAY.start_s + 1100 * 60},
+        END: {"b3": DAY.start_s + END * 60},
+    },
+    "deployment:serve_warm_replicas_ready:timestamp": {
+        END: dict.fromkeys(("Ranker", "Embedder"), DAY.start_s + END * 60)
+    },
     "replica:serve_warm_start:recent": {528: {"a3": 1.0}, END: {"b3": 1.0}},
     "deployment:serve_warm_starts:count30m": {740: {"Batch": 1.0}, END: {}},
     "deployment:serve_warm_starts_missed:ratio30m": {620: {"Embedder": 1.0}, 740: {"Batch": 0.0}},
@@ -381,6 +407,8 @@ RULES: dict[str, dict[int, Values]] = {
     "ServeWarmStartNearDeadline": {1432: {}, END: {"Embedder": 0.9}},
     "ServeWarmCompilesAfterReady": {836: {}, 844: {"Embedder": 2.0}, END: {}},
     "ServeWarmNoReadyReplica": {4: {"Embedder": 1.0}, END: {}},
+    # The dead start of Embedder at 10:02 is none, while b1 is ready.
+    "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},
     "ServeWarmArtifactOld": {END: {"Ranker": 46.0}},
     "ServeWarmArtifactOlderThanImage": {END: {"Ranker": 37 * DAY_S}},
     # With fewer starts than a day like this has, they would say nothing: see FEW.
@@ -388,6 +416,7 @@ RULES: dict[str, dict[int, Values]] = {
     "ServeWarmStartBudgetBurnsSlowly": {620: {"Ranker": 1 / 3, "Embedder": 1.0}, END: {}},
     "ServeWarmNodeServerDown": {772: {}, 800: {"of-c1:8099": 0.0}, END: {}},
     "ServeWarmNodeServerAbsent": {992: {}, 1020: {"Stray": 1.0}, END: {}},
+    "ServeWarmStatesUnreadable": {1196: {}, 1200: {"n4:8099": 0.0}, END: {}},
 }
 FEW = {"minStarts": "1"}
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Case:
     replicas: tuple[Replica, ...] = ()
     minutes: int = 60
     sinks: str = "node ray"
+    unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """As a fleet has it."""
     evaluated: str = "1m"
     """How often the rules are; more seldom where hours pass."""
     others: tuple[tuple[str, dict[str, str], dict[int, float]], ...] = ()
@@ -48,7 +51,9 @@ class Case:
     Of an alert that fires the value is 1."""
 
     def series(self) -> Series:
-        fleet = Fleet(replicas=self.replicas, minutes=self.minutes)
+        fleet = Fleet(
+            replicas=self.replicas, minutes=self.minutes, unreadable=dict(self.unreadable)
+        )
         found: Series = {}
         if "node" in self.sinks:
             found |= fleet.node_server()
@@ -93,7 +98,23 @@ def slow_and_fast(slow: int, fast: int, *, every: int = 1) -> tuple[Replica, ...
     return tuple(Replica(name=f"s{i}", born=i * every, took_s=t) for i, t in enumerate(took))
 
 
+def fails(deployment: str, *, gone: int | None = None) -> tuple[Replica, ...]:
+    """Return three starts of a minute, one after the other, after which Serve gives up."""
+    return tuple(
+        Replica(
+            name=f"{deployment}{i}",
+            deployment=deployment,
+            born=1 + i,
+            took_s=None,
+            dead=2 + i,
+            gone=gone,
+        )
+        for i in range(3)
+    )
+
+
 RANKER = {"shop/Ranker": 1.0}
+GAVE_UP = {"shop/Ranker": 1.0, "shop/Gone": 1.0, "shop/Rolled": 1.0}
 
 THREE_STARTS = (
     Replica(name="fast", born=1, took_s=30.0),
@@ -338,6 +359,153 @@ CASES = [
         expected={"ServeWarmNoReadyReplica": {9: NOBODY, 12: RANKER, 24: RANKER, 32: NOBODY}},
     ),
     Case(
+        id="starts-failed",
+        says="Starts that fail fast are told once none follows, and for an hour; no success is.",
+        replicas=(
+            *fails("Ranker"),
+            *fails("Gone", gone=6),
+            # What was ready is stopped for a release that does not start.
+            Replica(name="old", deployment="Rolled", dead=2),
+            *fails("Rolled"),
+            # The next start is ready; and later nobody wants it any more.
+            *fails("Retried"),
+            Replica(name="good", deployment="Retried", born=5),
+            *fails("Zero"),
+            Replica(name="last", deployment="Zero", born=5, dead=20),
+            # Taken down while it scaled up.
+            Replica(name="one", deployment="Deleted", dead=12),
+            Replica(name="two", deployment="Deleted", born=8, took_s=None, dead=12),
+            # Another start goes on.
+            *fails("Long"),
+            Replica(name="long", deployment="Long", born=5, took_s=None),
+        ),
+        minutes=140,
+        sinks="node",
+        expected={
+            "replica:serve_warm_unready:timestamp": {
+                2: {"r=Ranker0": 120.0, "r=Ranker1": 120.0}
+                | {"r=Rolled0": 120.0, "r=Rolled1": 120.0, "r=Retried0": 120.0}
+                | {"r=Retried1": 120.0, "r=Zero0": 120.0, "r=Zero1": 120.0}
+                | {"r=Gone0": 120.0, "r=Gone1": 120.0, "r=Long0": 120.0, "r=Long1": 120.0},
+                30: {"r=long": 1800.0},
+            },
+            "deployment:serve_warm_replicas_ready:timestamp": {
+                1: {"shop/Rolled": 60.0, "shop/Deleted": 60.0},
+                4: {"shop/Deleted": 240.0},
+                30: {"shop/Retried": 1800.0},
+            },
+            "ServeWarmStartsFailed": {
+                8: NOBODY,
+                10: GAVE_UP,
+                64: GAVE_UP,
+                # Of a pod that went a start was last seen as it went.
+                70: {"shop/Ranker": 1.0, "shop/Rolled": 1.0},
+                78: NOBODY,
+                138: NOBODY,
+            },
+        },
+    ),
+    Case(
+        id="starts-failed-by-ray",
+        says="Of Ray's export too, where a start that was scraped is there no more.",
+        replicas=(
+            *fails("Ranker"),
+            *fails("Gone", gone=6),
+            *fails("Retried"),
+            Replica(name="good", deployment="Retried", born=5),
+            *fails("Zero"),
+            Replica(name="last", deployment="Zero", born=5, dead=20),
+        ),
+        minutes=75,
+        sinks="ray",
+        expected={
+            "ServeWarmStartsFailed": {
+                7: NOBODY,
+                10: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                60: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                70: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="starts-out-of-sight",
+        says="A start whose node server does not answer may go on; one whose pod went does not.",
+        replicas=(
+            Replica(name="a", deployment="Hidden", node="n8", took_s=None, gone=5),
+            Replica(name="b", deployment="Gone", node="n9", took_s=None, gone=5),
+        ),
+        minutes=40,
+        sinks="node",
+        others=(
+            (
+                "up",
+                {"instance": "n8:8099", "job": "serve-warm-node", "namespace": "prod"},
+                {m: float(m < 5) for m in range(41)},
+            ),
+        ),
+        expected={
+            "ServeWarmStartsFailed": {9: NOBODY, 12: {"shop/Gone": 1.0}, 40: {"shop/Gone": 1.0}}
+        },
+    ),
+    Case(
+        id="states-unreadable",
+        says="A node that cannot read states is told, and not believed: not that one is ready.",
+        replicas=(
+            # It died, and its node server has not seen it.
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n2", born=7, took_s=None),
+            # Whether it goes on is not known.
+            Replica(name="c", node="n1", took_s=None, deployment="Unknown"),
+            Replica(name="d", node="n1", deployment="Alone"),
+        ),
+        minutes=40,
+        sinks="node",
+        unreadable={"n1": 5},
+        expected={
+            "deployment:serve_warm_replicas_ready:count": {
+                4: RANKER | {"shop/Alone": 1.0},
+                6: NOBODY,
+            },
+            "ServeWarmStatesUnreadable": {9: NOBODY, 11: {"at=n1:8099": 1.0}},
+            "ServeWarmNoReadyReplica": {16: NOBODY, 18: RANKER},
+            "ServeWarmStartsFailed": {12: NOBODY, 40: NOBODY},
+        },
+    ),
+    Case(
+        id="states-unreadable-with-ray",
+        says="Of a node that cannot read states Ray's export is believed.",
+        replicas=(
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n1", dead=10, deployment="Dead"),
+        ),
+        minutes=20,
+        unreadable={"n1": 5},
+        expected={
+            "replica:serve_warm_stage:now": {9: {"r=a": 1.0, "r=b": 1.0}, 12: {"r=a": 1.0}},
+            "deployment:serve_warm_replicas_ready:count": {12: RANKER},
+        },
+    ),
+    Case(
+        id="dead-before-the-hour",
+        says="A start that died long ago did not die again when scrapes were missed.",
+        replicas=(Replica(name="a", took_s=None, dead=2),),
+        minutes=150,
+        sinks="none",
+        others=(
+            (
+                "serve_warm_replica_alive",
+                Replica(name="a").who | {"namespace": "prod"},
+                {m: float(m < 2) for m in range(151) if m not in (100, 101)},
+            ),
+        ),
+        expected={
+            "replica:serve_warm_start:within_slo": {5: {"r=a": 0.0}, 102: NOBODY, 111: NOBODY},
+            "replica:serve_warm_unready:timestamp": {5: {"r=a": 300.0}, 111: NOBODY},
+            "deployment:serve_warm_replicas_ready:timestamp": {5: NOBODY},
+            "ServeWarmStartsFailed": {8: RANKER, 102: NOBODY, 118: NOBODY},
+        },
+    ),
+    Case(
         id="old",
         says="An artifact is old from the day that the rules say, where a living replica runs it.",
         replicas=(
@@ -430,7 +598,8 @@ CASES = [
         others=tuple(
             (
                 "up",
-                {"instance": name, "job": "serve-warm-node", "namespace": "prod"},
+                {"instance": name, "job": "serve-warm-node", "namespace": "prod"}
+                | {"ray_io_cluster": "blue"},
                 {m: float(m < 10 or name == "n3:8099") for m in range(end)},
             )
             for name, end in (("n1:8099", 30), ("n2:8099", 10), ("n3:8099", 41), ("x:9100", 41))
@@ -543,6 +712,15 @@ TEXTS = {
             "on_deadline is serve."
         ),
     ),
+    "ServeWarmStartsFailed": (
+        "starts-out-of-sight",
+        12,
+        "shop#Gone has no ready replica, and none is starting",
+        (
+            "1 starts of the last hour ended without being ready, and for 5 minutes there was no "
+            "other. Serve may have given up."
+        ),
+    ),
     "ServeWarmArtifactOld": (
         "old",
         95,
@@ -582,6 +760,15 @@ TEXTS = {
             "within the last day."
         ),
     ),
+    "ServeWarmStatesUnreadable": (
+        "states-unreadable",
+        11,
+        "The node server at n1:8099 cannot read what its replicas write",
+        (
+            "Its node is not ready, and its figures of replicas are those that it read last. The "
+            "rules do not believe them."
+        ),
+    ),
 }
 
 
@@ -593,7 +780,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
     (key,) = case.expected[name][minute]
     labels = dict(re.findall(r'(\w+)="([^"]*)"', labelled(key))) | {"namespace": "prod"}
     if "instance" in labels:
-        labels["job"] = "serve-warm-node"
+        labels |= {"job": "serve-warm-node", "ray_io_cluster": "blue"}
     (rule,) = (rule for rule in rules.ALERTS if rule["alert"] == name)
     expected = {
         "exp_labels": {**labels, **rule["labels"]},

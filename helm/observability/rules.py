@@ -43,6 +43,7 @@ DEFAULTS = {
 
 WHO = "namespace, application, deployment"
 EACH = f"{WHO}, replica"
+TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
 """Of the objective: two for each of the alerts, and the one that it is stated over."""
@@ -65,7 +66,9 @@ def each(name: str, by: str = EACH) -> str:
 STAGE = "replica:serve_warm_stage:now"
 START = "replica:serve_warm_start:within_slo"
 RECENT = "replica:serve_warm_start:recent"
+UNREADY = "replica:serve_warm_unready:timestamp"
 READY = "deployment:serve_warm_replicas_ready:count"
+READY_AT = "deployment:serve_warm_replicas_ready:timestamp"
 STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
@@ -84,26 +87,38 @@ def record(name: str, expression: str) -> dict[str, Any]:
     return {"record": name, "expr": expression.strip()}
 
 
+UNREADABLE = "serve_warm_node_states_readable == 0"
+NODE_STAGE = f"serve_warm_stage unless on ({TARGET}) {UNREADABLE}"
+
+# Dead for less than 10 minutes, before it was ready. An hour is looked back for who was dead
+# before: a scrape that was missed does not make them die again. Only a node server remembers them.
+DIED = f"""
+  max by ({EACH}) (serve_warm_replica_alive) == 0
+  unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
+  unless on ({EACH}) min by ({EACH}) (min_over_time(serve_warm_replica_alive[1h] offset 10m)) == 0
+""".strip()
+
 RECORDS = [
     # One series for each replica that is alive, with the stage that it is in; none for one that was
     # ready and hangs. Of a replica that a node server knows nothing else is believed: Ray's export
-    # lags behind by up to 10 s, and a replica says there itself that it is ready.
+    # lags behind by up to 10 s, and a replica says there itself that it is ready. A node server
+    # that cannot read what replicas write knows nothing: it goes on with what it read last.
     record(
         STAGE,
         f"""
-max by ({EACH}, stage) (serve_warm_stage) == 1
+max by ({EACH}, stage) ({NODE_STAGE}) == 1
 or on ({EACH})
 max by ({EACH}, stage) (
-  ray_serve_warm_stage unless on ({EACH}) serve_warm_stage
+  ray_serve_warm_stage unless on ({EACH}) ({NODE_STAGE})
 ) == 1
 """,
     ),
     record(READY, f'count by ({WHO}) ({STAGE}{{stage="ready"}})'),
+    record(READY_AT, f"timestamp({READY})"),
     record(STARTING, f'count by ({WHO}) ({STAGE}{{stage!~"ready|failed"}})'),
     # One series for each start that ended in the last 10 minutes: 1 if it was ready in time, 0 if
     # it was late, or dead before it was ready. Over a window each replica then counts once, also
-    # when it is gone: increase() would not see a counter that is born at 1. The second half needs
-    # a node server, which remembers who died.
+    # when it is gone: increase() would not see a counter that is born at 1.
     record(
         START,
         f"""
@@ -114,9 +129,19 @@ max by ({EACH}, stage) (
 )
 or on ({EACH})
 0 * (
-  max by ({EACH}) (serve_warm_replica_alive) == 0
-  unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
-  unless on ({EACH}) max by ({EACH}) (serve_warm_replica_alive offset 10m) == 0
+  {DIED}
+)
+""",
+    ),
+    # The time now, for each replica that is not ready yet or died so: over a window the least is
+    # when it was first seen. A start may be too short to be scraped while it lives.
+    record(
+        UNREADY,
+        f"""
+time() + 0 * (
+  max by ({EACH}) ({STAGE}{{stage!="ready"}})
+  or on ({EACH})
+  {DIED}
 )
 """,
     ),
@@ -250,6 +275,33 @@ unless on ({WHO}) {READY} > 0
         lasting="10m",
     ),
     alert(
+        "ServeWarmStartsFailed",
+        "critical",
+        # Starts that began after the deployment was last ready: what is taken down together with
+        # ready replicas began before. A start whose node server does not answer, or cannot read its
+        # state, may go on.
+        # Two hours, to have the beginning of what was seen within one.
+        f"""
+count by ({WHO}) (
+  (
+    min_over_time({UNREADY}[2h]) > on ({WHO}) group_left () max_over_time({READY_AT}[2h])
+    or on ({EACH})
+    min_over_time({UNREADY}[2h]) unless on ({WHO}) max_over_time({READY_AT}[2h])
+  )
+  and on ({EACH}) max_over_time({UNREADY}[1h])
+  unless on ({EACH}) (
+    last_over_time(serve_warm_replica_alive[1h]) == 1
+    and on ({TARGET}) (up == 0 or {UNREADABLE})
+  )
+)
+unless on ({WHO}) {STARTING}
+""",
+        f"{OF} has no ready replica, and none is starting",
+        "{{ $value }} starts of the last hour ended without being ready, and for 5 minutes there "
+        "was no other. Serve may have given up.",
+        lasting="5m",
+    ),
+    alert(
         "ServeWarmArtifactOld",
         "warning",
         f"""
@@ -294,10 +346,10 @@ max by ({WHO}) (
     alert(
         "ServeWarmNodeServerDown",
         "warning",
-        """
+        f"""
 up == 0
-and on (namespace, job, instance)
-max by (namespace, job, instance) (max_over_time(serve_warm_node_ready[1d]))
+and on ({TARGET})
+max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not answer Prometheus",
         "It did within the last day. Where a readiness probe asks it, its node is not ready.",
@@ -318,6 +370,15 @@ max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
         "Ray exports them, and no node server of the namespace does, where there was one within "
         "the last day.",
         lasting="15m",
+    ),
+    alert(
+        "ServeWarmStatesUnreadable",
+        "warning",
+        UNREADABLE,
+        "The node server at {{ $labels.instance }} cannot read what its replicas write",
+        "Its node is not ready, and its figures of replicas are those that it read last. The "
+        "rules do not believe them.",
+        lasting="5m",
     ),
 ]
 
