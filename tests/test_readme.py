@@ -56,7 +56,7 @@ def test_the_architectures_that_reach_level_2_are_counted_as_found():
     rows = figures.load("architectures")["rows"].values()
     others = [row["reason"] for row in rows if row["level"] != 2]
 
-    assert f"{len(rows) - len(others)} of {len(rows)} calls of architectures" in README
+    assert f"[{len(rows) - len(others)} of {len(rows)} calls of architectures]" in README
     assert all(re.fullmatch("an argument is a .*Cache", reason) for reason in others)
 
 
@@ -78,6 +78,46 @@ def test_the_committed_comparison_shows_what_is_asked_of_it():
 
     assert len(checks) > len(limits.WORKLOADS) * 6
     assert missed == set(limits.MISSED)
+
+
+def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_one():
+    """Those that an alternative which failed left out are counted where the others are."""
+    found = figures.load("startup")
+    faster = [check for check in limits.checks(found) if check.limit == 1.0]
+    of_each_level = 2 * len(limits.ALTERNATIVES) - 1  # no overhead of AOTInductor
+    all_of_them = len(found["titles"]) * len(limits.FASTER) * of_each_level
+
+    text = figures.compared(found)
+
+    assert f" of {len(faster)} comparisons of levels" in text
+    assert f"{all_of_them - len(faster)} more did not take place" in text
+
+
+def test_the_sentences_of_the_readme_have_their_figures_from_the_results():
+    """What stands outside of the generated sections is of the same runs."""
+    loads = [
+        row["stages"]["load"]
+        for row in figures.load("startup")["rows"]
+        if (row["system"], row["level"]) == ("serve_warm", 2)
+    ]
+    bytes_alone = figures.load("text_embedder")["medians"]["torch_bytes"]
+
+    assert f"in {min(loads):.1f} to {max(loads):.1f} s once torch's compiler is imported" in README
+    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in README
+
+
+def test_the_line_beside_the_picture_names_its_machine():
+    """The table above it may be of another one."""
+    found = figures.load("startup")
+    line = figures.section(figures.README, "comparison line")[1]
+
+    assert found["machine"]["cpu"] in line
+    assert found["machine"]["torch"] in line
+    assert all(
+        f"{row['past_import_s']:.2f}" in line
+        for row in found["rows"]
+        if (row["system"], row["level"]) == ("serve_warm", 2)
+    )
 
 
 def test_the_committed_comparison_is_of_right_and_warm_starts():

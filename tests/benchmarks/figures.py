@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+LEVELS = ROOT / "docs" / "levels.md"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -78,9 +79,10 @@ def figures() -> str:
             f"{transfer['peak_mib']:.0f} MiB of memory."
         ),
         (
-            f"`make bench`, medians of {repeats} interleaved runs on {machine['cpus']} shared "
-            f"cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray {machine['ray']}, "
-            f"Python {machine['python']}."
+            f"Starts: `make bench`, medians of {repeats} interleaved runs on {machine['cpus']} "
+            f"shared cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray "
+            f"{machine['ray']}, Python {machine['python']}. Calls and the pull are of programs of "
+            "their own: [results](tests/benchmarks/results)."
         ),
     ]
     return "\n".join(lines)
@@ -222,7 +224,7 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
             f"{sum(check.held for check in faster)} of {len(faster)} comparisons of levels "
             f"{' and '.join(map(str, limits.FASTER))} with {', '.join(limits.ALTERNATIVES)}, where "
             "these did not fail; only what does not hold is in the table. The overhead of "
-            "aotinductor is not compared: it includes the weights."
+            f"aotinductor is not compared: it includes the weights. {_not_compared(found)}"
         ),
     ]
     if missed:
@@ -232,6 +234,26 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
         title = found["titles"][check.workload]
         lines.append(f"- {title}, {check.claim}: {part(check.value)}. {sentence(reason)}")
     return lines
+
+
+def _not_compared(found: Mapping[str, Any]) -> str:
+    """Return how many comparisons with alternatives there are none of, and whose start lacks."""
+    workloads: dict[str, list[str]] = {}
+    count = 0
+    for row in found["rows"]:
+        if row["system"] not in limits.ALTERNATIVES or row["ready_s"] is not None:
+            continue
+        title = found["titles"][row["workload"]].split(",")[0]
+        workloads.setdefault(row["system"], []).append(title)
+        clocks = 1 if row["system"] == "aotinductor" else 2  # readiness, and overhead
+        count += clocks * len(limits.FASTER)
+    if not count:
+        return "Every alternative started on every model."
+    words = "; ".join(f"{system} on {', '.join(titles)}" for system, titles in workloads.items())
+    return (
+        f"{count} more did not take place, as the alternative has no start on the model ({words}): "
+        "why stands below the model's table."
+    )
 
 
 def best(found: Mapping[str, Any]) -> Sequence[str]:
@@ -289,14 +311,17 @@ def sentence(words: str) -> str:
 
 
 def side_by_side(found: Mapping[str, Any]) -> str:
-    """Return the comparison in two sentences, for the README."""
+    """Return the comparison in a few sentences, for the README."""
     rows = {
         (row["workload"], row["system"], row["level"]): row
         for row in found["rows"]
         if row["ready_s"] is not None
     }
-    words = []
+    words, past_import = [], []
     for workload, title in found["titles"].items():
+        level_2 = rows.get((workload, "serve_warm", 2))
+        if level_2 is not None:
+            past_import.append(f"{level_2['past_import_s']:.2f}")
         named = [
             *[(f"{n}", rows.get((workload, "serve_warm", n))) for n in (1, 2, 3)],
             ("cold", rows.get((workload, "cold", None))),
@@ -312,11 +337,77 @@ def side_by_side(found: Mapping[str, Any]) -> str:
         ]
         words.append(f"{title.split(',')[0]} {' / '.join(levels)} s ({', '.join(others)})")
     systems = {row["system"] for row in found["rows"]} - {"floor", "serve_warm"}
+    machine = found["machine"]
     return (
         f"Side by side with {len(systems)} other ways to start, overhead at levels 1 / 2 / 3: "
-        f"{'; '.join(words)}. All of it, where another one wins and why: "
-        "[docs/benchmarks.md](docs/benchmarks.md)."
+        f"{'; '.join(words)}. Level 2 without what was left of the import of torch's compiler when "
+        f"the model was built, in the same order: {' / '.join(past_import)} s; level 3 does not "
+        "import it. This line and the picture are medians of "
+        f"{found['repeats']} turns on {machine['cpus']} shared cores ({machine['cpu']}), "
+        f"{found['threads']} thread, no Ray, no GPU, torch {machine['torch']}, Python "
+        f"{machine['python']}: compare ratios with the table above, not seconds. All of it, where "
+        "another one wins and why: [docs/benchmarks.md](docs/benchmarks.md)."
     )
+
+
+def loading() -> str:
+    """Return what loading the entries of an artifact takes, and why it is done one by one."""
+    found = load("startup")
+    by_level = {
+        level: [
+            row
+            for row in found["rows"]
+            if (row["system"], row["level"]) == ("serve_warm", level) and row["ready_s"] is not None
+        ]
+        for level in (2, 3)
+    }
+    slowest = max(by_level[2], key=lambda row: row["stages"]["load"])
+    low, high = extremes(row["stages"]["load"] for row in by_level[2])
+    low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
+    title = found["titles"][slowest["workload"]].split(",")[0]
+    return (
+        f"Entries are loaded one after the other. With the artifact's checks and what is left of "
+        f"its pull that takes {low:.2f} to {high:.2f} s at level 2 and {low_3:.2f} to {high_3:.2f} "
+        f"s at level 3 ([{len(by_level[2])} models](benchmarks.md)). On {title}, the slowest, it "
+        f"is {slowest['cpu_stages']['load']:.2f} s of CPU in {slowest['stages']['load']:.2f} s: "
+        "nothing is waited for that another thread could fill. Unpickling, and looking at each "
+        "fact, is Python's work, and Python's lock lets one thread do that at a time. How much of "
+        "the rest would run beside it was not measured."
+    )
+
+
+def extremes(values: Iterable[float]) -> tuple[float, float]:
+    """Return the least and the largest."""
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]
+
+
+def architectures() -> str:
+    """Return the architectures that were taken to level 2, and what stopped the others."""
+    from architectures import ARCHITECTURES  # imports torch, which no other section needs
+
+    found = load("architectures")
+    versions, rows = found["versions"], found["rows"]
+    reached = sum(row["level"] == 2 for row in rows.values())
+    lines = [
+        (
+            f"{reached} of {len(rows)} calls of tiny models with random weights, in "
+            "`inference_mode`, with `dynamic=False` and one thread, by `python "
+            "tests/architectures.py`: transformers "
+            f"{versions['transformers']}, torch {versions['torch']}, Python {versions['python']}, "
+            f"{versions['machine']}. Entries were made in one process and loaded in another. The "
+            "error is the largest difference from eager there, as a part of the largest value. "
+            "What has no entry goes to `torch.compile`, which was not run here."
+        ),
+        "",
+        "| architecture | class | level | error | entry kB | what stops it |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for name, row in rows.items():
+        kind, suffix, _, _ = ARCHITECTURES[name]
+        entry = f"{row['error']:.0e} | {row['bytes'] / 1e3:.0f}" if row["level"] == 2 else "– | –"
+        lines.append(f"| {name} | `{kind}{suffix}` | {row['level']} | {entry} | {row['reason']} |")
+    return "\n".join(lines)
 
 
 def probe_cost() -> str:
@@ -366,6 +457,8 @@ SECTIONS = {
     "figures": (README, figures),
     "comparison line": (README, comparison_line),
     "comparison": (BENCHMARKS, comparison),
+    "loading": (LEVELS, loading),
+    "architectures": (LEVELS, architectures),
     "probe cost": (REFERENCE, probe_cost),
     "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
     "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
