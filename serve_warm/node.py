@@ -521,9 +521,10 @@ class _Lock(NamedTuple):
     def begun(self) -> dict[str, Any]:
         """Return whose it is and since when; nothing between its making and its first write."""
         try:
-            return _decoded(self.rest)
+            found = _decoded(self.rest)
         except (ValueError, RecursionError):
             return {}
+        return found if isinstance(found, dict) else {}
 
 
 def _lock(stem: str, folder: int) -> _Lock:

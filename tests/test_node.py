@@ -605,6 +605,19 @@ def test_a_replica_that_has_written_nothing_says_when_it_began(tmp_path: Path):
     assert replica.names == ("app", "Embedder", "Embedder#1")
 
 
+@pytest.mark.parametrize("rest", [b"", b"[]", b"7", b"{", b"\xff"])
+def test_a_lock_may_say_anything(tmp_path: Path, rest: bytes):
+    """Whatever stands in it, the replica is there and counts as none that is warm."""
+    file = state_file(tmp_path / "state")
+    os.ftruncate(file._lock, node.HEARTBEAT_BYTES)
+    os.pwrite(file._lock, rest, node.HEARTBEAT_BYTES)
+
+    (replica,) = look(tmp_path / "state")
+
+    assert replica.condition == "warming"
+    assert replica.began_s == math.inf
+
+
 def test_a_heartbeat_of_the_future_is_none(tmp_path: Path, monkeypatch):
     """Of another boot or machine: what it says of now is unknown."""
     state_file(tmp_path / "state").write({"stage": "READY"})
