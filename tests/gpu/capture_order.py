@@ -31,7 +31,13 @@ def measure(sizes: tuple[int, ...], how: str) -> dict[str, object]:
     watch = compiler.watch()
     torch.manual_seed(0)
     wide = 8192
-    layers = nn.Linear(1024, wide), nn.GELU(), nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, 8)
+    layers = (
+        nn.Linear(1024, wide),
+        nn.GELU(),
+        nn.Linear(wide, wide),
+        nn.GELU(),
+        nn.Linear(wide, 1024),
+    )
     model = torch.compile(nn.Sequential(*layers).cuda(), mode="reduce-overhead", dynamic=False)
     inputs = [torch.rand(size, 1024, device="cuda") for size in sizes]
     calls = [x for x in inputs for _ in range(CALLS)] if how == "in a row" else [*inputs] * CALLS
