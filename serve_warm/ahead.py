@@ -20,6 +20,7 @@ import io
 import logging
 import pickle
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -385,7 +386,7 @@ class _Graph:
 
     def __init__(self, compiled: Callable[..., Any], *, writes: bool) -> None:
         self._compiled = compiled
-        self._writes = writes
+        self.writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
@@ -393,7 +394,7 @@ class _Graph:
     def __call__(self, *args: Any) -> Any:
         if not any(same(*args) for same in self._checks):
             self._learn(args)
-        if self._writes:
+        if self.writes:
             refuse_overlap(args)
         return self._compiled(*args)
 
@@ -420,18 +421,19 @@ class _Graph:
         )
 
 
-def has_computed(error: BaseException) -> bool:
-    """Return whether an entry had come to its graph before it raised.
+def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
+    """Return whether the call in which an entry raised can be made by other code instead.
 
-    Before it the bytecode around a graph looks up modules and attributes, and may not find one that
-    was there.
+    The bytecode around a graph looks up modules and attributes before it, and may not find one that
+    was there. What the graph raises is the call's own answer, and a graph that writes into its
+    inputs may have done so by the time that something after it raised.
     """
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is _Graph.__call__.__code__:
-            return True
-        trace = trace.tb_next
-    return False
+    found = getattr(fn, "__globals__", {}).values()
+    graph = next((value for value in found if isinstance(value, _Graph)), None)
+    if graph is None or graph.writes:
+        return False
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return _Graph.__call__.__code__ not in frames
 
 
 def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:

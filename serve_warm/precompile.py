@@ -491,7 +491,7 @@ class Dispatcher:
                     try:
                         return fn(self.callee, *tensors)
                     except BEFORE_THE_GRAPH as error:
-                        self._noted(use[0], 1, _why_not_run(error))
+                        self._noted(use[0], 1, _why_not_run(fn, error))
                         return self.stock(*args, **kwargs)
         return self._looked_up(args, kwargs)
 
@@ -595,7 +595,7 @@ class Dispatcher:
         try:
             return fn(self.callee, *tensors)
         except BEFORE_THE_GRAPH as error:
-            why = _why_not_run(error)
+            why = _why_not_run(fn, error)
             self._seen[use] -= 1
             self._noted(call, 1, why)
             return self.stock(*args, **kwargs)
@@ -763,11 +763,11 @@ BEFORE_THE_GRAPH = (NoEntry, LookupError, AttributeError)
 is to compute with, a submodule that was deleted for example."""
 
 
-def _why_not_run(error: BaseException) -> str:
-    """Return why an entry did not come to its graph; what is raised after that is raised on."""
+def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
+    """Return why an entry did not come to its graph; what may have been computed raises on."""
     if isinstance(error, NoEntry):
         return str(error)
-    if ahead.has_computed(error):
+    if not ahead.may_run_again(fn, error):
         raise error
     return f"it does not find what it was built with: {type(error).__name__}: {error}"
 

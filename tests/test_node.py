@@ -594,6 +594,26 @@ def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path,
     assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 
+def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path, monkeypatch):
+    """On a full disk the lock's heartbeat goes on, and what is exported is of before."""
+    file = state_file(tmp_path / "state")
+    file.write({"stage": "READY"})
+    stopped_clock(monkeypatch, 3600.0)
+    os.pwrite(file._lock, node._heartbeat(node.boot_s()), 0)
+    server = node.Server(node.Settings(str(tmp_path / "state"), urls=()), host="127.0.0.1", port=0)
+    try:
+        [line] = [
+            line
+            for line in server.metrics().splitlines()
+            if line.startswith("serve_warm_heartbeat_age_seconds{")
+        ]
+    finally:
+        server._http.server_close()
+
+    assert float(line.rpartition(" ")[2]) == pytest.approx(3600.0, abs=60.0)
+    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+
+
 def test_a_replica_that_has_written_nothing_says_when_it_began(tmp_path: Path):
     """In its lock: the latch tells by it who was there first."""
     state_file(tmp_path / "state")

@@ -1743,35 +1743,83 @@ def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
     torch.testing.assert_close(second.value, wanted)
 
 
-def test_what_an_entry_does_not_find_is_no_exception_in_traffic(tmp_path: Path):
-    """Where it was taken away past everything that is watched; what its graph raises is raised."""
-    holder = SimpleNamespace(parts={"a": 2.0})
+class Chain(nn.Module):
+    """Its compiled code finds each layer by its key; the last one may write into the input."""
 
-    class Holding(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * holder.parts["a"]
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.writes = writes
 
-    eager = Holding().eval()
-    model = serve_warm.compile(eager, dynamic=False)
-    with torch.inference_mode():
-        build(tmp_path, lambda: model(x(3, 4)))
-        with started(tmp_path):
-            entry_of(eager, KeyError("a"))
-            result = served(lambda: model(x(3, 4)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        if self.writes:
+            x.add_(1)
+        return y
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@torch.inference_mode()
+def test_what_an_entry_does_not_find_costs_a_level(writes: bool, tmp_path: Path):
+    """Taken away past all that is watched. Where a call may have been made half it raises."""
+    model = serve_warm.compile(Chain(writes=writes).eval(), dynamic=False)
+    build(tmp_path, lambda: model(x(3, 4)))
+    eager = Chain(writes=writes).eval()
+    ours = serve_warm.compile(eager, dynamic=False)
+    with started(tmp_path), eager_below():
+        first = served(lambda: ours(x(3, 4)))
+        eager.layers._modules.pop("2")
+        if writes:
+            with pytest.raises(KeyError):
+                ours(x(3, 4))
+            return
+        second = served(lambda: ours(x(3, 4)))
+        wanted = eager(x(3, 4))
+
+    assert (first.level, second.level) == (2, 1)
+    assert "does not find what it was built with: KeyError" in second.reason
+    torch.testing.assert_close(second.value, wanted)
+
+
+@torch.inference_mode()
+def test_code_that_changed_is_named_as_code(tmp_path: Path):
+    """Not by digests: the class whose methods are others now, and what to do."""
+
+    def made(forward: Callable[..., Any]) -> nn.Module:
+        kind = type("Changing", (nn.Module,), {"forward": forward, "__module__": __name__})
+        return kind().eval()
+
+    model = serve_warm.compile(made(lambda self, x: x + 1), dynamic=False)
+    build(tmp_path, lambda: model(x(3, 4)))
+    ours = serve_warm.compile(made(lambda self, x: x + 2), dynamic=False)
+
+    with started(tmp_path), eager_below():
+        result = served(lambda: ours(x(3, 4)))
 
     assert result.level == 1
-    assert "does not find what it was built with: KeyError" in result.reason
-    torch.testing.assert_close(result.value, x(3, 4) * 2)
+    assert "the code of test_precompile.Changing changed since the build" in result.reason
+    torch.testing.assert_close(result.value, x(3, 4) + 2)
 
 
-def entry_of(callee: Any, error: Exception) -> None:
-    """Have the next entry that is run raise, before it comes to its graph."""
-    dispatcher = next(d for d in precompile._dispatchers if d.callee is callee)
+@torch.inference_mode()
+def test_a_graph_break_is_named_with_its_line(tmp_path: Path):
+    """What torch says of it first names neither the call nor the place."""
 
-    def raising(*_: Any) -> Any:
-        raise error
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        print("here")  # noqa: T201 - a graph break
+        return x + 1
 
-    dispatcher._found = lambda *_: (SimpleNamespace(level=2, reason=""), raising)
+    model = serve_warm.compile(breaking, dynamic=False)
+    library = build(tmp_path, lambda: model(x(3, 4)))
+
+    (reason,) = library.refused.values()
+
+    assert "print" in reason
+    line = breaking.__code__.co_firstlineno + 1
+    assert f"(test_precompile.py:{line})" in reason
 
 
 def test_an_instance_ends_with_its_compiled_methods():
