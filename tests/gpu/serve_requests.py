@@ -40,8 +40,9 @@ import requests  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from fastapi import Body, FastAPI  # noqa: E402
-from fastapi.responses import PlainTextResponse  # noqa: E402
+from fastapi.responses import PlainTextResponse, Response  # noqa: E402
 from ray import serve  # noqa: E402
+from ray.exceptions import RayError  # noqa: E402
 
 from deployments.image_classifier import app as image_classifier  # noqa: E402
 from deployments.text_generator import app as text_generator  # noqa: E402
@@ -227,8 +228,11 @@ class NaiveGenerator(Naive):
         return made
 
     @prompts.post("/generate")
-    def generate(self, body: text_generator.Prompt) -> PlainTextResponse:
+    def generate(self, body: text_generator.Prompt) -> Response:
         self.threads.add(threading.get_native_id())
+        sentence = text_generator.problem(body)
+        if sentence:
+            return text_generator.bad_request(sentence)
         made = self.generated(body.prompt, count=body.max_new_tokens)
         return PlainTextResponse("".join(f"{token}\n" for token in made))
 
@@ -352,6 +356,7 @@ def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dic
         "after_ready": {name: report["after_ready"][name] for name in SHOWN},
         "said": [f"{event['kind']}: {event['reason']}" for event in report["events"]][:5],
         "warnings": report["warnings"],
+        "first_to_p50": statistics.median(one["first_to_p50"] for one in firsts),
         "alone": firsts,
         "together": all_requests,
     }
@@ -361,7 +366,9 @@ def of_naive(app: builder.App, args: Mapping[str, Any], asked: Any, options: Any
     """Start the naive deployment of the same model, and send it the same requests."""
     deployment = KINDS[app.deployment][1]
     actor = app.overrides[app.deployment]["ray_actor_options"]
+    found: dict[str, Any] = {}
     with builder.cluster(num_cpus=app.num_cpus) as on:
+        url = f"http://127.0.0.1:{on.port}/naive"
         begin = time.perf_counter()
         try:
             handle = serve.run(
@@ -369,22 +376,20 @@ def of_naive(app: builder.App, args: Mapping[str, Any], asked: Any, options: Any
                 name="naive",
                 route_prefix="/naive",
             )
-        except RuntimeError as error:  # of Serve, for a replica that does not start
-            return {"failed": str(error)[-600:]}
-        ready_s = time.perf_counter() - begin
-        url = f"http://127.0.0.1:{on.port}/naive"
-        found = {
-            "ready_s": round(ready_s, 2),
-            "alone": [solo(asked, url)],
-            "together": together(
+            found["ready_s"] = round(time.perf_counter() - begin, 2)
+            found["alone"] = [solo(asked, url)]
+            found["together"] = together(
                 asked,
                 url,
                 count=options.requests,
                 clients=options.clients,
                 limit_s=options.limit_s,
-            ),
-        }
-        return {**handle.counted.remote().result(timeout_s=REQUEST_LIMIT_S), **found}
+            )
+            found.update(handle.counted.remote().result(timeout_s=REQUEST_LIMIT_S))
+        except (RuntimeError, TimeoutError, requests.RequestException, RayError) as error:
+            # A replica that does not start, or ends: also a result, beside the other one's.
+            found["failed"] = f"{type(error).__name__}: {error}"[-600:]
+    return found
 
 
 @contextlib.contextmanager
