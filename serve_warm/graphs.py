@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: each capture is counted and timed, and each skip has torch's reason.
+"""CUDA graphs: each capture is counted and timed, and each skip has a reason.
 
 No cache holds a graph. Every process captures its own, and with Inductor's graph trees in more than
 one call: the first call of a path runs eagerly in the graphs' memory pool, the second is captured.
 Such an eager run compiles nothing and is not yet what traffic gets, so it is counted as well.
+Libraries (level 3) have no graph trees: theirs are captured here (`Graphed`).
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, and `log_cudagraph_skip_and_bump_counter`, through which every skip goes.
+and `run_eager`, `get_obj`, and `log_cudagraph_skip_and_bump_counter`, through which skips go.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 `torch.cuda.CUDAGraph` is public; graphs that user code makes by itself, and those of
 `torch.cuda.make_graphed_callables`, go through it.
@@ -15,12 +16,13 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +39,7 @@ def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None
 
     `ran_eagerly` is called at each run that comes before a capture. Once per process.
     """
+    _observers.append(note)
     when_imported("torch.cuda.graphs", functools.partial(_hook_graphs, note))
     when_imported(
         "torch._inductor.cudagraph_trees", functools.partial(_hook_trees, note, ran_eagerly)
@@ -44,22 +47,30 @@ def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None
     when_imported("torch._inductor.cudagraph_utils", functools.partial(_hook_skips, note))
 
 
-class _OfTrees(threading.local):
-    """Whether this thread's captures are those of a graph tree, which are counted there."""
-
-    inside = False
+_observers: list[Callable[[CompileEvent], None]] = []
 
 
-_of_trees = _OfTrees()
+def _note(event: CompileEvent) -> None:
+    for observer in _observers:
+        observer(event)
+
+
+class _Elsewhere(threading.local):
+    """Whether this thread's captures are counted by who makes them."""
+
+    counted = False
+
+
+_elsewhere = _Elsewhere()
 
 
 @contextlib.contextmanager
-def _counted_by_the_tree() -> Iterator[None]:
-    before, _of_trees.inside = _of_trees.inside, True
+def _counted_elsewhere() -> Iterator[None]:
+    before, _elsewhere.counted = _elsewhere.counted, True
     try:
         yield
     finally:
-        _of_trees.inside = before
+        _elsewhere.counted = before
 
 
 def _hook_trees(
@@ -70,7 +81,7 @@ def _hook_trees(
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
-        with _counted_by_the_tree():
+        with _counted_elsewhere():
             begin(self, *args, **kwargs)
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
@@ -80,7 +91,7 @@ def _hook_trees(
         brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
         compile_id = self.id_to_compile_id.get(function_id)
         start = time.perf_counter()
-        with _counted_by_the_tree():
+        with _counted_elsewhere():
             result = record(self, new_inputs, function_id)
         note(
             _event(
@@ -100,6 +111,30 @@ def _hook_trees(
     manager.__init__ = __init__
     manager.record_function = record_function
     manager.run_eager = run_eager_counted
+    if not hasattr(trees, "_initialize_tls"):
+        _hook_threads(trees)
+
+
+def _hook_threads(trees: ModuleType) -> None:
+    """Give each thread the containers that, up to 2.11, only the importing thread has.
+
+    What is loaded from an artifact is imported in another thread than it is called in; without
+    this the first call fails there by an assertion. 2.13 does the same by itself.
+    """
+    get = trees.get_obj
+
+    def get_obj(local: Any, name: str) -> Any:
+        import torch
+
+        if not hasattr(local, name) and not torch._C._is_key_in_tls(name):
+            local.tree_manager_containers = {}
+            local.tree_manager_locks = collections.defaultdict(threading.Lock)
+            for each in ("tree_manager_containers", "tree_manager_locks"):
+                # For the threads of autograd, which take it from the one that calls them.
+                torch._C._stash_obj_in_tls(each, getattr(local, each))
+        return get(local, name)
+
+    trees.get_obj = get_obj  # type: ignore[attr-defined]
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
@@ -123,7 +158,7 @@ def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> No
 
     def capture_end(self: Any) -> None:
         end(self)
-        if not _of_trees.inside:
+        if not _elsewhere.counted:
             seconds = time.perf_counter() - self._serve_warm_began_s
             note(_event("capture", "torch.cuda.CUDAGraph", seconds=seconds))
 
@@ -157,6 +192,121 @@ def _event(
         thread=threading.get_native_id(),
         at_unix=time.time(),
     )
+
+
+# Graphs of libraries --------------------------------------------------------------------------
+
+
+MOST_CAPTURES = 64
+"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the oldest."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.pools: dict[int, Any] = {}
+
+
+_of_thread = _OfThread()
+"""One memory pool for the graphs of all libraries, by the stream that they are launched on: what
+runs on one stream runs one after another, so that they may use the same memory."""
+
+
+class Graphed:
+    """Native code that is captured at the first call of a kind, and launched from then on.
+
+    A kind is a stream, the addresses of weights, and the sizes of what a call brings. As with
+    torch's own, each thread captures for itself. What is returned is a copy.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Any]], Sequence[Any]],
+        *,
+        name: str,
+        brought: Sequence[int],
+        inputs: int,
+    ) -> None:
+        """Take the code, and which of its inputs are the call's own; the others are weights."""
+        self._run = run
+        self._name = name
+        self._brought = tuple(brought)
+        self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
+        self._local = threading.local()
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run on tensors as they are, and return the outputs.
+
+        Raises:
+            RuntimeError: it failed, without a graph too.
+        """
+        import torch
+
+        stream = torch.cuda.current_stream().cuda_stream
+        sizes = tuple([inputs[index].shape for index in self._brought])
+        key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
+        kept: dict[Any, Any] = vars(self._local).setdefault("kept", {})
+        if key not in kept:
+            if len(kept) >= MOST_CAPTURES:
+                kept.pop(next(iter(kept)))
+            kept[key] = self._captured(inputs, stream, again=sum(k[:2] == key[:2] for k in kept))
+        outputs: Sequence[Any] = kept[key](inputs)
+        return outputs
+
+    def _captured(self, inputs: Sequence[Any], stream: int, *, again: int) -> Any:
+        """Return the graph of a call like this one; or the code itself, where none can be had."""
+        import torch
+
+        start = time.perf_counter()
+        # Its own tensors are written into in whatever mode a call is made.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            static = list(inputs)
+            for index in self._brought:
+                static[index] = _like(inputs[index])
+            try:
+                # What is loaded or chosen at a first run cannot be captured.
+                self._run(static)
+                pools = _of_thread.pools
+                if stream not in pools:
+                    pools[stream] = torch.cuda.graph_pool_handle()
+                graph = torch.cuda.CUDAGraph()
+                with (
+                    _counted_elsewhere(),
+                    # As graph trees do: what another thread allocates meanwhile is no error.
+                    torch.cuda.graph(graph, pool=pools[stream], capture_error_mode="thread_local"),
+                ):
+                    outputs = self._run(static)
+            except RuntimeError as error:
+                skipped(f"{self._name} cannot be captured: {str(error).partition(chr(10))[0]}")
+                return self._run
+        brought = {f"input {index}": inputs[index] for index in self._brought}
+        _note(
+            _event(
+                "capture",
+                self._name,
+                signature=str(InputSignature.of(brought)),
+                reason=f"captured {again} times before: its weights have moved" if again else "",
+                seconds=time.perf_counter() - start,
+            )
+        )
+        moved = [(index, static[index]) for index in self._brought]
+
+        def launch(inputs: Sequence[Any]) -> list[Any]:
+            for index, tensor in moved:
+                tensor.copy_(inputs[index])
+            graph.replay()
+            return [output.clone() for output in outputs]
+
+        return launch
+
+
+def _like(tensor: Any) -> Any:
+    """Return a copy with the strides of a tensor, which code was compiled for."""
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def skipped(reason: str) -> None:
+    """Note that what was to be captured is launched kernel by kernel."""
+    _note(_event("skip", "CUDA graph", reason=" ".join(reason.split())))
 
 
 def pool_bytes() -> Mapping[str, int]:

@@ -9,7 +9,7 @@ process, and what it finds is cached as a file too: by Inductor always, and by T
 it is told to, which is done here. So both travel with the cache directory.
 
 Private names, seen in torch 2.11 and 2.13 with Triton 3.6: `CachingAutotuner` of Inductor with
-`autotune_to_one_config` and `coordinate_descent_tuning`, torch's counter
+`autotune_to_one_config`, `coordinate_descent_tuning` and `recheck_autotune_cache`, torch's counter
 `select_algorithm_autotune`, and Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
 https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/autotuner.py
 """
@@ -47,6 +47,26 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
     tuner: Any = heuristics.CachingAutotuner
     for name in ("autotune_to_one_config", "coordinate_descent_tuning"):
         setattr(tuner, name, _timed(note, getattr(tuner, name), name))
+    if hasattr(tuner, "recheck_autotune_cache"):
+        tuner.recheck_autotune_cache = _looking_here(tuner.recheck_autotune_cache)
+
+
+def _looking_here(recheck: Any) -> Callable[..., Any]:
+    """Have a kernel that was built elsewhere find its tuning in the cache directory of here.
+
+    It was pickled with the path of its source, beside which torch looks: in the directory of the
+    build. Seen in 2.11 to 2.13; each kernel of several configurations was tuned at each start.
+    """
+
+    @functools.wraps(recheck)
+    def rechecked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        if self.filename:
+            self.filename = str(Path(cache_dir(), *Path(self.filename).parts[-2:]))
+        return recheck(self, *args, **kwargs)
+
+    return rechecked
 
 
 def _timed(note: Callable[[CompileEvent], None], tune: Any, how: str) -> Callable[..., Any]:

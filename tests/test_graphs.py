@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,11 @@ def trees(why: str) -> ModuleType:
         def run_eager(self, new_inputs: list[Any], function_id: int) -> str:
             return "eager"
 
-    stand_in: Any = SimpleNamespace(CUDAGraphTreeManager=CUDAGraphTreeManager)
+    def get_obj(local: Any, name: str) -> Any:
+        assert hasattr(local, name)  # all that 2.11 says
+        return getattr(local, name)
+
+    stand_in: Any = SimpleNamespace(CUDAGraphTreeManager=CUDAGraphTreeManager, get_obj=get_obj)
     return stand_in
 
 
@@ -104,6 +110,26 @@ def test_a_capture_of_a_known_path_says_why_it_is_made_again():
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
 
     assert events[-1].reason == "captured 1 times before: static input 0 moved"
+
+
+def test_each_thread_has_containers_of_its_own():
+    """With torch up to 2.11 only the thread that imported the module had any."""
+    module: Any = trees("")
+    hooked(module)
+    local = threading.local()
+
+    def found() -> tuple[Any, Any]:
+        names = "tree_manager_containers", "tree_manager_locks"
+        first, again = ([module.get_obj(local, name) for name in names] for _ in range(2))
+        assert [*map(id, first)] == [*map(id, again)]
+        return first[0], first[1][0]
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as another:
+        (containers, lock), (others, _) = one.submit(found).result(), another.submit(found).result()
+
+    assert containers == {}
+    assert containers is not others
+    assert not lock.locked()
 
 
 def test_torch_has_what_is_hooked():

@@ -13,10 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components import require_folder
-from serve_warm import kernels
+from serve_warm import compiler, kernels
+
+if TYPE_CHECKING:
+    import pytest
 
 TRITON = "python -m pip install --target build/components/triton triton==3.6.0"
 
@@ -63,6 +66,36 @@ def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
     assert built.count() == 1
     kernel(tmp_path / "second", "new")
     assert built.count() == 2
+
+
+def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A kernel remembers the path of its source; what was found lies beside it, and travels."""
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    compiler.watch()
+    configurations = [
+        SimpleNamespace(kwargs={"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)
+    ]
+    built, landed = tmp_path / "built", tmp_path / "landed"
+    (built / "ab").mkdir(parents=True)
+    source = str(built / "ab" / "cab.py")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(built))
+    _, cache, _ = heuristics.check_autotune_cache(configurations, source, {})
+    cache.save(configurations[1], 1000)
+    built.rename(landed)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(landed))
+    kernel: Any = SimpleNamespace(
+        filename=source,
+        inductor_meta={},
+        compile_results=[SimpleNamespace(config=each) for each in configurations],
+        is_statically_launchable=lambda: True,
+    )
+
+    heuristics.CachingAutotuner.recheck_autotune_cache(kernel, lambda: None)
+
+    assert [result.config for result in kernel.compile_results] == [configurations[1]]
 
 
 def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
