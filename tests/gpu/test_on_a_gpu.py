@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from levels import build, started
+from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
 from serve_warm import compile_regions, compiler, graphs, kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [
@@ -41,17 +40,6 @@ def model(width: int = 64) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
     return torch.nn.Sequential(*layers).cuda().eval()
-
-
-def spans(call: Callable[[], Any], times: int) -> list[Any]:
-    """Return what was counted in each of some calls."""
-    watch, found = compiler.watch(), []
-    with torch.inference_mode():
-        for _ in range(times):
-            before = watch.counts()
-            call()
-            found.append(watch.counts() - before)
-    return found
 
 
 @pytest.fixture(autouse=True)
