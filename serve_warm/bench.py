@@ -117,6 +117,8 @@ def one(
         "compiler_processes": report["warmup"]["compiler_processes"],
         "compiles_after_ready": report["after_ready"]["compiles"]
         + report["after_ready"]["captures"]
+        + report["after_ready"]["kernels"]
+        + report["after_ready"]["tunings"]
         + report["after_ready"]["eager_falls"],
         "verdict": report["verdict"],
         "covered": report["covered"],

@@ -28,7 +28,7 @@ from typing import Any
 
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
-from serve_warm.report import CompileEvent
+from serve_warm.report import CompileEvent, DeviceMemory
 
 SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
 """Modules of Inductor that have the function which notes a skip under their own name."""
@@ -309,19 +309,47 @@ def skipped(reason: str) -> None:
     _note(_event("skip", "CUDA graph", reason=" ".join(reason.split())))
 
 
-def pool_bytes() -> Mapping[str, int]:
+def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
-    They stay with the pool, whether a graph runs or not: no other allocation gets them. Takes some
-    ms, and nothing where CUDA was never used.
+    They stay with the pool, whether a graph runs or not: no other allocation gets them. A pool that
+    user code made with `torch.cuda.MemPool` is among them. Takes some ms, asks the device nothing,
+    and is empty where CUDA was never used or torch's allocator is another one than its own.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    torch = _allocating()
+    if torch is None:
         return {}
-    pools: dict[str, int] = {}
+    pools: dict[tuple[int, str], int] = {}
     for segment in torch.cuda.memory_snapshot():
         pool = tuple(segment.get("segment_pool_id", (0, 0)))
         if pool != (0, 0):  # the one of everything that is no graph's
-            name = f"cuda:{segment['device']} pool {'.'.join(map(str, pool))}"
-            pools[name] = pools.get(name, 0) + int(segment["total_size"])
+            key = int(segment["device"]), ".".join(map(str, pool))
+            pools[key] = pools.get(key, 0) + int(segment["total_size"])
     return pools
+
+
+def memory() -> tuple[DeviceMemory, ...]:
+    """Return what this process holds of each GPU that it uses, pools included; as `pool_bytes`."""
+    torch = _allocating()
+    if torch is None:
+        return ()
+    pools = pool_bytes()
+    found = (
+        DeviceMemory(
+            device=f"cuda:{index}",
+            reserved_bytes=torch.cuda.memory_reserved(index),
+            reserved_peak_bytes=torch.cuda.max_memory_reserved(index),
+            pools={name: size for (device, name), size in pools.items() if device == index},
+        )
+        for index in range(torch.cuda.device_count())
+    )
+    return tuple(each for each in found if each.reserved_peak_bytes)
+
+
+def _allocating() -> Any:
+    """Return torch where it has used a GPU by its own allocator, else `None`."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    # Of cudaMallocAsync and of an allocator of the user's nothing is known: they raise.
+    return torch if torch.cuda.get_allocator_backend() == "native" else None

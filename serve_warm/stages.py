@@ -24,7 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, kernels, pgo, prefetch, transfer, unfinished
+from serve_warm import (
+    artifact,
+    compiler,
+    folders,
+    graphs,
+    kernels,
+    pgo,
+    prefetch,
+    transfer,
+    unfinished,
+)
 from serve_warm.choosing import Considered
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
@@ -47,6 +57,7 @@ from serve_warm.report import (
     CompileEvent,
     Counts,
     Coverage,
+    DeviceMemory,
     Report,
     Stage,
     StageTime,
@@ -193,6 +204,9 @@ class Warmup:
         self._at_start = Counts()
         self._at_ready: Counts | None = None
         self._warmup_counts = Counts()
+        self._memory: tuple[DeviceMemory, ...] = ()
+        self._captures_in_memory = 0
+        """Captures after ready that the above has seen."""
         self._to_proof_s = 0.0
         self._cpu_s = 0.0
         self._started_unix = 0.0
@@ -275,6 +289,7 @@ class Warmup:
         )
         if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
             self._verdict = Verdict.PARTIAL
+        self._memory = graphs.memory()
         self._ready_unix = time.time()
         self._at_ready = at_ready
         seen.on_event = self._after_ready
@@ -325,6 +340,7 @@ class Warmup:
             warmup=now,
             after_ready=after,
             events=tuple(e for e in events if e.at_unix >= (self._ready_unix or 0.0)),
+            memory=self._memory_after(after),
             artifact=self._artifact,
             entries=handed_over.uses() if handed_over is not None else (),
             compiler_imported=self._compiler_imported(),
@@ -340,6 +356,12 @@ class Warmup:
             deadline_s=self._config.deadline_s,
             artifact_configured=self._config.artifact is not None,
         )
+
+    def _memory_after(self, after: Counts) -> tuple[DeviceMemory, ...]:
+        # Some ms at each look would be too many; what a graph holds changes when one is captured.
+        if after.captures != self._captures_in_memory:
+            self._memory, self._captures_in_memory = graphs.memory(), after.captures
+        return self._memory
 
     def _elapsed_s(self) -> float:
         end_s = _boot_s() if self._ended_boot_s is None else self._ended_boot_s

@@ -177,3 +177,58 @@ def test_without_cuda_there_are_no_pools():
         pytest.skip("this machine has a GPU: tests/gpu measures its pools")
 
     assert graphs.pool_bytes() == {}
+    assert graphs.memory() == ()
+
+
+def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
+    """What is no graph's is held and in no pool; a device that nothing was put on is left out."""
+    two_gpus(
+        monkeypatch,
+        [
+            {"device": 0, "segment_pool_id": (0, 0), "total_size": 100},
+            {"device": 0, "segment_pool_id": (0, 1), "total_size": 20},
+            {"device": 0, "segment_pool_id": (0, 1), "total_size": 3},
+            {"device": 0, "segment_pool_id": (2, 0), "total_size": 4},
+        ],
+    )
+
+    [memory] = graphs.memory()
+
+    assert memory.device == "cuda:0"
+    assert (memory.reserved_bytes, memory.reserved_peak_bytes) == (127, 254)
+    assert memory.pools == {"0.1": 23, "2.0": 4}
+    assert memory.pool_bytes == 27
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend: str):
+    """It would raise, and a start would fail for a figure."""
+    two_gpus(monkeypatch, None, backend=backend)
+
+    assert graphs.pool_bytes() == {}
+    assert graphs.memory() == ()
+
+
+def two_gpus(
+    patch: pytest.MonkeyPatch, segments: list[dict[str, Any]] | None, *, backend: str = "native"
+) -> None:
+    """Have torch's allocator say this; without segments it raises where it is asked."""
+
+    def held(device: int) -> int:
+        return sum(each["total_size"] for each in snapshot() if each["device"] == device)
+
+    def snapshot() -> list[dict[str, Any]]:
+        if segments is None:
+            raise RuntimeError("not meaningful")
+        return segments
+
+    says = {
+        "is_initialized": lambda: True,
+        "get_allocator_backend": lambda: backend,
+        "device_count": lambda: 2,
+        "memory_snapshot": snapshot,
+        "memory_reserved": held,
+        "max_memory_reserved": lambda device: 2 * held(device),
+    }
+    for name, answer in says.items():
+        patch.setattr(torch.cuda, name, answer)
