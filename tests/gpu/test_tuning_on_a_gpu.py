@@ -30,7 +30,7 @@ DESCENT = {"options": {"coordinate_descent_tuning": True}}
 
 def ask(folder: Path, do: str, arguments: dict[str, Any], **others: Any) -> dict[str, Any]:
     question = {"do": do, "folder": str(folder), "arguments": arguments, **others}
-    answer: dict[str, Any] = answer_of("gpu/tuned_process.py", question)
+    answer: dict[str, Any] = answer_of("tuned_process.py", question)
     return answer
 
 

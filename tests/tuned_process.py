@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matrix product and a softmax that are tuned, or were; prints what it took.
 
-    python gpu/tuned_process.py '{"do": "build", "level": 2, "folder": "/a/folder",
-                                  "arguments": {"mode": "max-autotune"}}'
+    python tuned_process.py '{"do": "build", "level": 2, "folder": "/a/folder",
+                              "arguments": {"mode": "max-autotune"}}'
 
 `do` is `build`, or `start` from what a build has left in the folder. With `other` the function is
-another one, around the same product.
+another one, around the same product. On a GPU where there is one: a CPU has templates as well.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Attention(torch.nn.Module):
 
     def __init__(self, *, other: bool) -> None:
         super().__init__()
-        self.keys = torch.nn.Parameter(torch.rand(256, 512) - 0.5)
+        self.keys = torch.nn.Parameter(torch.rand(4, 256, 512) - 0.5)
         self.other = other
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = x @ self.keys
+        scores = torch.bmm(x, self.keys)
         return scores.sin() * 2 if self.other else scores.softmax(-1)
 
 
@@ -52,7 +52,7 @@ def main(
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     eager = Attention(other=other).to(device).eval()
-    x = torch.rand(128, 256, device=device)
+    x = torch.rand(4, 128, 256, device=device)
     handed_over = torch.compile if level == 1 else serve_warm_compile
     compiled = handed_over(eager, **arguments)
     before, spans = watch.counts(), []
