@@ -91,7 +91,7 @@ class Counts:
     capture_s: float = 0.0
     """Wall seconds spent capturing, each graph's first launch included."""
     tuning_s: float = 0.0
-    """Wall seconds spent in tunings, but for those of templates, which are in `compile_s`."""
+    """Wall seconds spent in tunings. Those of templates are a part of `compile_s`."""
 
     def __sub__(self, earlier: Counts) -> Counts:
         return Counts(

@@ -24,7 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, graphs, pgo, prefetch, transfer, unfinished
+from serve_warm import (
+    artifact,
+    compiler,
+    folders,
+    graphs,
+    kernels,
+    pgo,
+    prefetch,
+    transfer,
+    unfinished,
+)
 from serve_warm.choosing import Considered
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
@@ -532,6 +542,7 @@ class Warmup:
                 written_in_place=compiler.written_in_place,
             )
             self._resumed = self._unfinished.resume(self.cache_directory)
+            kernels.relocate(self.cache_directory)
         except (ArtifactRefused, OSError) as error:
             if self._unfinished is not None:
                 self._unfinished.close()

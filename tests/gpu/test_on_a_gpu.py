@@ -9,24 +9,19 @@ Without Ray, and without the rest of the suite:
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from levels import build, started
+from levels import build, spans, started
+from processes import answer_of
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compile_regions, compiler, graphs
+from serve_warm import compile_regions, compiler, graphs, kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-HERE = Path(__file__).parent
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,17 +40,6 @@ def model(width: int = 64) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
     return torch.nn.Sequential(*layers).cuda().eval()
-
-
-def spans(call: Callable[[], Any], times: int) -> list[Any]:
-    """Return what was counted in each of some calls."""
-    watch, found = compiler.watch(), []
-    with torch.inference_mode():
-        for _ in range(times):
-            before = watch.counts()
-            call()
-            found.append(watch.counts() - before)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -284,24 +268,36 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
 
 
 def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_path: Path):
-    """With the directory of another process nothing is built and nothing is tuned."""
+    """With the directory of another process, elsewhere, nothing is built and nothing is tuned.
 
-    def run() -> dict[str, Any]:
-        ended = subprocess.run(
-            [sys.executable, str(HERE / "handwritten.py"), str(tmp_path)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not ended.returncode, ended.stderr
-        said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return said
+    But for a kernel with a hook before its configurations, whose tuning Triton cannot write.
+    """
+    there, here = tmp_path / "there", tmp_path / "here"
+    cold = answer_of("handwritten.py", {"do": "launch", "cache": str(there)})["launched"]
+    there.rename(here)
+    kernels.relocate(here)
 
-    cold, warm = run(), run()
+    warm = answer_of("handwritten.py", {"do": "launch", "cache": str(here)})["launched"]
 
-    assert cold["error"] == warm["error"] == 0.0
-    assert [(each["kernels"], each["tunings"]) for each in cold["spans"]] == [(3, 1), (0, 0)]
-    assert [(each["kernels"], each["tunings"]) for each in warm["spans"]] == [(0, 0), (0, 0)]
+    assert {answer[name]["error"] for answer in (cold, warm) for name in answer} == {0.0}
+    assert counted(cold) == {
+        "double": [(1, 0), (0, 0)],
+        "add": [(3, 1), (0, 0)],
+        "accumulate": [(2, 1), (0, 0)],
+    }
+    assert counted(warm) == {
+        "double": [(0, 0), (0, 0)],
+        "add": [(0, 0), (0, 0)],
+        "accumulate": [(0, 1), (0, 0)],
+    }
+
+
+def counted(launched: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
+    """Return the kernels built and the tunings in each launch, by kernel."""
+    return {
+        name: [(span["kernels"], span["tunings"]) for span in answer["spans"]]
+        for name, answer in launched.items()
+    }
 
 
 def test_regions_capture_and_are_right(tmp_path: Path):
