@@ -6,8 +6,12 @@ No cache holds a graph. Every process captures its own, and with Inductor's grap
 one call: the first call of a path runs eagerly in the graphs' memory pool, the second is captured.
 Such an eager run compiles nothing and is not yet what traffic gets, so it is counted as well.
 
+Where a capture fails, for memory or for an operation that cannot be captured, torch raises in every
+call of that path. Here the path runs without a graph from then on: a skip, with its reason.
+
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, and `log_cudagraph_skip_and_bump_counter`, through which every skip goes.
+and `run_eager`, and `log_cudagraph_skip_and_bump_counter`, through which every skip goes. Seen in
+2.13 alone: what `_Attempt` undoes, and `is_cudagraph_capture_sizes`.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 `torch.cuda.CUDAGraph` is public; graphs that user code makes by itself, and those of
 `torch.cuda.make_graphed_callables`, go through it.
@@ -17,12 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
@@ -65,8 +71,21 @@ def _counted_by_the_tree() -> Iterator[None]:
 def _hook_trees(
     note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None], trees: ModuleType
 ) -> None:
-    manager: Any = trees.CUDAGraphTreeManager
-    begin, record, run_eager = manager.__init__, manager.record_function, manager.run_eager
+    manager_class: Any = trees.CUDAGraphTreeManager
+    begin, record = manager_class.__init__, manager_class.record_function
+    run_eager = manager_class.run_eager
+    captured_by: dict[int, str] = {}
+
+    class WithoutSome(manager_class):  # type: ignore[misc]
+        """A manager once a capture of it has failed: some of its functions run without a graph.
+
+        A class of its own, so that launches of other managers pay nothing for it.
+        """
+
+        def _run(self, new_inputs: Any, function_id: Any) -> Any:
+            if function_id in self.serve_warm_without:
+                return self.ids_to_funcs[function_id].model(new_inputs)
+            return super()._run(new_inputs, function_id)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
@@ -74,19 +93,19 @@ def _hook_trees(
             begin(self, *args, **kwargs)
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
-        reason = _why_again(self, new_inputs, function_id)
-        static = set(self.ids_to_funcs[function_id].static_input_idxs)
-        # Weights are among the inputs, by the hundred: shown is what the call brought.
-        brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
-        compile_id = self.id_to_compile_id.get(function_id)
+        reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
+        signature = _brought(self, new_inputs, function_id)
+        attempt = _Attempt(self, new_inputs, function_id)
         start = time.perf_counter()
-        with _counted_by_the_tree():
-            result = record(self, new_inputs, function_id)
+        result, why = attempt.made(record, new_inputs, can_fail="for any reason")
+        if why:
+            return run_without(attempt, why, start)
+        captured_by[threading.get_native_id()] = threading.current_thread().name
         note(
             _event(
                 "capture",
-                f"CUDA graph of compile {compile_id}",
-                signature=str(InputSignature.of(brought)),
+                _name(self, function_id),
+                signature=signature,
                 reason=reason,
                 seconds=time.perf_counter() - start,
             )
@@ -95,11 +114,215 @@ def _hook_trees(
 
     def run_eager_counted(self: Any, new_inputs: Any, function_id: Any) -> Any:
         ran_eagerly()
-        return run_eager(self, new_inputs, function_id)
+        attempt = _Attempt(self, new_inputs, function_id)
+        # What it writes to may be written to when it fails: such a function is not run once more.
+        writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
+        start = time.perf_counter()
+        result, why = attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
+        return run_without(attempt, why, start) if why else result
 
-    manager.__init__ = __init__
-    manager.record_function = record_function
-    manager.run_eager = run_eager_counted
+    def run_without(attempt: _Attempt, why: str, start: float) -> Any:
+        """Run a function that gets no graph; where that goes well it runs so from now on."""
+        manager, function_id = attempt.manager, attempt.function_id
+        signature = _brought(manager, attempt.inputs(), function_id)
+        result = manager.ids_to_funcs[function_id].model(attempt.inputs())
+        manager.__class__ = WithoutSome
+        vars(manager).setdefault("serve_warm_without", set()).add(function_id)
+        note(
+            _event(
+                "skip",
+                _name(manager, function_id),
+                signature=signature,
+                reason=f"no graph for [{signature}], its capture failed: {why}",
+                seconds=time.perf_counter() - start,
+            )
+        )
+        return result
+
+    manager_class.__init__ = __init__
+    manager_class.record_function = record_function
+    manager_class.run_eager = run_eager_counted
+    _hook_sizes(note, trees)
+
+
+class _Attempt:
+    """One step of a function towards its graph, and what is undone where the step fails.
+
+    By itself torch 2.13 leaves behind, after a run that failed, a function that counts as run. And
+    after an operation that cannot be captured: the stream of the capture as the current one, and an
+    allocator that believes in a capture under way, so that it never gives memory back again.
+    """
+
+    def __init__(self, manager: Any, new_inputs: Sequence[Any], function_id: Any) -> None:
+        import torch
+        from torch.utils.weak import TensorWeakRef
+
+        self.manager = manager
+        self.function_id = function_id
+        # Weakly: what nobody else holds is freed in a capture, and its memory used by the graph.
+        self._tensors = {
+            i: TensorWeakRef(each)
+            for i, each in enumerate(new_inputs)
+            if isinstance(each, torch.Tensor)
+        }
+        self._others = [None if i in self._tensors else each for i, each in enumerate(new_inputs)]
+        self._node, self._state = manager.current_node, manager.path_state
+        self._had_run = function_id in manager.warmed_up_functions
+        self._stream = torch.cuda.current_stream() if _cuda_is_used() else None
+
+    def inputs(self) -> list[Any]:
+        """Return the inputs once more, in a list that may be consumed."""
+        tensors = self._tensors
+        return [tensors[i]() if i in tensors else other for i, other in enumerate(self._others)]
+
+    def made(
+        self,
+        step: Callable[..., Any],
+        new_inputs: list[Any],
+        *,
+        can_fail: Literal["for any reason", "for memory", "no"],
+    ) -> tuple[Any, str]:
+        """Return what `step` returns; or, where it can fail, why it did.
+
+        Where memory was short it is made once more, after all was given back that is free.
+        """
+        why = ""
+        for again in (False, True):
+            try:
+                with _counted_by_the_tree():
+                    inputs = self.inputs() if again else new_inputs
+                    return step(self.manager, inputs, self.function_id), ""
+            except RuntimeError as error:
+                self._undo()
+                short = ran_out_of_memory(error)
+                excused = can_fail == "for any reason" or (can_fail == "for memory" and short)
+                if not excused or any(tensor() is None for tensor in self._tensors.values()):
+                    raise
+                why = _first_words(error)
+            # Not in the handler, whose traceback holds what was allocated until then.
+            del inputs
+            self._free()
+            if not short:
+                break
+        return None, why
+
+    def _undo(self) -> None:
+        import torch
+
+        manager = self.manager
+        manager.current_node = self._node
+        manager.path_state = self._state
+        if not self._had_run:
+            manager.warmed_up_functions.discard(self.function_id)
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)
+
+    def _free(self) -> None:
+        import torch
+
+        gc.collect()
+        if not _cuda_is_used():
+            return
+        manager, device = self.manager, self.manager.device_index
+        pool = manager.cuda_graphs_thread_pool
+        allocator: Any = torch._C  # noqa: SLF001
+        # A capture that was broken has not ended; one that was short of memory has.
+        with contextlib.suppress(RuntimeError):
+            allocator._cuda_endAllocateToPool(device, pool)  # noqa: SLF001
+            allocator._cuda_releasePool(device, pool)  # noqa: SLF001
+        is_empty = manager.current_node is None and not any(manager.roots.values())
+        if is_empty:
+            # A pool gives nothing back while its first graph lives, which only keeps the pool.
+            manager.graph = None
+            pool = torch.cuda.graph_pool_handle()
+        # Also for torch's random numbers, which are captured until a capture ends well.
+        graph = torch.cuda.CUDAGraph()
+        with (
+            warnings.catch_warnings(record=True),
+            _counted_by_the_tree(),
+            torch.cuda.device(device),
+            torch.cuda.graph(
+                graph, pool=pool, stream=manager.stream, capture_error_mode="thread_local"
+            ),
+        ):
+            pass
+        if is_empty:
+            manager.graph, manager.cuda_graphs_thread_pool = graph, pool
+        torch.cuda.empty_cache()
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether a GPU's memory is what was missing, for an error or for what it came of."""
+    torch = sys.modules.get("torch")
+    met: set[int] = set()
+    while torch is not None and error is not None and id(error) not in met:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        # In CUDA's words, where it is not torch that allocates: the graph itself has a size, too.
+        if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
+            return True
+        met.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def free_memory() -> None:
+    """Give back to the GPU what torch keeps for later and nobody uses; pools of graphs stay."""
+    gc.collect()  # errors and the tasks that they ended hold one another, and tensors
+    if _cuda_is_used():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def _cuda_is_used() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _first_words(error: BaseException) -> str:
+    # An operation that breaks a capture is followed by the error of the capture's end.
+    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+    return (str(first).strip().splitlines() or [type(first).__name__])[0][:200]
+
+
+def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None:
+    """Say of each size that the app's `cudagraph_capture_sizes` leaves out that it is left out."""
+    name = "is_cudagraph_capture_sizes"
+    original: Callable[[Any], bool] | None = getattr(trees, name, None)
+    if original is None:
+        return
+    left_out: set[Any] = set()
+
+    def is_cudagraph_capture_sizes(int_key: Any) -> bool:
+        is_captured = original(int_key)
+        if not is_captured and int_key not in left_out:
+            left_out.add(int_key)
+            what = "sizes that do not change are" if int_key is None else f"size {int_key} is"
+            reason = f"{what} not in cudagraph_capture_sizes, which the app has set"
+            note(_event("skip", "CUDA graph", reason=reason))
+        return is_captured
+
+    setattr(trees, name, is_cudagraph_capture_sizes)
+
+
+def _name(manager: Any, function_id: Any) -> str:
+    compile_id = manager.id_to_compile_id.get(function_id)
+    # None for an entry of level 2, which no compile of this process made.
+    return "CUDA graph" + (f" of compile {compile_id}" if compile_id is not None else "")
+
+
+def _brought(manager: Any, new_inputs: Sequence[Any], function_id: Any) -> str:
+    """Return what a call brought: weights are among its inputs too, by the hundred."""
+    static = set(manager.ids_to_funcs[function_id].static_input_idxs)
+    brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
+    return str(InputSignature.of(brought))
+
+
+def _why_here(captured_by: Mapping[int, str]) -> str:
+    """Return which thread captures, where only others did so before; empty for one of them."""
+    if not captured_by or threading.get_native_id() in captured_by:
+        return ""
+    others = ", ".join(repr(name) for name in list(captured_by.values())[-3:])
+    return f"captured in thread {threading.current_thread().name!r}, all before it in {others}"
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
@@ -116,13 +339,19 @@ def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
 def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> None:
     graph: Any = graphs.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
+    broken: list[Any] = []
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         self._serve_warm_began_s = time.perf_counter()
         begin(self, *args, **kwargs)
 
     def capture_end(self: Any) -> None:
-        end(self)
+        try:
+            end(self)
+        except RuntimeError:
+            # torch's allocators go on asking it about each stream, by its address.
+            broken.append(self)
+            raise
         if not _of_trees.inside:
             seconds = time.perf_counter() - self._serve_warm_began_s
             note(_event("capture", "torch.cuda.CUDAGraph", seconds=seconds))
@@ -165,11 +394,10 @@ def pool_bytes() -> Mapping[str, int]:
     They stay with the pool, whether a graph runs or not: no other allocation gets them. Takes some
     ms, and nothing where CUDA was never used.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not _cuda_is_used():
         return {}
     pools: dict[str, int] = {}
-    for segment in torch.cuda.memory_snapshot():
+    for segment in sys.modules["torch"].cuda.memory_snapshot():
         pool = tuple(segment.get("segment_pool_id", (0, 0)))
         if pool != (0, 0):  # the one of everything that is no graph's
             name = f"cuda:{segment['device']} pool {'.'.join(map(str, pool))}"
