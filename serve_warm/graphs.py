@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
@@ -143,6 +144,7 @@ def _hook_trees(
     manager_class.record_function = record_function
     manager_class.run_eager = run_eager_counted
     _hook_sizes(note, trees)
+    _hook_threads(trees)
 
 
 class _Attempt:
@@ -186,7 +188,7 @@ class _Attempt:
 
         Where memory was short it is made once more, after all was given back that is free.
         """
-        why = ""
+        why, handled = "", sys.exc_info()[1]
         for again in (False, True):
             try:
                 with _counted_by_the_tree():
@@ -198,7 +200,7 @@ class _Attempt:
                 excused = can_fail == "for any reason" or (can_fail == "for memory" and short)
                 if not excused or any(tensor() is None for tensor in self._tensors.values()):
                     raise
-                why = _first_words(error)
+                why = _first_words(error, handled)
             # Not in the handler, whose traceback holds what was allocated until then.
             del inputs
             self._free()
@@ -278,10 +280,12 @@ def _cuda_is_used() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def _first_words(error: BaseException) -> str:
-    # An operation that breaks a capture is followed by the error of the capture's end.
-    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    return (str(first).strip().splitlines() or [type(first).__name__])[0][:200]
+def _first_words(error: BaseException, handled: BaseException | None) -> str:
+    # An operation that breaks a capture is followed by the errors of what ends with the capture;
+    # `handled` is what the caller was handling when it began.
+    while isinstance(error.__context__, RuntimeError) and error.__context__ is not handled:
+        error = error.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None:
@@ -302,6 +306,33 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
         return is_captured
 
     setattr(trees, name, is_cudagraph_capture_sizes)
+
+
+def _hook_threads(trees: ModuleType) -> None:
+    """Let each thread capture, as torch does by itself where it has `_initialize_tls` (2.13).
+
+    Before, a thread other than the one that imported this module, which may be the one that loaded
+    an artifact, got an AssertionError.
+    """
+    if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
+        return
+    import torch
+
+    original: Callable[[Any, str], Any] = trees.get_obj
+    of_threads: Any = torch._C  # noqa: SLF001
+
+    def get_obj(local: Any, attr_name: str) -> Any:
+        if not hasattr(local, attr_name) and not of_threads._is_key_in_tls(attr_name):  # noqa: SLF001
+            made: dict[str, Any] = {
+                "tree_manager_containers": {},
+                "tree_manager_locks": defaultdict(threading.Lock),
+            }
+            for name, value in made.items():
+                setattr(local, name, value)
+                of_threads._stash_obj_in_tls(name, value)  # noqa: SLF001
+        return original(local, attr_name)
+
+    trees.get_obj = get_obj  # type: ignore[attr-defined]
 
 
 def _name(manager: Any, function_id: Any) -> str:

@@ -298,6 +298,44 @@ def test_a_capture_in_another_thread_names_both():
     assert events[1].thread != events[0].thread
 
 
+def of_one_thread() -> Any:
+    """Return a stand-in for Inductor's module of 2.11: only the thread that made it has graphs."""
+    module: Any = trees("")
+    local = threading.local()
+    local.tree_manager_containers, local.tree_manager_locks = {}, {}
+
+    def get_obj(local: Any, attr_name: str) -> Any:
+        if hasattr(local, attr_name):
+            return getattr(local, attr_name)
+        assert torch._C._is_key_in_tls(attr_name)
+        return torch._C._get_obj_in_tls(attr_name)
+
+    module.local, module.get_obj = local, get_obj
+    return module
+
+
+def test_every_thread_has_graphs_of_its_own():
+    """In a torch that lets one thread capture alone, maybe the one that has loaded the artifact."""
+    module = of_one_thread()
+    hooked(module)
+    found: list[Any] = []
+
+    def look() -> None:
+        found.extend(module.get_obj(module.local, "tree_manager_containers") for _ in range(2))
+        found.append(module.get_obj(module.local, "tree_manager_locks"))
+
+    look()
+    stranger = threading.Thread(target=look)
+    stranger.start()
+    stranger.join()
+
+    mine, mine_again, _, theirs, theirs_again, locks = found
+    assert mine is mine_again
+    assert theirs is theirs_again
+    assert theirs is not mine
+    assert locks["any device"].acquire(blocking=False)
+
+
 def test_sizes_that_the_app_leaves_out_are_named_once():
     """By its `cudagraph_capture_sizes`: they are to run without a graph, and the report says so."""
     module = trees("")
