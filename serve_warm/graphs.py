@@ -95,18 +95,17 @@ def _hook_trees(
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
         reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
-        signature = _brought(self, new_inputs, function_id)
-        attempt = _Attempt(self, new_inputs, function_id)
+        attempt = _Attempt(self, new_inputs, function_id, give_up)
         start = time.perf_counter()
-        result, why = attempt.made(record, new_inputs, can_fail="for any reason")
-        if why:
-            return run_without(attempt, why, start)
+        result = attempt.made(record, new_inputs, can_fail="for any reason")
+        if attempt.given_up:
+            return result
         captured_by[threading.get_native_id()] = threading.current_thread().name
         note(
             _event(
                 "capture",
-                _name(self, function_id),
-                signature=signature,
+                attempt.name,
+                signature=attempt.signature,
                 reason=reason,
                 seconds=time.perf_counter() - start,
             )
@@ -115,30 +114,18 @@ def _hook_trees(
 
     def run_eager_counted(self: Any, new_inputs: Any, function_id: Any) -> Any:
         ran_eagerly()
-        attempt = _Attempt(self, new_inputs, function_id)
+        attempt = _Attempt(self, new_inputs, function_id, give_up)
         # What it writes to may be written to when it fails: such a function is not run once more.
         writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
-        start = time.perf_counter()
-        result, why = attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
-        return run_without(attempt, why, start) if why else result
+        return attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
 
-    def run_without(attempt: _Attempt, why: str, start: float) -> Any:
-        """Run a function that gets no graph; where that goes well it runs so from now on."""
-        manager, function_id = attempt.manager, attempt.function_id
-        signature = _brought(manager, attempt.inputs(), function_id)
-        result = manager.ids_to_funcs[function_id].model(attempt.inputs())
+    def give_up(attempt: _Attempt, why: str) -> None:
+        """Have a function run without a graph from now on."""
+        manager = attempt.manager
         manager.__class__ = WithoutSome
-        vars(manager).setdefault("serve_warm_without", set()).add(function_id)
-        note(
-            _event(
-                "skip",
-                _name(manager, function_id),
-                signature=signature,
-                reason=f"no graph for [{signature}], its capture failed: {why}",
-                seconds=time.perf_counter() - start,
-            )
-        )
-        return result
+        vars(manager).setdefault("serve_warm_without", set()).add(attempt.function_id)
+        reason = f"no graph for [{attempt.signature}], its capture failed: {why}"
+        note(_event("skip", attempt.name, signature=attempt.signature, reason=reason))
 
     manager_class.__init__ = __init__
     manager_class.record_function = record_function
@@ -148,19 +135,34 @@ def _hook_trees(
 
 
 class _Attempt:
-    """One step of a function towards its graph, and what is undone where the step fails.
+    """One step of a function towards its graph, and what is done where the step fails.
 
     By itself torch 2.13 leaves behind, after a run that failed, a function that counts as run. And
     after an operation that cannot be captured: the stream of the capture as the current one, and an
     allocator that believes in a capture under way, so that it never gives memory back again.
     """
 
-    def __init__(self, manager: Any, new_inputs: Sequence[Any], function_id: Any) -> None:
+    def __init__(
+        self,
+        manager: Any,
+        new_inputs: Sequence[Any],
+        function_id: Any,
+        give_up: Callable[[_Attempt, str], None],
+    ) -> None:
         import torch
         from torch.utils.weak import TensorWeakRef
 
         self.manager = manager
         self.function_id = function_id
+        compile_id = manager.id_to_compile_id.get(function_id)
+        # None for an entry of level 2, which no compile of this process made.
+        self.name = "CUDA graph" + (f" of compile {compile_id}" if compile_id is not None else "")
+        # Weights are among the inputs too, by the hundred: shown is what the call brought.
+        static = set(manager.ids_to_funcs[function_id].static_input_idxs)
+        brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
+        self.signature = str(InputSignature.of(brought))
+        self.given_up = False
+        self._give_up = give_up
         # Weakly: what nobody else holds is freed in a capture, and its memory used by the graph.
         self._tensors = {
             i: TensorWeakRef(each)
@@ -172,41 +174,52 @@ class _Attempt:
         self._had_run = function_id in manager.warmed_up_functions
         self._stream = torch.cuda.current_stream() if _cuda_is_used() else None
 
-    def inputs(self) -> list[Any]:
-        """Return the inputs once more, in a list that may be consumed."""
-        tensors = self._tensors
-        return [tensors[i]() if i in tensors else other for i, other in enumerate(self._others)]
-
     def made(
         self,
         step: Callable[..., Any],
         new_inputs: list[Any],
         *,
         can_fail: Literal["for any reason", "for memory", "no"],
-    ) -> tuple[Any, str]:
-        """Return what `step` returns; or, where it can fail, why it did.
+    ) -> Any:
+        """Return what `step` returns, or where it can fail, what the function does without a graph.
 
-        Where memory was short it is made once more, after all was given back that is free.
+        Where memory was short the step is made once more, after all was given back that is free.
+        What goes well without a graph goes without from then on; so does what cannot be tried,
+        since the step has freed an input.
         """
         why, handled = "", sys.exc_info()[1]
         for again in (False, True):
             try:
                 with _counted_by_the_tree():
-                    inputs = self.inputs() if again else new_inputs
-                    return step(self.manager, inputs, self.function_id), ""
+                    inputs = self._inputs() if again else new_inputs
+                    return step(self.manager, inputs, self.function_id)
             except RuntimeError as error:
                 self._undo()
                 short = ran_out_of_memory(error)
-                excused = can_fail == "for any reason" or (can_fail == "for memory" and short)
-                if not excused or any(tensor() is None for tensor in self._tensors.values()):
+                if can_fail == "no" or (can_fail == "for memory" and not short):
                     raise
                 why = _first_words(error, handled)
+                if any(tensor() is None for tensor in self._tensors.values()):
+                    self._free()
+                    self._without(why)
+                    raise
             # Not in the handler, whose traceback holds what was allocated until then.
             del inputs
             self._free()
             if not short:
                 break
-        return None, why
+        result = self.manager.ids_to_funcs[self.function_id].model(self._inputs())
+        self._without(why)
+        return result
+
+    def _without(self, why: str) -> None:
+        self.given_up = True
+        self._give_up(self, why)
+
+    def _inputs(self) -> list[Any]:
+        # In a list of their own, since whoever gets it empties it.
+        tensors = self._tensors
+        return [tensors[i]() if i in tensors else other for i, other in enumerate(self._others)]
 
     def _undo(self) -> None:
         import torch
@@ -216,33 +229,33 @@ class _Attempt:
         manager.path_state = self._state
         if not self._had_run:
             manager.warmed_up_functions.discard(self.function_id)
-        if self._stream is not None:
-            torch.cuda.set_stream(self._stream)
+        if self._stream is None:
+            return
+        torch.cuda.set_stream(self._stream)
+        allocator: Any = torch._C  # noqa: SLF001
+        of = manager.device_index, manager.cuda_graphs_thread_pool
+        # A capture that was broken has not ended for it; one that was short of memory has.
+        with contextlib.suppress(RuntimeError):
+            allocator._cuda_endAllocateToPool(*of)  # noqa: SLF001
+            allocator._cuda_releasePool(*of)  # noqa: SLF001
 
     def _free(self) -> None:
         import torch
 
         gc.collect()
-        if not _cuda_is_used():
+        if self._stream is None:
             return
-        manager, device = self.manager, self.manager.device_index
-        pool = manager.cuda_graphs_thread_pool
-        allocator: Any = torch._C  # noqa: SLF001
-        # A capture that was broken has not ended; one that was short of memory has.
-        with contextlib.suppress(RuntimeError):
-            allocator._cuda_endAllocateToPool(device, pool)  # noqa: SLF001
-            allocator._cuda_releasePool(device, pool)  # noqa: SLF001
+        manager, pool = self.manager, self.manager.cuda_graphs_thread_pool
         is_empty = manager.current_node is None and not any(manager.roots.values())
         if is_empty:
-            # A pool gives nothing back while its first graph lives, which only keeps the pool.
-            manager.graph = None
+            # A pool gives nothing back as long as it has graphs, were it the one that keeps it.
             pool = torch.cuda.graph_pool_handle()
         # Also for torch's random numbers, which are captured until a capture ends well.
         graph = torch.cuda.CUDAGraph()
         with (
             warnings.catch_warnings(record=True),
             _counted_by_the_tree(),
-            torch.cuda.device(device),
+            torch.cuda.device(manager.device_index),
             torch.cuda.graph(
                 graph, pool=pool, stream=manager.stream, capture_error_mode="thread_local"
             ),
@@ -333,19 +346,6 @@ def _hook_threads(trees: ModuleType) -> None:
         return original(local, attr_name)
 
     trees.get_obj = get_obj  # type: ignore[attr-defined]
-
-
-def _name(manager: Any, function_id: Any) -> str:
-    compile_id = manager.id_to_compile_id.get(function_id)
-    # None for an entry of level 2, which no compile of this process made.
-    return "CUDA graph" + (f" of compile {compile_id}" if compile_id is not None else "")
-
-
-def _brought(manager: Any, new_inputs: Sequence[Any], function_id: Any) -> str:
-    """Return what a call brought: weights are among its inputs too, by the hundred."""
-    static = set(manager.ids_to_funcs[function_id].static_input_idxs)
-    brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
-    return str(InputSignature.of(brought))
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:

@@ -269,15 +269,20 @@ def test_an_error_of_the_model_is_no_failed_capture():
 
 
 def test_inputs_that_a_capture_has_freed_are_not_made_up():
-    """Keeping them alive would cost each graph their memory: then the call fails, the next one not.
+    """Keeping them would cost each graph their memory: that call fails, and no call after it.
 
     As between two parts of a model, where the first one's result is the second one's alone.
     """
-    manager, _, _ = hooked(trees("", fails=[not_permitted()], plain=Plain()))
+    plain = Plain()
+    manager, events, _ = hooked(trees("", fails=[not_permitted()], plain=plain))
     manager.warmed_up_functions.add(7)
 
     with pytest.raises(RuntimeError, match="previous error during capture"):
         manager._run([WEIGHT, torch.ones(2, 3)], 7)
+
+    assert torch.equal(manager._run([WEIGHT, torch.ones(2, 3)], 7), X + 1)
+    assert [event.kind for event in events] == ["skip"]
+    assert "2×3" in events[0].signature
 
 
 def test_a_capture_in_another_thread_names_both():
