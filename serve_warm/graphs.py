@@ -273,8 +273,9 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     while torch is not None and error is not None and id(error) not in met:
         if isinstance(error, torch.OutOfMemoryError):
             return True
-        # In CUDA's words, where it is not torch that allocates: the graph itself has a size, too.
-        if isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error):
+        # In words alone, where torch's allocator was not asked, as for the graph itself, or by C++.
+        words = ("CUDA error: out of memory", "CUDA out of memory")
+        if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
             return True
         met.add(id(error))
         error = error.__cause__ or error.__context__

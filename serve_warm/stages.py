@@ -806,7 +806,8 @@ class Warmup:
         if self._warmup_captures() or compiler.uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
                 "CUDA graphs belong to the thread that recorded them, and compiled calls were "
-                f"made from {len(strangers)} threads that end with their request",
+                f"made from {len(strangers)} threads other than the replica's own: those of a sync "
+                "handler end with their request",
                 hint=fix,
                 stage=Stage.PROVING.value,
             )

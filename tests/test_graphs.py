@@ -362,6 +362,7 @@ def test_memory_is_what_was_missing_however_it_is_said():
     errors = [
         out_of_memory(),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"),
+        RuntimeError("run_func_ failed: CUDA out of memory. Tried to allocate 9 GiB"),
         wrapped,
         RuntimeError("out of paper"),
         ValueError("CUDA error: out of memory"),
@@ -370,7 +371,7 @@ def test_memory_is_what_was_missing_however_it_is_said():
 
     answers = [graphs.ran_out_of_memory(error) for error in errors]
 
-    assert answers == [True, True, True, False, False, False]
+    assert answers == [True, True, True, True, False, False, False]
 
 
 def test_torch_has_what_is_hooked():
