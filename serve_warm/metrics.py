@@ -207,6 +207,12 @@ METRICS = (
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
+        name="serve_warm_inputs_left_out",
+        kind="gauge",
+        help="Inputs that warm-up left out, because memory did not suffice for them.",
+        read=_one(lambda r: sum(i.left_out for i in r.inputs)),
+    ),
+    Metric(
         name="serve_warm_calls_known",
         kind="gauge",
         labels=("level",),

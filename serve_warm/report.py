@@ -44,7 +44,7 @@ class Verdict(str, Enum):
     FULL_HIT = "full_hit"
     """Loaded, and nothing was compiled by a compiler or missed in torch's caches."""
     PARTIAL = "partial"
-    """Loaded, and something was compiled all the same."""
+    """Loaded, and something was compiled all the same, or an input left out for lack of memory."""
     MISS = "miss"
     """No fitting variant, or none there; everything was compiled."""
     REFUSED = "refused"
@@ -191,6 +191,8 @@ class InputResult:
     compiles: int
     note: str = ""
     """Why it is not proven, in a sentence."""
+    left_out: bool = False
+    """Whether it is not replayed any more, because memory did not suffice for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
