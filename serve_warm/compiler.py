@@ -102,7 +102,7 @@ class Watch:
                 eager_runs=self._eager_runs,
                 graph_skips=self._skips,
                 kernels=self._built.count(),
-                tunings=self._tunings + kernels.algorithms_tuned(),
+                tunings=self._tunings,
                 forbidden=self._forbidden,
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),

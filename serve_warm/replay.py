@@ -5,6 +5,9 @@
 Nobody here knows how often a path must run to be warm: an Inductor hit still traces once, a
 CUDA graph takes three calls, a graph break more. Passes are repeated until a whole one changes
 no count, and then one more is run in which compiling is forbidden.
+
+An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
+first, so that there is room for the others then.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from serve_warm import compiler
+from serve_warm import compiler, graphs
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.report import Counts, InputResult, Stage
@@ -59,6 +62,8 @@ class Progress:
     compiles: dict[str, int] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
     """Reason by input name, for those that the proof did not go through."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Reason by input name, for those that memory did not suffice for; no pass replays them."""
     proven: set[str] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""
@@ -74,7 +79,8 @@ class Progress:
                 compiles=self.compiles.get(item.name, 0),
                 note=""
                 if item.name in self.proven
-                else self.unproven.get(item.name, "not reached"),
+                else self.unproven.get(item.name) or self.left_out.get(item.name, "not reached"),
+                left_out=item.name in self.left_out,
             )
             for item in self.inputs
         )
@@ -108,7 +114,7 @@ class Replay:
         """Replay all inputs until a whole pass changes no compile or capture count.
 
         Raises:
-            ReplayFailed: an input raised.
+            ReplayFailed: an input raised, or memory did not suffice for any.
             WarmupTimeout: a deadline passed.
             NotProven: `max_passes` passes, and the last one still compiled.
         """
@@ -134,7 +140,7 @@ class Replay:
             WarmupTimeout: a deadline passed.
         """
         for item in self.progress.inputs:
-            await self._replay(item)
+            await self._replay_if_it_fits(item)
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and note which went through.
@@ -149,7 +155,11 @@ class Replay:
             await self._proof_pass()
             # More passes change nothing about what the recompile limit has made eager.
             hopeless = self._runs_eagerly()
-            failed = [why for why in self.progress.unproven.values() if why != hopeless]
+            failed = [
+                name
+                for name, why in self.progress.unproven.items()
+                if why != hopeless and name not in self.progress.left_out
+            ]
             if not failed or attempt == attempts:
                 return
             logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, len(failed))
@@ -164,10 +174,11 @@ class Replay:
         progress.done = 0
         for item in progress.inputs:
             before = self._seen.counts()
-            seconds = await self._replay(item)
+            seconds = await self._replay_if_it_fits(item)
             change = self._seen.counts() - before
-            progress.first_s.setdefault(item.name, seconds)
-            progress.steady_s[item.name] = seconds
+            if seconds is not None:
+                progress.first_s.setdefault(item.name, seconds)
+                progress.steady_s[item.name] = seconds
             progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
             progress.done += 1
             self._changed()
@@ -178,8 +189,12 @@ class Replay:
         progress.done = 0
         progress.proven.clear()
         progress.unproven.clear()
+        progress.unproven.update(progress.left_out)
         with self._seen.calling_threads() as threads, compiler.forbid():
             for item in progress.inputs:
+                if item.name in progress.left_out:
+                    progress.done += 1
+                    continue
                 before = self._seen.counts()
                 seconds, error = await self._replay_reporting(item)
                 change = self._seen.counts() - before
@@ -188,6 +203,11 @@ class Replay:
                 elif change.forbidden:
                     reason = _last_reason(self._seen)
                     progress.unproven[item.name] = f"would compile: {reason}"
+                elif error is not None and graphs.ran_out_of_memory(error):
+                    # Passes that follow a failed proof show whether it has to be left out.
+                    progress.unproven[item.name] = f"memory does not suffice: {_raised(error)}"
+                    error = None
+                    graphs.free_memory()
                 elif error is not None:
                     raise error
                 elif not change.quiet:
@@ -207,11 +227,40 @@ class Replay:
             "or declare fewer shapes"
         )
 
-    async def _replay(self, item: Input) -> float:
-        seconds, error = await self._replay_reporting(item)
-        if error is not None:
-            raise error
-        return seconds
+    async def _replay_if_it_fits(self, item: Input) -> float | None:
+        """Return the seconds of a replay; None for an input that is left out, now or before.
+
+        It is when memory does not suffice twice, the second time with all given back that is free.
+        """
+        if item.name in self.progress.left_out:
+            return None
+        why = ""
+        for _ in range(2):
+            seconds, error = await self._replay_reporting(item)
+            if error is None:
+                return seconds
+            if not graphs.ran_out_of_memory(error):
+                raise error
+            why = _raised(error)
+            # What it holds goes first: the frames that ran out of memory, with their tensors.
+            error = None
+            graphs.free_memory()
+        self._leave_out(item, why)
+        return None
+
+    def _leave_out(self, item: Input, why: str) -> None:
+        """Note that memory does not suffice for an input, and raise where it does for none."""
+        progress = self.progress
+        progress.left_out[item.name] = f"left out, memory does not suffice: {why}"
+        if len(progress.left_out) == len(progress.inputs):
+            raise ReplayFailed(
+                f"memory does not suffice for any of {len(progress.inputs)} inputs; the last was "
+                f"{why}",
+                hint="declare smaller inputs, or give the replica a GPU of its own",
+                stage=Stage.REPLAYING.value,
+                input=item.name,
+            )
+        logger.warning("left out input=%r, memory does not suffice: %s", item.name, why)
 
     async def _replay_reporting(self, item: Input) -> tuple[float, ReplayFailed | None]:
         limit_s = min(self._input_deadline_s, self._deadline.left())
@@ -294,6 +343,11 @@ def _last_reason(seen: compiler.Watch) -> str:
         return ""
     last = events[-1]
     return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")
+
+
+def _raised(failed: ReplayFailed) -> str:
+    cause = failed.__cause__ or failed
+    return f"{type(cause).__name__}: {_first_line(cause)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -75,6 +75,17 @@ def _uses() -> dict[tuple[str, int, str, str], int]:
     return {(u.call, u.level, u.reason, u.callable): u.calls for u in precompile.uses()}
 
 
+def spans(call: Callable[[], Any], times: int) -> list[Any]:
+    """Return what was counted in each of some calls."""
+    watch, found = compiler.watch(), []
+    with torch.inference_mode():
+        for _ in range(times):
+            before = watch.counts()
+            call()
+            found.append(watch.counts() - before)
+    return found
+
+
 @contextlib.contextmanager
 def eager_below() -> Iterator[None]:
     """Make level 1 run eagerly: for tests of what falls to it, not of what it then compiles."""
