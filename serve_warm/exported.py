@@ -156,6 +156,7 @@ class _Graph:
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         _refuse_foreign(Path(path))
         self.data = Path(path).read_bytes()
+        _refuse_another_runtime(self.data)
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
         """Stand in for the compiled graph in the bytecode around it, once."""
@@ -253,6 +254,23 @@ def _refuse_foreign(path: Path) -> None:
         nodes = json.loads(table.read_text())["nodes"]
         names = sorted({str(node["node"]["target"]) for node in nodes})
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
+
+
+CPP_RUNTIMES = b"libstdc++.", b"libc++."
+"""One of them stands in a library that shares its C++ runtime with torch."""
+
+
+def _refuse_another_runtime(data: bytes) -> None:
+    """Raise `NoEntry` where a library has a C++ of its own, from a compiler that links it so.
+
+    Its locales are not the process's then, and the first thing that torch's code in it does, a
+    regular expression, ends the process (2.11, `parse_device_str` of model_base.h).
+    """
+    if not any(name in data for name in CPP_RUNTIMES):
+        raise NoEntry(
+            "the C++ compiler has linked its own C++ runtime into the library: have it link "
+            "libstdc++ as a shared library"
+        )
 
 
 def _without_sizes(graph: Any) -> None:

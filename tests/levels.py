@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from processes import search_path
 from serve_warm import compiler, precompile
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
         env={
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": str(here.parent),
+            "PYTHONPATH": search_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
             # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",

@@ -23,7 +23,7 @@ def answer_of(program: str, question: dict[str, Any], *paths: str, **environ: st
         [sys.executable, str(HERE / program), json.dumps(question)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(HERE.parent), *paths)),
+            "PYTHONPATH": search_path(*paths),
             "PYTHONDONTWRITEBYTECODE": "1",
             **environ,
         },
@@ -33,3 +33,9 @@ def answer_of(program: str, question: dict[str, Any], *paths: str, **environ: st
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+def search_path(*paths: str) -> str:
+    """Return a PYTHONPATH that begins with the project, and has what this process was given."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(HERE.parent), *paths, given)))

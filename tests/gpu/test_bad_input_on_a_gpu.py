@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm import compiler
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 
     from serve_warm.report import CompileEvent
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 GIB = 1 << 30
 LARGE, SMALL = 64, 8

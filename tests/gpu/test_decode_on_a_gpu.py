@@ -8,6 +8,7 @@ PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import torch
 from decoding import greedy, prompt_of
 from deployments.text_generator.model import Shape, compiled, load_model
 from deployments.text_generator.slots import Slots
+from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import Buckets, compiler
 
@@ -30,13 +32,7 @@ GRAPHS = len(BUCKETS["length"]) + 1
 LENGTHS = (3, 8, 9, 15)
 COUNT = 12
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +40,17 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def thread() -> Iterator[ThreadPoolExecutor]:
-    # One for all of a test: graphs are the thread's that captured them.
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
+@contextlib.contextmanager
+def generator() -> Iterator[Callable[[], list[list[int]]]]:
+    """Generate from prompts of all buckets, more of them than there are slots.
+
+    In a thread of its own: graphs are the thread's that captured them.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        yield generating(thread)
 
 
-@pytest.fixture
-def generate(thread) -> Callable[[], list[list[int]]]:
-    """Generates from prompts of all buckets, more of them than there are slots."""
+def generating(thread: ThreadPoolExecutor) -> Callable[[], list[list[int]]]:
     model = compiled(load_model(SHAPE, device="cuda"), mode="reduce-overhead")
 
     async def call(fn: Callable[..., Any], *args: Any) -> Any:
@@ -78,15 +75,16 @@ def eager() -> list[list[int]]:
     return [greedy(model, prompt, count=COUNT) for prompt in prompts()]
 
 
-def test_every_step_is_one_graph(generate):
+def test_every_step_is_one_graph():
     """Each bucket and the decode step are captured once, none is skipped, and then all is quiet."""
     watch = compiler.watch()
     before = watch.counts()
-    generate()
-    generate()
-    warm = watch.counts()
 
-    answers = generate()
+    with generator() as generate:
+        generate()
+        generate()
+        warm = watch.counts()
+        answers = generate()
 
     first, then = warm - before, watch.counts() - warm
     assert (first.captures, first.graph_skips) == (GRAPHS, 0)
@@ -95,13 +93,14 @@ def test_every_step_is_one_graph(generate):
     assert answers == eager()
 
 
-def test_entries_of_the_steps_capture(generate, tmp_path: Path):
+def test_entries_of_the_steps_capture(tmp_path: Path):
     """At level 2 nothing is compiled; the cache is written by graphs as it is by eager."""
-    library = build(tmp_path / "entries", generate)
+    with generator() as generate:
+        library = build(tmp_path / "entries", generate)
     assert not library.refused
 
     watch = compiler.watch()
-    with started(tmp_path / "entries"):
+    with started(tmp_path / "entries"), generator() as generate:
         before = watch.counts()
         generate()
         generate()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gpus import ON_A_GPU
 from serve_warm import compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 
     from serve_warm.report import CompileEvent, Report
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 WIDTH = 4096
 WARM, IN_TRAFFIC = 64, 4096

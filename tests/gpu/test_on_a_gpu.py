@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gpus import ON_A_GPU
 from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
@@ -23,17 +24,7 @@ from serve_warm import compile_regions, compiler, graphs, kernels
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-    # Advice of torch, which is no error of what is tested.
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
-    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
-]
+pytestmark = ON_A_GPU
 
 
 def model(width: int = 64) -> torch.nn.Module:

@@ -7,18 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpus import ON_A_GPU
 from levels import spans
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-    # Advice of torch, which is no error of what is tested.
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
-]
+pytestmark = ON_A_GPU
 
 
 @pytest.fixture(autouse=True)

@@ -7,20 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
+from gpus import ON_A_GPU
 from processes import answer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 # What torch's modes of this name set: templates are measured, and each kernel is tuned by a
 # coordinate descent from the best of its configurations.
