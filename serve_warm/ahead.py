@@ -80,7 +80,7 @@ def make(
         captured = capture(function, callee, tensors, arguments)
         entry = captured.entry
         return Made(
-            fn=_checked(entry),
+            fn=_checked(entry, captured.plan),
             data=type(entry).serialize(entry, {}).serialized_data,
             references=_references(entry, entry._artifacts.runtime_env),
             facts=captured.facts,
@@ -135,6 +135,20 @@ def capture(
     )
 
 
+def captures(arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments of torch.compile ask for CUDA graphs."""
+    options, mode = dict(arguments.get("options") or {}), arguments.get("mode")
+    if mode not in (None, "default"):
+        from torch._inductor import list_mode_options
+
+        options = dict(list_mode_options(mode, arguments.get("dynamic")))
+    return bool(options.get(CAPTURES))
+
+
+CAPTURES = "triton.cudagraphs"
+"""The setting by which CUDA graphs are captured."""
+
+
 def _asked_at_load(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the setting by which graphs are captured, if they are: no entry says so by itself.
 
@@ -143,8 +157,8 @@ def _asked_at_load(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     from torch._inductor import config
 
-    name = "triton.cudagraphs"
-    return {"settings": {name: True}} if options.get(name, config.triton.cudagraphs) else {}
+    asked = options.get(CAPTURES, config.triton.cudagraphs)
+    return {"settings": {CAPTURES: True}} if asked else {}
 
 
 @contextlib.contextmanager
@@ -239,7 +253,7 @@ def load(
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )
-        return _checked(entry)
+        return _checked(entry, plan)
 
 
 def can_precompile() -> str:
@@ -384,8 +398,13 @@ class _Graph:
     reads what it gets as what it expects. Dynamo's guards look at all of them at each call, too.
     """
 
-    def __init__(self, compiled: Callable[..., Any], *, writes: bool) -> None:
+    def __init__(self, compiled: Callable[..., Any], *, writes: bool, captures: bool) -> None:
         self._compiled = compiled
+        self._generations: Any = None
+        if captures:
+            from torch._dynamo.mutation_guard import GenerationTracker
+
+            self._generations = GenerationTracker
         self.writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
         self._known: list[tuple[str, ...]] = []
@@ -396,6 +415,10 @@ class _Graph:
             self._learn(args)
         if self.writes:
             refuse_overlap(args)
+        if self._generations is not None:
+            # As torch.compile does at each call: what the one before returned is over. While it is
+            # kept, each call would be taken for the next part of the one before, and captured.
+            self._generations.generation += 1
         return self._compiled(*args)
 
     def _learn(self, args: Sequence[Any]) -> None:
@@ -471,13 +494,14 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
     return False
 
 
-def _checked(entry: Any) -> Callable[..., Any]:
+def _checked(entry: Any, plan: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the function of an entry with its graph behind the checks above."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
-    entry.fn.__globals__[name] = _Graph(compiled, writes=writes)
+    captures = bool(plan.get("settings"))
+    entry.fn.__globals__[name] = _Graph(compiled, writes=writes, captures=captures)
     fn: Callable[..., Any] = entry.fn
     return fn
 

@@ -42,9 +42,6 @@ those that this torch has are set; 2.11 has neither."""
 ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 """Kernels go into the library, which has no other files."""
 
-CAPTURES = "triton.cudagraphs"
-"""The setting by which graphs are captured. AOTInductor has no graphs: `graphs` captures them."""
-
 
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
@@ -90,7 +87,7 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     known: Any = config
     small = {name: value for name, value in SMALL.items() if name in known._config}
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    return {CAPTURES: config.triton.cudagraphs, **small, **given}
+    return {ahead.CAPTURES: config.triton.cudagraphs, **small, **given}
 
 
 # The graph ------------------------------------------------------------------------------------
@@ -105,8 +102,9 @@ class _Graph:
         places: Mapping[int, Input],
         changes: Mapping[str, None],
     ) -> None:
-        self._settings = {**settings, CAPTURES: False}
-        self._captures = bool(settings[CAPTURES])
+        # AOTInductor has no graphs: `graphs` captures what it makes.
+        self._settings = {**settings, ahead.CAPTURES: False}
+        self._captures = bool(settings[ahead.CAPTURES])
         self._places = places
         self._changes = changes
         self.data = b""

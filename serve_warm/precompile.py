@@ -112,13 +112,21 @@ def compile_regions(
         self.model = serve_warm.compile_regions(load_decoder(), dynamic=False)
 
     Raises:
-        ConfigError: nothing repeats, or a named class is not there; the text lists what is.
+        ConfigError: nothing repeats, or a named class is not there; the text lists what is. Or CUDA
+            graphs are asked for, which blocks cannot have one by one.
     """
     if level != 2:
         raise ConfigError(
             f"serve_warm.compile_regions got level={level!r}",
             hint="blocks have levels 1 and 2; for a library hand over the whole model, "
             "serve_warm.compile(model, level=3)",
+        )
+    if ahead.captures(arguments):
+        raise ConfigError(
+            "serve_warm.compile_regions was asked for CUDA graphs, by mode or options",
+            hint="torch ends what one compiled call returned when the next one begins, and a block "
+            "returns what the next one takes; leave them out, or hand over the whole model: "
+            "serve_warm.compile(model, mode=...)",
         )
     found = _repeated(model) if blocks is None else _named(model, blocks)
     for block in found:

@@ -303,6 +303,17 @@ def test_another_level_is_refused(level: Any):
         serve_warm.compile(Net(), level=level)
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
+)
+def test_regions_have_no_graphs(arguments: Any):
+    """With torch alone a block's result is gone when the next block reads it."""
+    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+
+    with pytest.raises(ConfigError, match="CUDA graphs"):
+        serve_warm.compile_regions(blocks, **arguments)
+
+
 def test_regions_have_no_libraries():
     """The sentence says what to do instead."""
     with pytest.raises(ConfigError, match="hand over the whole model"):

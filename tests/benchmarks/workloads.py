@@ -340,19 +340,17 @@ ALL = {
         ),
         Workload(
             name="recipe64_gpu",
-            title="64-layer recipe, 2 inputs, CUDA graphs",
+            title="64-layer recipe, 2 inputs on a GPU",
             build=build_recipe64,
             inputs=recipe64_inputs,
             device="cuda",
-            arguments=REDUCE_OVERHEAD,
         ),
         Workload(
             name="recipe64_regions_gpu",
-            title="64-layer recipe by regions, 2 inputs, CUDA graphs",
+            title="64-layer recipe by regions, 2 inputs on a GPU",
             build=build_recipe64,
             inputs=recipe64_inputs,
             device="cuda",
-            arguments=REDUCE_OVERHEAD,
             blocks=("Layer",),
         ),
         Workload(
