@@ -322,8 +322,13 @@ class _Replica:
                 if self._config.cpu == "portable":
                     compiler.pin_portable_cpu()
                 if self._config.artifact is not None and self._config.overlap == "on":
+                    gang = _gang()
                     self._prefetch = Prefetch(
-                        self._config, deployment=self.deployment, trust=self.trust()
+                        self._config,
+                        deployment=self.deployment,
+                        trust=self.trust(),
+                        # As a rule its process group has the same order.
+                        rank=None if gang is None else (gang.rank, gang.world_size),
                     )
                     self._prefetch.begin()
 

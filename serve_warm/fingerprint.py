@@ -272,8 +272,17 @@ def read_app(
         # Not a factor of native artifacts: those of versions without the setting fit as ever.
         **({"cpu": cpu} if cpu == "portable" else {}),
         # Nor of a process by itself. A rank's number is in its graphs, as are those of its peers.
-        **({} if (rank := read_rank()) is None else {"rank": "{} of {}".format(*rank)}),
+        **rank_factor(read_rank()),
     }
+
+
+def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
+    """Return the factor of a rank and how many there are; none for a process by itself.
+
+    >>> rank_factor((2, 4))
+    {'rank': '2 of 4'}
+    """
+    return {} if rank is None or rank[1] == 1 else {"rank": f"{rank[0]} of {rank[1]}"}
 
 
 def read_rank() -> tuple[int, int] | None:
