@@ -11,7 +11,7 @@ They talk through the store of the process group that user code has made, not by
 needs no GPU, cannot get out of step with the model's own, and shows which rank has not answered.
 A rank that fails says so there, and one that ends without a word is missed.
 
-Private name of torch that is used: `distributed_c10d._get_default_store` (2.11 to 2.15).
+Private name of torch that is used: `distributed_c10d._get_default_store` (seen in 2.13).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py
 """
 

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a real process group (gloo) that starts with the others; prints its reports as JSON.
+"""One rank of a real process group that starts with the others; prints its reports as JSON.
+
+By gloo on the CPU, or with RANKS_ON=cuda by NCCL, a GPU for each rank.
 
     python rank_process.py '{"rank": 0, "size": 2, "meet": "/a/file", "starts": [{...}, ...]}'
 
@@ -41,6 +43,12 @@ from serve_warm.stores.local import LocalStore
 from warm_process import Replica as Alone
 from warm_process import publish
 
+DEVICE = os.environ.get("RANKS_ON", "cpu")
+
+
+def ones(batch: int) -> torch.Tensor:
+    return torch.ones(batch, 16, device=DEVICE)
+
 
 class Sharded(torch.nn.Module):
     """Half of a layer on each rank, and their sum; the kernel after it is of this rank alone."""
@@ -48,7 +56,7 @@ class Sharded(torch.nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer = torch.nn.Linear(16, 8)
+        self.layer = torch.nn.Linear(16, 8, device=DEVICE)
         self.rank = rank
         # By its name: an entry of level 2 holds no process group.
         self.group = torch.distributed.group.WORLD.group_name
@@ -94,8 +102,7 @@ class Owner:
     def warmup_inputs(self) -> list[Input]:
         sizes = [2, 4, *self.options.get("declare", {}).get(str(self.rank), [])]
         return [
-            Input(target=self.predict, name=f"batch {n}", args=(torch.ones(n, 16),), size=n)
-            for n in sizes
+            Input(target=self.predict, name=f"batch {n}", args=(ones(n),), size=n) for n in sizes
         ]
 
 
@@ -119,7 +126,7 @@ def start(rank: int, options: dict[str, Any], key: Any) -> dict[str, Any]:
         asyncio.run(warmup.run())
     except ServeWarmError as error:
         return {"report": warmup.report().to_json(), "raised": type(error).__name__}
-    x = torch.ones(4, 16)
+    x = ones(4)
     difference = asyncio.run(replica.owner.predict(x)) - replica.owner.eager(x)
     said = {
         "report": warmup.report().to_json(),
@@ -137,8 +144,10 @@ def start(rank: int, options: dict[str, Any], key: Any) -> dict[str, Any]:
 
 def main(options: dict[str, Any]) -> None:
     ranks.PULSE_S, ranks.SILENT_S = 0.2, options.get("silent_s", 60.0)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(options["rank"])
     torch.distributed.init_process_group(
-        "gloo",
+        "nccl" if DEVICE == "cuda" else "gloo",
         init_method=f"file://{options['meet']}",
         rank=options["rank"],
         world_size=options["size"],
