@@ -124,6 +124,8 @@ def one(
         "compiler_processes": report["warmup"]["compiler_processes"],
         "compiles_after_ready": report["after_ready"]["compiles"]
         + report["after_ready"]["captures"]
+        + report["after_ready"]["kernels"]
+        + report["after_ready"]["tunings"]
         + report["after_ready"]["eager_falls"],
         "verdict": report["verdict"],
         "covered": report["covered"],
@@ -238,9 +240,10 @@ def measured_imports() -> float:
 
 def machine() -> dict[str, Any]:
     """Return hardware and versions, for the reader of a figure."""
+    import importlib.util
     import os
+    from importlib.metadata import version
 
-    import ray
     import torch
 
     models = [
@@ -256,7 +259,8 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ray": ray.__version__,
+        # Starts are measured where there is no Ray, too.
+        "ray": version("ray") if importlib.util.find_spec("ray") else "none",
         "serve_warm": __version__,
     }
 

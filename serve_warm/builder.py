@@ -229,6 +229,12 @@ def _imported(config: Mapping[str, Any]) -> Any:
             f"import_path {config['import_path']!r} names no application: {error}",
             hint="bind the deployment, app = TextEmbedder.bind(), and name the result",
         ) from error
+    except ValueError as error:  # also pydantic's, for what the function's argument does not take
+        raise ConfigError(
+            f"import_path {config['import_path']!r} does not take these args: "
+            f"{' '.join(str(error).split())}",
+            hint="args go to the function that import_path names, as its one argument",
+        ) from error
 
 
 def _deployments_of(

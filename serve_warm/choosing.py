@@ -16,7 +16,7 @@ from typing import Literal, NoReturn
 
 from serve_warm.artifact import Manifest
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
-from serve_warm.fingerprint import Fingerprint, Mismatch
+from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
 from serve_warm.statements import Statement, bare, check_limits, rank
 from serve_warm.trust import Trust
 from serve_warm.verification import Believed
@@ -215,6 +215,8 @@ def raise_none_fits(
     hint = (
         f"build one on a machine and with settings like these: serve-warm build APP --store {uri}"
     )
+    if all(map(of_another_gpu, trace)):
+        hint = f"{of_another_gpu(nearest[0])}; {hint}"
     if any(_wants_portable(considered) for considered in trace):
         hint = "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
     raise ArtifactNotFound(
@@ -223,6 +225,16 @@ def raise_none_fits(
         trace=trace,
         hint=hint,
     )
+
+
+def of_another_gpu(considered: Considered) -> str:
+    """Return in a sentence on which GPU a variant was built and which is here; empty if equal."""
+    named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
+    for mismatch in considered.mismatches:
+        if mismatch.factor == "gpu":
+            built, here = (named.get(side, side) for side in (mismatch.artifact, mismatch.here))
+            return f"it was built on {built}, and here is {here}"
+    return ""
 
 
 def _wants_portable(considered: Considered) -> bool:

@@ -102,7 +102,7 @@ class Watch:
                 eager_runs=self._eager_runs,
                 graph_skips=self._skips,
                 kernels=self._built.count(),
-                tunings=self._tunings + kernels.algorithms_tuned(),
+                tunings=self._tunings,
                 forbidden=self._forbidden,
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),
@@ -736,7 +736,8 @@ def _backend_of(value: Any) -> Any:
 
     # By type: a DeploymentHandle has every attribute that it is asked for.
     if isinstance(value, torch.nn.Module):
-        compiled: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value) or value
+        compiled: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
+        compiled = compiled or _method_of(value) or value
     elif inspect.isroutine(value) or hasattr(type(value), "serve_warm_level1"):
         compiled = value
     else:
@@ -757,6 +758,22 @@ def _region_of(module: Any) -> Any:
     """Return the call of a block that `serve_warm.compile_regions` compiled inside a module."""
     calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
     return next((call for call in calls if hasattr(type(call), "serve_warm_level1")), None)
+
+
+def _method_of(module: Any) -> Any:
+    """Return a compiled function that stands in a module for a method, as in guides for decoders.
+
+    model.forward = torch.compile(model.forward, mode="reduce-overhead")
+    """
+    if hasattr(module, "dynamo_ctx"):  # torch.compile's own module, whose `forward` is one
+        return None
+    for name, value in vars(module).items():
+        if hasattr(type(value), "serve_warm_level1"):
+            return value
+        is_method = inspect.isroutine(value) and hasattr(type(module), name)
+        if is_method and hasattr(value, "_torchdynamo_orig_callable"):
+            return value
+    return None
 
 
 def clone_outputs(value: Any) -> Any:

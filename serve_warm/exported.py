@@ -14,6 +14,7 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/compile_fx.py
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -37,6 +38,12 @@ SMALL = {
 }
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them. Only
 those that this torch has are set; 2.11 has neither."""
+
+ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
+"""Kernels go into the library, which has no other files."""
+
+CAPTURES = "triton.cudagraphs"
+"""The setting by which graphs are captured. AOTInductor has no graphs: `graphs` captures them."""
 
 
 def make(
@@ -83,7 +90,7 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     known: Any = config
     small = {name: value for name, value in SMALL.items() if name in known._config}
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    return {**small, **given}
+    return {CAPTURES: config.triton.cudagraphs, **small, **given}
 
 
 # The graph ------------------------------------------------------------------------------------
@@ -98,7 +105,8 @@ class _Graph:
         places: Mapping[int, Input],
         changes: Mapping[str, None],
     ) -> None:
-        self._settings = dict(settings)
+        self._settings = {**settings, CAPTURES: False}
+        self._captures = bool(settings[CAPTURES])
         self._places = places
         self._changes = changes
         self.data = b""
@@ -107,7 +115,8 @@ class _Graph:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._aliases: list[str] = []
-        self._writes = False
+        self._written: list[bool] = []
+        self._device = "cpu"
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
         """Take a graph from Dynamo, as a backend does; compile it if its sizes are dynamic."""
@@ -119,9 +128,14 @@ class _Graph:
             raise NoEntry("its graph holds a tensor as a constant")
         _without_sizes(graph)
         self._fakes = [_fake(node) for node in graph.graph.nodes if node.op == "placeholder"]
-        elsewhere = {str(fake.device) for fake in self._fakes} - {"cpu"}
-        if elsewhere:
-            raise NoEntry(f"it computes on {', '.join(elsewhere)}, and libraries are for the CPU")
+        devices = sorted({str(fake.device) for fake in self._fakes})
+        self._device = devices[0].partition(":")[0]
+        if len(devices) > 1 or self._device not in ("cpu", "cuda"):
+            raise NoEntry(
+                f"it computes on {' and '.join(devices)}, and a library is for the CPU or one GPU"
+            )
+        if self._device == "cuda":
+            self._settings.update(ON_A_GPU)
         self._graph = graph
         # What Inductor finds out about sizes becomes a condition while Dynamo is at it, and not
         # later. A graph of static sizes is compiled when all else is known to be possible; 2.11
@@ -142,17 +156,18 @@ class _Graph:
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         _refuse_foreign(Path(path))
         self.data = Path(path).read_bytes()
+        _refuse_another_runtime(self.data)
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
         """Stand in for the compiled graph in the bytecode around it, once."""
         self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
         copies = copied(self._inputs, inference=False)
         versions = [copy._version for copy in copies]
-        with torch.random.fork_rng(devices=[]):
+        with self._same_random_numbers():
             outputs = list(self._graph(*copies))
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise NoEntry("its graph computes something that is no tensor")
-        self._writes = versions != [copy._version for copy in copies]
+        self._written = [copy._version != was for copy, was in zip(copies, versions, strict=True)]
         self._aliases = _aliases(outputs, copies)
         # Where the graph returns one of its inputs, the caller gets that very tensor.
         by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
@@ -179,13 +194,42 @@ class _Graph:
             "inputs": [_without_defaults(given) for given in inputs],
             "outputs": len(self._outputs),
             "result": result,
-            "writes": self._writes,
+            "writes": any(self._written),
+            **self._on_a_gpu(inputs),
         }
+
+    def _on_a_gpu(self, inputs: Sequence[Input]) -> dict[str, str]:
+        """Return the device, if it is not the CPU, and why it is not captured if it should be."""
+        if self._device == "cpu":
+            return {}
+        if not self._captures:
+            return {"device": self._device}
+        return {"device": self._device, "captures": self._why_not_captured(inputs)}
+
+    def _why_not_captured(self, inputs: Sequence[Input]) -> str:
+        for given, tensor, written in zip(inputs, self._inputs, self._written, strict=True):
+            if given.kind != "argument":
+                continue
+            # A graph has tensors of its own for what a call brings.
+            if written:
+                return f"it writes into argument {given.index}, which a graph has a copy of"
+            if any(
+                size > 1 and not step
+                for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+            ):
+                return f"argument {given.index} is expanded, and cannot be copied into"
+        shared = [where for where in self._aliases if where]
+        return f"an output shares memory with {shared[0]}" if shared else ""
+
+    def _same_random_numbers(self) -> contextlib.AbstractContextManager[None]:
+        """Leave torch's random numbers as they are, where the graph uses any."""
+        devices = [] if self._device == "cpu" else [torch.cuda.current_device()]
+        return torch.random.fork_rng(devices=devices)
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Raise `NoEntry` where outputs share memory otherwise than eager's do."""
         copies = copied(self._inputs, inference=False)
-        with torch.random.fork_rng(devices=[]):
+        with self._same_random_numbers():
             outputs = native(copies)
         given = {id(tensor) for tensor in self._inputs}
         found = _aliases(outputs, copies)
@@ -210,6 +254,23 @@ def _refuse_foreign(path: Path) -> None:
         nodes = json.loads(table.read_text())["nodes"]
         names = sorted({str(node["node"]["target"]) for node in nodes})
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
+
+
+CPP_RUNTIMES = b"libstdc++.", b"libc++."
+"""One of them stands in a library that shares its C++ runtime with torch."""
+
+
+def _refuse_another_runtime(data: bytes) -> None:
+    """Raise `NoEntry` where a library has a C++ of its own, from a compiler that links it so.
+
+    Its locales are not the process's then, and the first thing that torch's code in it does, a
+    regular expression, ends the process (2.11, `parse_device_str` of model_base.h).
+    """
+    if not any(name in data for name in CPP_RUNTIMES):
+        raise NoEntry(
+            "the C++ compiler has linked its own C++ runtime into the library: have it link "
+            "libstdc++ as a shared library"
+        )
 
 
 def _without_sizes(graph: Any) -> None:

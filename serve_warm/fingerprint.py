@@ -427,7 +427,8 @@ def _read_gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return NONE
+        # A replica that falls back to its CPU here is not one of those that have no GPU.
+        return UNKNOWN if why_no_gpu() else NONE
     visible = range(torch.cuda.device_count())
     found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
     return _device_in_use(found, torch.cuda.current_device())
@@ -443,6 +444,33 @@ def _device_in_use(visible: Sequence[str], current: int) -> str:
     name = visible[current] + (f" as cuda:{current}" if current else "")
     others = sorted({*visible} - {visible[current]})
     return f"{name}, beside {', '.join(others)}" if others else name
+
+
+_HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
+"""What torch says where there is nothing wrong: no GPU, or none made visible (2.13, c10)."""
+
+
+def why_no_gpu() -> str:
+    """Return in a sentence why torch cannot use the GPU that is here.
+
+    Empty where it can, where there is none, and for a torch without CUDA. `is_available()` says why
+    in a warning alone, to whoever in the process asks first; so CUDA is asked once more.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.version.cuda or torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        said = str(error).strip().partition(". ")[0].splitlines()[0]
+    else:
+        return ""
+    if said.startswith(_HAS_NO_GPU):
+        return ""
+    return (
+        f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU, and "
+        f"no artifact fits: {said}; update the driver, or install a torch for the CUDA that it has"
+    )
 
 
 def _device(found: Any) -> str:

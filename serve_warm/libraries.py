@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, facts
+from serve_warm import ahead, facts, graphs
 from serve_warm.facts import NoEntry
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
@@ -64,10 +64,17 @@ def load(path: Path, plan: Mapping[str, Any]) -> Function:
             raise NoEntry(f"its library {path.name} is damaged")
         inputs = tuple(Input(**plain) for plain in plan["inputs"])
         result = _result(plan["result"])
-        native = Native(path, inputs=len(inputs), outputs=int(plan["outputs"]))
+        kind = NativeOnGpu if plan.get("device") == "cuda" else Native
+        native = kind(path, inputs=len(inputs), outputs=int(plan["outputs"]))
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
-    return Function(native, inputs, result=result, writes=bool(plan["writes"]))
+    return Function(
+        native,
+        inputs,
+        result=result,
+        writes=bool(plan["writes"]),
+        captures=plan.get("captures"),
+    )
 
 
 class Function:
@@ -80,8 +87,12 @@ class Function:
         *,
         result: Build,
         writes: bool,
+        captures: str | None = None,
     ) -> None:
         self.native = native
+        self._run = native
+        if captures is not None:
+            self._run = _graphed(native, inputs, captures)
         self.result = result
         self._writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
@@ -98,7 +109,7 @@ class Function:
             self._learn(inputs)
         if self._writes:
             ahead.refuse_overlap(inputs)
-        return self.result(self.native(inputs), inputs, tensors)
+        return self.result(self._run(inputs), inputs, tensors)
 
     def _inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         inputs: list[Any] = []
@@ -130,6 +141,16 @@ class Function:
                 raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
         # Inference tensors and others are told apart by the check, and are one to the code.
         self._checks = (ahead.tensor_check(inputs, free=self._free), *self._checks[:3])
+
+
+def _graphed(
+    native: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input], why_not: str
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if why_not:
+        graphs.skipped(why_not)
+        return native
+    brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
+    return graphs.Graphed(native, name="a library", brought=brought, inputs=len(inputs))
 
 
 def describe(tensor: Any, *, free: bool) -> str:
@@ -204,8 +225,7 @@ class Native:
 
     def __init__(self, path: Path, *, inputs: int, outputs: int) -> None:
         self._library = ctypes.CDLL(str(path))  # its calls release Python's lock
-        self._run = self._library.AOTInductorModelRun
-        self._run.argtypes = [ctypes.c_void_p] * 3
+        self._run = self._runner()
         self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
         self._inputs: Any = ctypes.c_void_p * inputs
         self._outputs: Any = ctypes.c_void_p * outputs
@@ -215,15 +235,29 @@ class Native:
 
     def _model(self) -> ctypes.c_void_p:
         model = ctypes.c_void_p()
-        create = self._library.AOTInductorModelCreate
-        create.argtypes = [ctypes.c_void_p] * 2
-        if create(ctypes.byref(model), None):
+        if self._create(ctypes.byref(model)):
             raise NoEntry(f"its library cannot be started: {self._why()}")
         found = ctypes.c_size_t()
-        self._library.AOTInductorModelGetNumOutputs(model, ctypes.byref(found))
+        self._count_outputs(model, ctypes.byref(found))
         if found.value != self._outputs._length_:
             raise NoEntry(f"its library has {found.value} outputs")
         return model
+
+    def _create(self, model: Any) -> int:
+        create = self._library.AOTInductorModelCreate
+        create.argtypes = [ctypes.c_void_p] * 2
+        return int(create(model, None))
+
+    def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
+        self._library.AOTInductorModelGetNumOutputs(model, found)
+
+    def _runner(self) -> Any:
+        run = self._library.AOTInductorModelRun
+        run.argtypes = [ctypes.c_void_p] * 3
+        return run
+
+    def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
+        return int(self._run(model, given, outputs))
 
     def _why(self) -> str:
         text = ctypes.c_char_p()
@@ -245,7 +279,7 @@ class Native:
         # Owned by what runs from now on, also where it fails.
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
         given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
-        failed = self._run(model, given, outputs)
+        failed = self._start(model, given, outputs)
         if failed:
             # What it was at is unknown, so that this model is not used again.
             raise RuntimeError(f"the library of a compiled call failed: {self._why()}")
@@ -254,6 +288,32 @@ class Native:
             [_capsule(output, None, None) for output in outputs]
         )
         return tensors
+
+
+class NativeOnGpu(Native):
+    """The same on a GPU, where a model is a container of one, with its kernels inside.
+
+    Work is queued on the current stream of the calling thread, as torch's own is.
+    """
+
+    def _create(self, model: Any) -> int:
+        create = self._library.AOTInductorModelContainerCreateWithDevice
+        create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
+        return int(create(model, 1, b"cuda", None))
+
+    def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
+        self._library.AOTInductorModelContainerGetNumOutputs(model, found)
+
+    def _runner(self) -> Any:
+        # Without the other one's events, which a graph could not be captured with.
+        run = self._library.AOTInductorModelContainerRunSingleThreaded
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        run.argtypes = [pointer, pointer, size, pointer, size, pointer, pointer]
+        return run
+
+    def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
+        stream = torch.cuda.current_stream().cuda_stream
+        return int(self._run(model, given, len(given), outputs, len(outputs), stream, None))
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

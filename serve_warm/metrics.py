@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import Counts, Report, Stage, Verdict
+from serve_warm.report import Counts, DeviceMemory, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,10 @@ def _artifact(report: Report) -> Samples:
     if used is None or not used.in_use:
         return {}
     return {(used.source, used.digits, used.created[:10]): 1.0}
+
+
+def _memory(value: Callable[[DeviceMemory], int]) -> Callable[[Report], Samples]:
+    return lambda report: {(each.device,): float(value(each)) for each in report.memory}
 
 
 def _lookups(counts: Counts) -> Samples:
@@ -203,6 +207,12 @@ METRICS = (
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
+        name="serve_warm_inputs_left_out",
+        kind="gauge",
+        help="Inputs that warm-up left out, because memory did not suffice for them.",
+        read=_one(lambda r: sum(i.left_out for i in r.inputs)),
+    ),
+    Metric(
         name="serve_warm_calls_known",
         kind="gauge",
         labels=("level",),
@@ -230,6 +240,66 @@ METRICS = (
         read=_one(lambda r: r.warmup.compiler_s),
     ),
     Metric(
+        name="serve_warm_captures",
+        kind="gauge",
+        help="CUDA graphs captured during warm-up: no artifact holds one.",
+        read=_one(lambda r: r.warmup.captures),
+    ),
+    Metric(
+        name="serve_warm_capture_seconds",
+        kind="gauge",
+        help="Wall seconds capturing CUDA graphs during warm-up, each first launch included.",
+        read=_one(lambda r: r.warmup.capture_s),
+    ),
+    Metric(
+        name="serve_warm_graph_skips",
+        kind="gauge",
+        help="CUDA graphs that torch was to capture during warm-up and does not.",
+        read=_one(lambda r: r.warmup.graph_skips),
+    ),
+    Metric(
+        name="serve_warm_kernels_built",
+        kind="gauge",
+        help="Triton kernels built during warm-up, by whichever process: 0 for a full hit.",
+        read=_one(lambda r: r.warmup.kernels),
+    ),
+    Metric(
+        name="serve_warm_tunings",
+        kind="gauge",
+        help="Triton kernels and templates tuned during warm-up: 0 for a full hit.",
+        read=_one(lambda r: r.warmup.tunings),
+    ),
+    Metric(
+        name="serve_warm_tuning_seconds",
+        kind="gauge",
+        help="Wall seconds in tunings of kernels during warm-up.",
+        read=_one(lambda r: r.warmup.tuning_s),
+    ),
+    Metric(
+        name="serve_warm_graph_pool_bytes",
+        kind="gauge",
+        while_alive=True,
+        labels=("device",),
+        help="Bytes of GPU memory that CUDA graphs keep for themselves once the replica is ready.",
+        read=_memory(lambda m: m.pool_bytes),
+    ),
+    Metric(
+        name="serve_warm_gpu_reserved_bytes",
+        kind="gauge",
+        while_alive=True,
+        labels=("device",),
+        help="Bytes of GPU memory that torch keeps once the replica is ready, graph pools too.",
+        read=_memory(lambda m: m.reserved_bytes),
+    ),
+    Metric(
+        name="serve_warm_gpu_reserved_peak_bytes",
+        kind="gauge",
+        while_alive=True,
+        labels=("device",),
+        help="The most bytes of GPU memory that torch has kept at a time, from the start on.",
+        read=_memory(lambda m: m.reserved_peak_bytes),
+    ),
+    Metric(
         name="serve_warm_compiles_after_ready",
         kind="counter",
         help="Frames compiled in traffic after the replica was ready: should stay 0.",
@@ -238,8 +308,38 @@ METRICS = (
     Metric(
         name="serve_warm_captures_after_ready",
         kind="counter",
-        help="CUDA graphs recorded in traffic after the replica was ready: should stay 0.",
+        help="CUDA graphs captured in traffic after the replica was ready: should stay 0.",
         read=_one(lambda r: r.after_ready.captures),
+    ),
+    Metric(
+        name="serve_warm_capture_after_ready_seconds",
+        kind="counter",
+        help="Wall seconds capturing CUDA graphs in traffic, in which requests wait.",
+        read=_one(lambda r: r.after_ready.capture_s),
+    ),
+    Metric(
+        name="serve_warm_graph_skips_after_ready",
+        kind="counter",
+        help="CUDA graphs that torch was to capture in traffic and does not: should stay 0.",
+        read=_one(lambda r: r.after_ready.graph_skips),
+    ),
+    Metric(
+        name="serve_warm_kernels_built_after_ready",
+        kind="counter",
+        help="Triton kernels built in traffic after the replica was ready: should stay 0.",
+        read=_one(lambda r: r.after_ready.kernels),
+    ),
+    Metric(
+        name="serve_warm_tunings_after_ready",
+        kind="counter",
+        help="Triton kernels and templates tuned in traffic: should stay 0.",
+        read=_one(lambda r: r.after_ready.tunings),
+    ),
+    Metric(
+        name="serve_warm_tuning_after_ready_seconds",
+        kind="counter",
+        help="Wall seconds in tunings of kernels in traffic, in which requests wait.",
+        read=_one(lambda r: r.after_ready.tuning_s),
     ),
     Metric(
         name="serve_warm_eager_falls_after_ready",
@@ -354,7 +454,7 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread of its own.
 
-    At `changed()` and every `PERIOD_S`, and nowhere else: the table is some 75 series, and whoever
+    At `changed()` and every `PERIOD_S`, and nowhere else: the table is some 90 series, and whoever
     replays inputs is the thread that serves. A thread too because the user's loop may be blocked by
     a compile for minutes; a daemon, because nothing here is worth keeping a process alive for.
     """

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_warm import artifact, compiler, folders, transfer
+from serve_warm import artifact, compiler, folders, kernels, transfer
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import (
@@ -386,6 +386,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
     folders.check_private(directory, "the directory that torch loads from")
     try:
         artifact.unpack_directory(raw, directory)
+        kernels.relocate(directory)
     except OSError as error:
         raise StoreError(
             f"the artifact could not be written to {directory}: {error}",

@@ -8,6 +8,9 @@ no count, and then one more is run in which compiling is forbidden.
 
 Ranks that compute together make the same passes: all go on until a pass was quiet on all of them,
 and an input is proven when it is on all of them.
+
+An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
+first, so that there is room for the others then.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_warm import compiler
+from serve_warm import compiler, graphs
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.ranks import Ranks
@@ -65,6 +68,8 @@ class Progress:
     compiles: dict[str, int] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
     """Reason by input name, for those that the proof did not go through."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Reason by input name, for those that memory did not suffice for; no pass replays them."""
     proven: set[str] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""
@@ -80,7 +85,8 @@ class Progress:
                 compiles=self.compiles.get(item.name, 0),
                 note=""
                 if item.name in self.proven
-                else self.unproven.get(item.name, "not reached"),
+                else self.unproven.get(item.name) or self.left_out.get(item.name, "not reached"),
+                left_out=item.name in self.left_out,
             )
             for item in self.inputs
         )
@@ -116,7 +122,7 @@ class Replay:
         """Replay all inputs until a whole pass changes no compile or capture count.
 
         Raises:
-            ReplayFailed: an input raised.
+            ReplayFailed: an input raised, or memory did not suffice for any.
             WarmupTimeout: a deadline passed.
             NotProven: `max_passes` passes, and the last one still compiled.
             RankFailed: another rank does not come as far.
@@ -147,7 +153,7 @@ class Replay:
             WarmupTimeout: a deadline passed.
         """
         for item in self.progress.inputs:
-            await self._replay(item)
+            await self._replay_if_it_fits(item)
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and note which went through.
@@ -163,8 +169,12 @@ class Replay:
             await self._proof_pass()
             # More passes change nothing about what the recompile limit has made eager.
             hopeless = self._runs_eagerly()
-            failed = sum(why != hopeless for why in self.progress.unproven.values())
-            failed = sum(await self._agree("inputs to replay again", failed))
+            mine = [
+                name
+                for name, why in self.progress.unproven.items()
+                if why != hopeless and name not in self.progress.left_out
+            ]
+            failed = sum(await self._agree("inputs to replay again", len(mine)))
             if not failed or attempt == attempts:
                 await self._prove_together()
                 return
@@ -192,10 +202,11 @@ class Replay:
         progress.done = 0
         for item in progress.inputs:
             before = self._seen.counts()
-            seconds = await self._replay(item)
+            seconds = await self._replay_if_it_fits(item)
             change = self._seen.counts() - before
-            progress.first_s.setdefault(item.name, seconds)
-            progress.steady_s[item.name] = seconds
+            if seconds is not None:
+                progress.first_s.setdefault(item.name, seconds)
+                progress.steady_s[item.name] = seconds
             progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
             progress.done += 1
             self._changed()
@@ -206,12 +217,16 @@ class Replay:
         progress.done = 0
         progress.proven.clear()
         progress.unproven.clear()
+        progress.unproven.update(progress.left_out)
         # Ranks only count. One that refuses to compile makes no further call, and the others wait
         # for it in their collectives, or meet it in that of another input.
         alone = self._ranks.size == 1
         forbidding = compiler.forbid() if alone else contextlib.nullcontext()
         with self._seen.calling_threads() as threads, forbidding:
             for item in progress.inputs:
+                if item.name in progress.left_out:
+                    progress.done += 1
+                    continue
                 before = self._seen.counts()
                 with contextlib.nullcontext() if alone else compiler.falls_counted():
                     seconds, error = await self._replay_reporting(item)
@@ -221,6 +236,11 @@ class Replay:
                 elif change.forbidden:
                     reason = _last_reason(self._seen)
                     progress.unproven[item.name] = f"would compile: {reason}"
+                elif error is not None and self._may_be_left_out(error):
+                    # Passes that follow a failed proof show whether it has to be left out.
+                    progress.unproven[item.name] = f"memory does not suffice: {_raised(error)}"
+                    error = None
+                    graphs.free_memory()
                 elif error is not None:
                     raise error
                 elif not change.quiet:
@@ -240,11 +260,44 @@ class Replay:
             "or declare fewer shapes"
         )
 
-    async def _replay(self, item: Input) -> float:
-        seconds, error = await self._replay_reporting(item)
-        if error is not None:
-            raise error
-        return seconds
+    async def _replay_if_it_fits(self, item: Input) -> float | None:
+        """Return the seconds of a replay; None for an input that is left out, now or before.
+
+        It is when memory does not suffice twice, the second time with all given back that is free.
+        """
+        if item.name in self.progress.left_out:
+            return None
+        why = ""
+        for _ in range(2):
+            seconds, error = await self._replay_reporting(item)
+            if error is None:
+                return seconds
+            if not self._may_be_left_out(error):
+                raise error
+            why = _raised(error)
+            # What it holds goes first: the frames that ran out of memory, with their tensors.
+            error = None
+            graphs.free_memory()
+        self._leave_out(item, why)
+        return None
+
+    def _may_be_left_out(self, error: ReplayFailed) -> bool:
+        # Not on one of several ranks: the others are in the middle of the same call.
+        return self._ranks.size == 1 and graphs.ran_out_of_memory(error)
+
+    def _leave_out(self, item: Input, why: str) -> None:
+        """Note that memory does not suffice for an input, and raise where it does for none."""
+        progress = self.progress
+        progress.left_out[item.name] = f"left out, memory does not suffice: {why}"
+        if len(progress.left_out) == len(progress.inputs):
+            raise ReplayFailed(
+                f"memory does not suffice for any of {len(progress.inputs)} inputs; the last was "
+                f"{why}",
+                hint="declare smaller inputs, or give the replica a GPU of its own",
+                stage=Stage.REPLAYING.value,
+                input=item.name,
+            )
+        logger.warning("left out input=%r, memory does not suffice: %s", item.name, why)
 
     async def _replay_reporting(self, item: Input) -> tuple[float, ReplayFailed | None]:
         limit_s = min(self._input_deadline_s, self._deadline.left())
@@ -327,6 +380,11 @@ def _last_reason(seen: compiler.Watch) -> str:
         return ""
     last = events[-1]
     return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")
+
+
+def _raised(failed: ReplayFailed) -> str:
+    cause = failed.__cause__ or failed
+    return f"{type(cause).__name__}: {_first_line(cause)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -44,7 +44,7 @@ class Verdict(str, Enum):
     FULL_HIT = "full_hit"
     """Loaded, and nothing was compiled by a compiler or missed in torch's caches."""
     PARTIAL = "partial"
-    """Loaded, and something was compiled all the same."""
+    """Loaded, and something was compiled all the same, or an input left out for lack of memory."""
     MISS = "miss"
     """No fitting variant, or none there; everything was compiled."""
     REFUSED = "refused"
@@ -91,7 +91,7 @@ class Counts:
     capture_s: float = 0.0
     """Wall seconds spent capturing, each graph's first launch included."""
     tuning_s: float = 0.0
-    """Wall seconds spent in tunings, but for those of templates, which are in `compile_s`."""
+    """Wall seconds spent in tunings. Those of templates are a part of `compile_s`."""
 
     def __sub__(self, earlier: Counts) -> Counts:
         return Counts(
@@ -148,6 +148,36 @@ class StageTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """What this process holds of one GPU, by torch's allocator. CUDA's own context is beside it."""
+
+    device: str
+    """`cuda:` and its index in this process."""
+    reserved_bytes: int
+    """Taken from the device and kept: tensors, graph pools, and what is free for later tensors."""
+    reserved_peak_bytes: int
+    """The most of it since the process began, what tunings took for a while included."""
+    pools: dict[str, int] = field(default_factory=dict)
+    """Bytes of it by graph memory pool, under torch's two numbers of the pool, such as `0.1`."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """What all graphs on the device hold: no other tensor gets it."""
+        return sum(self.pools.values())
+
+    def __str__(self) -> str:
+        held = f"{_megabytes(self.reserved_bytes)} held of {self.device}"
+        peak = f"{_megabytes(self.reserved_peak_bytes)} at the peak"
+        each = ", ".join(f"{_megabytes(size)} in {name}" for name, size in self.pools.items())
+        pools = f"; {_megabytes(self.pool_bytes)} by graphs: {each}" if each else ""
+        return f"{held}, {peak}{pools}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputResult:
     """What became of one declared input."""
 
@@ -161,6 +191,8 @@ class InputResult:
     compiles: int
     note: str = ""
     """Why it is not proven, in a sentence."""
+    left_out: bool = False
+    """Whether it is not replayed any more, because memory did not suffice for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +295,9 @@ class Report:
     after_ready: Counts = field(default_factory=Counts)
     events: tuple[CompileEvent, ...] = ()
     """The last events after ready, newest last; a bounded number."""
+    memory: tuple[DeviceMemory, ...] = ()
+    """Of each GPU that is used, after the proof, and again after captures in traffic. Empty before,
+    without a GPU, and where torch's allocator was exchanged for another one."""
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls of what `serve_warm.compile` was given, until now; empty without an artifact."""
@@ -332,14 +367,18 @@ class Report:
             f"fx {c.fx_hits} hit / {c.fx_misses} missed / {c.fx_bypasses} bypassed, "
             f"{c.captures} captures"
         )
-        if c.captures or c.kernels or c.tunings:
+        if c.captures or c.graph_skips or c.kernels or c.tunings:
             lines.append(
                 f"  on the GPU: {c.captures} captures in {c.capture_s:.2f} s, "
+                f"{c.graph_skips} graphs skipped, "
                 f"{c.kernels} kernels built, {c.tunings} tunings in {c.tuning_s:.2f} s"
             )
+        lines += [f"  memory: {memory}" for memory in self.memory]
         a = self.after_ready
         lines.append(
             f"  after ready: {a.compiles} compiles, {a.captures} captures, "
+            + (f"{a.graph_skips} graphs skipped, " if a.graph_skips else "")
+            + (f"{a.kernels} kernels built, " if a.kernels else "")
             + (f"{a.tunings} tunings, " if a.tunings else "")
             + f"{a.eager_falls} falls to eager, {a.forbidden} refused"
         )

@@ -18,13 +18,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import artifact, compiler, folders, pgo, prefetch, ranks, transfer, unfinished
+from serve_warm import (
+    artifact,
+    compiler,
+    folders,
+    graphs,
+    kernels,
+    pgo,
+    prefetch,
+    ranks,
+    transfer,
+    unfinished,
+)
 from serve_warm.choosing import Considered
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
@@ -39,7 +50,7 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.fingerprint import NOT_NEEDED, Fingerprint, read_app, read_machine
+from serve_warm.fingerprint import NOT_NEEDED, Fingerprint, read_app, read_machine, why_no_gpu
 from serve_warm.inputs import Input, ordered
 from serve_warm.redaction import redact
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
@@ -48,6 +59,7 @@ from serve_warm.report import (
     CompileEvent,
     Counts,
     Coverage,
+    DeviceMemory,
     Report,
     Stage,
     StageTime,
@@ -69,6 +81,10 @@ EVENT_LOG_PERIOD_S = 10.0
 
 LOG_PREFIX = "warmup_"
 """Before the names of our fields of a log record, of which other packages have some, too."""
+
+SIZES_OF_A_GRAPH = 8
+"""Above this many sizes of one graph torch warns, too (2.13: `cudagraph_dynamic_shape_warn_limit`).
+"""
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
@@ -195,6 +211,9 @@ class Warmup:
         self._at_start = Counts()
         self._at_ready: Counts | None = None
         self._warmup_counts = Counts()
+        self._memory: tuple[DeviceMemory, ...] = ()
+        self._captures_in_memory = 0
+        """Captures after ready that the above has seen."""
         self._to_proof_s = 0.0
         self._cpu_s = 0.0
         self._started_unix = 0.0
@@ -272,6 +291,7 @@ class Warmup:
         compiled = self._warmup_counts
         if compiled.graph_skips:
             self._warnings.append(_skipped(compiled.graph_skips, seen.events()))
+        self._warnings += _many_sizes(e for e in seen.events() if e.at_unix >= self._started_unix)
         compiled_any = (
             compiled.compiler_processes
             or compiled.kernels
@@ -279,8 +299,10 @@ class Warmup:
             or compiled.fx_misses
             or compiled.fx_bypasses
         )
-        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early):
+        left_out = self._replay.progress.left_out if self._replay is not None else ()
+        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early or left_out):
             self._verdict = Verdict.PARTIAL
+        self._memory = graphs.memory()
         self._ready_unix = time.time()
         self._at_ready = at_ready
         seen.on_event = self._after_ready
@@ -331,6 +353,7 @@ class Warmup:
             warmup=now,
             after_ready=after,
             events=tuple(e for e in events if e.at_unix >= (self._ready_unix or 0.0)),
+            memory=self._memory_after(after),
             artifact=self._artifact,
             entries=handed_over.uses() if handed_over is not None else (),
             compiler_imported=self._compiler_imported(),
@@ -346,6 +369,12 @@ class Warmup:
             deadline_s=self._config.deadline_s,
             artifact_configured=self._config.artifact is not None,
         )
+
+    def _memory_after(self, after: Counts) -> tuple[DeviceMemory, ...]:
+        # Some ms at each look would be too many; what a graph holds changes when one is captured.
+        if after.captures != self._captures_in_memory:
+            self._memory, self._captures_in_memory = graphs.memory(), after.captures
+        return self._memory
 
     def _elapsed_s(self) -> float:
         end_s = _boot_s() if self._ended_boot_s is None else self._ended_boot_s
@@ -454,6 +483,10 @@ class Warmup:
             cpu = self._config.cpu
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
             machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
+            why = await asyncio.to_thread(why_no_gpu)
+            if why:
+                self._warnings.append(why)
+                logger.warning("%s", why)
             if self._libraries_only:
                 machine["compiler"] = NOT_NEEDED
             self.fingerprint = Fingerprint(machine=machine, app=app)
@@ -561,6 +594,7 @@ class Warmup:
                 written_in_place=compiler.written_in_place,
             )
             self._resumed = self._unfinished.resume(self.cache_directory)
+            kernels.relocate(self.cache_directory)
         except (ArtifactRefused, OSError) as error:
             if self._unfinished is not None:
                 self._unfinished.close()
@@ -861,7 +895,8 @@ class Warmup:
         if self._warmup_captures() or compiler.uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
                 "CUDA graphs belong to the thread that recorded them, and compiled calls were "
-                f"made from {len(strangers)} threads that end with their request",
+                f"made from {len(strangers)} threads other than the replica's own: those of a sync "
+                "handler end with their request",
                 hint=fix,
                 stage=Stage.PROVING.value,
             )
@@ -875,11 +910,13 @@ class Warmup:
         return (self._seen.counts() - self._at_start).captures if self._seen else 0
 
     def _judge_coverage(self, replay: Replay) -> None:
-        unproven = replay.progress.unproven
+        unproven, left_out = replay.progress.unproven, replay.progress.left_out
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
-        text = f"{len(unproven)} of {len(self.inputs)} inputs are not proven warm; {name!r} {why}"
+        # Of those left out all: each is a size that may fail in traffic, too.
+        names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
+        text = f"{len(unproven)} of {len(self.inputs)} inputs are not proven warm; {names} {why}"
         if self._config.on_uncovered == "fail":
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._degraded.append(f"uncovered: {text}")
@@ -893,14 +930,14 @@ class Warmup:
             return
         self._log_silent_until = now + EVENT_LOG_PERIOD_S
         logger.warning(
-            "after ready: kind=%s function=%s input=[%s] seconds=%.2f reason=[%s] events=%d; "
-            "declare this input in warmup_inputs(), or pad to a bucket",
+            "after ready: kind=%s function=%s input=[%s] seconds=%.2f reason=[%s] events=%d; %s",
             event.kind,
             event.function,
             event.signature,
             event.seconds,
             event.reason,
             self._unlogged,
+            self._advice(event),
             extra=self._fields(
                 "compile",
                 kind=event.kind,
@@ -912,6 +949,15 @@ class Warmup:
             ),
         )
         self._unlogged = 0
+
+    def _advice(self, event: CompileEvent) -> str:
+        proven_on = self._replay.progress.threads if self._replay is not None else set()
+        if event.kind == "capture" and proven_on and event.thread not in proven_on:
+            return (
+                "graphs belong to their thread, and the warm-up made its calls on another one: "
+                "call the model with `await self.on_model_thread(self.model, ...)`"
+            )
+        return "declare this input in warmup_inputs(), or pad to a bucket"
 
     # Bookkeeping -----------------------------------------------------------------------------
 
@@ -1039,6 +1085,21 @@ def _skipped(many: int, events: Sequence[CompileEvent]) -> str:
     reasons = dict.fromkeys(event.reason for event in events if event.kind == "skip")
     are = "CUDA graph is" if many == 1 else "CUDA graphs are"
     return f"{many} {are} not captured, and launched kernel by kernel: {'; '.join(reasons)}"
+
+
+def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
+    """Yield what is said of functions with more graphs than torch finds wise, one for each size."""
+    sizes: dict[str, set[str]] = {}
+    for event in events:
+        if event.kind == "capture" and " of compile " in event.function:
+            sizes.setdefault(event.function, set()).add(event.signature)
+    for function, of_it in sizes.items():
+        if len(of_it) > SIZES_OF_A_GRAPH:
+            yield (
+                f"{function} is captured for {len(of_it)} sizes, each with memory and seconds of "
+                "its own at every start: pad to fewer (Buckets), or name those that are worth a "
+                "graph in torch._inductor.config.triton.cudagraph_capture_sizes"
+            )
 
 
 def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ class Replica:
     """What it is in while it is not ready."""
     compiles: tuple[int, ...] = ()
     """Minutes in which a request met the compiler."""
+    on_gpu: tuple[tuple[str, int], ...] = ()
+    """What a request met without a compile, `captures`, `kernels_built` or `tunings`, and when."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
     lookups: tuple[tuple[str, str, float], ...] = ()
     node: str = ""
@@ -115,6 +117,7 @@ class Replica:
         yield "inputs_proven", {}, 6.0 if is_ready else 0.0
         yield "compiler_processes", {}, 0.0 if hit else 14.0
         yield "compiler_seconds", {}, 0.0 if hit else 40.5
+        yield from self._rows_of_the_gpu(minute, hit=hit, is_ready=is_ready, alive=alive)
         yield "calls_known", {"level": "1"}, 0.0 if hit else 2.0
         yield "calls_known", {"level": "2"}, 2.0 if hit else 0.0
         yield "calls_known", {"level": "3"}, 0.0
@@ -122,7 +125,6 @@ class Replica:
             yield "cache_lookups", {"layer": layer, "result": result}, number
         counted = float(sum(at <= minute for at in self.compiles))
         yield "compiles_after_ready_total", {}, counted
-        yield "captures_after_ready_total", {}, 0.0
         yield "eager_falls_after_ready_total", {}, counted
         yield "forbidden_after_ready_total", {}, 0.0
         yield "calls_without_entry_total", {}, 3 * counted
@@ -133,6 +135,27 @@ class Replica:
         if is_ready:
             yield "ready_seconds", {}, self.took_s
             yield "ready_timestamp_seconds", {}, start_s + self.ready * 60
+
+    def _rows_of_the_gpu(
+        self, minute: int, *, hit: bool, is_ready: bool, alive: bool
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        yield "captures", {}, 6.0 if is_ready else 2.0
+        yield "capture_seconds", {}, 1.5 if is_ready else 0.5
+        yield "graph_skips", {}, 0.0
+        yield "kernels_built", {}, 0.0 if hit else 12.0
+        yield "tunings", {}, 0.0 if hit else 3.0
+        yield "tuning_seconds", {}, 0.0 if hit else 7.5
+        yield "graph_skips_after_ready_total", {}, 0.0
+        for what in ("captures", "kernels_built", "tunings"):
+            # A compile has all three in its train.
+            met = [at for each, at in self.on_gpu if each == what]
+            counted = float(sum(at <= minute for at in (*self.compiles, *met)))
+            yield f"{what}_after_ready_total", {}, counted
+            if what != "kernels_built":
+                yield f"{what[:-1]}_after_ready_seconds_total", {}, 0.5 * counted
+        for name, size in (("graph_pool", 6e8), ("gpu_reserved", 2e9), ("gpu_reserved_peak", 3e9)):
+            if is_ready:
+                yield f"{name}_bytes", {"device": "cuda:0"}, size * alive
 
     def _rows_of_the_living(
         self, minute: int, start_s: float

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from processes import search_path
 from serve_warm import compiler, precompile
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ def _uses() -> dict[tuple[str, int, str, str], int]:
     return {(u.call, u.level, u.reason, u.callable): u.calls for u in precompile.uses()}
 
 
+def spans(call: Callable[[], Any], times: int) -> list[Any]:
+    """Return what was counted in each of some calls."""
+    watch, found = compiler.watch(), []
+    with torch.inference_mode():
+        for _ in range(times):
+            before = watch.counts()
+            call()
+            found.append(watch.counts() - before)
+    return found
+
+
 @contextlib.contextmanager
 def eager_below() -> Iterator[None]:
     """Make level 1 run eagerly: for tests of what falls to it, not of what it then compiles."""
@@ -96,7 +108,7 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
         env={
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": str(here.parent),
+            "PYTHONPATH": search_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
             # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",

@@ -9,6 +9,7 @@ from serve_warm.report import (
     CompileEvent,
     Counts,
     Coverage,
+    DeviceMemory,
     EntryUse,
     InputResult,
     Report,
@@ -54,8 +55,26 @@ FULL = Report(
         compiler_processes=3,
         compiler_s=1.25,
         compile_s=2.5,
+        captures=9,
+        eager_runs=9,
+        graph_skips=10,
+        kernels=11,
+        tunings=12,
+        capture_s=0.75,
+        tuning_s=1.5,
     ),
-    after_ready=Counts(compiles=1, recompiles=1, captures=2, eager_falls=4, forbidden=5),
+    after_ready=Counts(
+        compiles=1,
+        recompiles=1,
+        captures=2,
+        eager_falls=4,
+        forbidden=5,
+        graph_skips=6,
+        kernels=7,
+        tunings=8,
+        capture_s=0.5,
+        tuning_s=0.125,
+    ),
     events=(
         CompileEvent(
             kind="recompile",
@@ -70,6 +89,15 @@ FULL = Report(
     entries=(
         EntryUse(callable="app.Net", call="(t0) with Tensor float32[8, 16]", level=2, calls=1),
         EntryUse(callable="app.Net", call="(t0) with Tensor float32[9, 16]", level=1, calls=3),
+    ),
+    memory=(
+        DeviceMemory(
+            device="cuda:0",
+            reserved_bytes=60_000_000,
+            reserved_peak_bytes=80_000_000,
+            pools={"0.1": 30_000_000, "0.3": 2_500_000},
+        ),
+        DeviceMemory(device="cuda:1", reserved_bytes=4_000_000, reserved_peak_bytes=5_000_000),
     ),
     artifact=ArtifactUse(
         store="file:///srv/artifacts",

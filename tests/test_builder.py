@@ -214,6 +214,21 @@ def test_an_application_that_cannot_be_imported_is_refused(written, example, way
     assert "serve run" in error.hint
 
 
+@pytest.mark.parametrize("attribute", ["configured", "classifier"])
+def test_args_that_an_application_does_not_take_are_refused(written, example, attribute):
+    """An unknown name, or args for what takes none, is said in a line, with where args go."""
+    import_path = f"deployments.image_classifier.app:{attribute}"
+    example["applications"] = [{"import_path": import_path, "args": {"devise": "cuda"}}]
+
+    error = refusal(written(example))
+
+    said = f"import_path '{import_path}' does not take these args: "
+    assert error.message.startswith(said)
+    assert "\n" not in error.message
+    assert ("devise" in error.message) == (attribute == "configured")
+    assert "import_path" in error.hint
+
+
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
 def test_a_target_that_is_neither_is_refused(target):
     """What is neither a YAML nor module:app is refused with an example of both."""

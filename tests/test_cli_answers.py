@@ -246,6 +246,20 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
     assert told["artifacts"][-1]["reason"] == "untrusted"
 
 
+def test_diff_says_on_which_gpu_it_was_built(run, source, described):
+    """In a sentence, above the factors, of which a GPU brings several."""
+    publish(source, built_for=fingerprint(gpu="NVIDIA A100 sm_80 108 SMs 80 GiB", driver="550"))
+    here = fingerprint(gpu="NVIDIA H200 sm_90 132 SMs 140 GiB", driver="580")
+
+    ended = run("diff", source.root, "--against", described(here.to_json()))
+
+    assert ended.code == 3
+    assert (
+        "it was built on NVIDIA A100 sm_80 108 SMs 80 GiB, "
+        "and here is NVIDIA H200 sm_90 132 SMs 140 GiB\n"
+    ) in ended.out
+
+
 def test_diff_says_no_when_one_deployment_has_nothing(run, source, described):
     """A machine that fits one deployment and not another is not fit for the store."""
     statement, _ = publish(source, deployment="First")

@@ -33,7 +33,7 @@ from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.cli import observed, watching
 from serve_warm.cli.observed import Look, Observed
-from serve_warm.report import Coverage, Report, Stage, Verdict
+from serve_warm.report import Counts, Coverage, Report, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,8 +165,9 @@ def test_files_say_all_there_is_to_show(directory, replica):
     assert (seen.inputs_done, seen.inputs_expected) == (2, 2)
     assert None not in (seen.stage_s, seen.heartbeat_s, seen.elapsed_s)
     assert seen.event == (
-        "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, 4 falls to eager, "
-        "5 refused, last: recompile of forward (model.py:7): size mismatch; resumed"
+        "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, "
+        "6 graphs skipped, 7 kernels built, 8 tunings, 4 falls to eager, 5 refused, "
+        "last: recompile of forward (model.py:7): size mismatch; resumed"
     )
 
 
@@ -208,9 +209,24 @@ def test_pages_count_what_happened_in_traffic(directory, replica):
     [seen] = observed.of_page(page_of(directory), source="x").replicas
 
     assert seen.event == (
-        "degraded: its own report says why; after ready: 1 compiles, 2 captures, 4 falls to eager, "
-        "5 refused; its artifact was refused: untrusted"
+        "degraded: its own report says why; after ready: 1 compiles, 2 captures, "
+        "6 graphs skipped, 7 kernels built, 8 tunings, 4 falls to eager, 5 refused; "
+        "its artifact was refused: untrusted"
     )
+
+
+def test_what_graphs_keep_is_shown(directory, replica):
+    """Of all devices, by files and by pages alike; nothing is said where there is no GPU."""
+    replica("r1", dataclasses.replace(FULL, degraded=(), after_ready=Counts()))
+    replica("r2")
+    page = page_of(directory)
+
+    for found in (observed.of_directory(str(directory)), observed.of_page(page, source="x")):
+        with_gpu, without = found.replicas
+
+        assert (with_gpu.graph_pool_bytes, without.graph_pool_bytes) == (32_500_000, None)
+        assert "graphs keep 32.5 MB" in watching.line(with_gpu)
+        assert "graphs" not in watching.line(without)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.OFF, Verdict.FULL_HIT])

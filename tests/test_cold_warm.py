@@ -201,6 +201,23 @@ def by_profile_of_one(machine: Machine) -> Started:
     return start_profiled(machine, [1, 8], load=True)
 
 
+def start_tuned(machine: Machine, **options: Any) -> Started:
+    chosen: dict[str, Any] = {"mode": "max-autotune-no-cudagraphs", "batches": [8]}
+    return machine.start(store=machine.store.with_name("tuned"), **chosen, **options)
+
+
+@pytest.fixture(scope="module")
+def tuned(machine: Machine) -> Started:
+    """A start that measures templates against one another, and publishes what it chose."""
+    return start_tuned(machine, load=False, publish=True, headers="shared")
+
+
+@pytest.fixture(scope="module")
+def by_tuned(machine: Machine, tuned: Started) -> Started:
+    """A start from that, and then a batch for which nothing was chosen."""
+    return start_tuned(machine, load=True, traffic=3)
+
+
 def test_the_control_runs_the_compiler(cold: Started):
     """Without an artifact the same program compiles: what the tests below miss is there to see."""
     report = cold.report
@@ -302,10 +319,25 @@ def test_what_the_profile_leads_to_is_in_the_artifact(by_profile_of_one: Started
     assert report["verdict"] == "full_hit"
 
 
+def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned: Started):
+    """Torch's own counter says that it was: a cached graph adds what was counted for it before."""
+    cold, warm = tuned.report["warmup"], by_tuned.report["warmup"]
+
+    assert cold["tunings"] == 1
+    assert cold["compile_s"] > cold["tuning_s"] > 0
+    assert (warm["tunings"], warm["tuning_s"], warm["compiles"]) == (0, 0, 1)
+    assert (warm["fx_hits"], warm["fx_misses"], by_tuned.report["verdict"]) == (1, 0, "full_hit")
+
+
+def test_what_no_build_has_tuned_is_tuned_in_traffic(by_tuned: Started):
+    """So the counts of the test above can be others than zero."""
+    assert by_tuned.report["after_ready"]["tunings"] == 1
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        *("cold", "warm", "unanswered", "from_torch_bytes"),
+        *("cold", "warm", "unanswered", "from_torch_bytes", "tuned", "by_tuned"),
         *("profiled", "by_profile", "profile_off", "by_profile_of_one"),
     ],
 )

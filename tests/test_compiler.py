@@ -30,6 +30,7 @@ from torch._inductor.codecache import FxGraphCache
 
 from artifacts import container
 from compiled import compiled, double, fresh, stance
+from serve_warm import compile as serve_warm_compile
 from serve_warm import compiler, folders
 from serve_warm.compiler import EVENTS_KEPT, Watch
 from serve_warm.errors import CompilerMissing, ConfigError
@@ -401,6 +402,20 @@ def test_compile_arguments_are_named_by_attribute():
     assert "dynamic=True" in found["in_place"]
     assert "eager" in found["eager"]
     assert all("inductor" in found[name] for name in found.keys() - {"eager"})
+
+
+@pytest.mark.parametrize("compile_", [torch.compile, serve_warm_compile], ids=["torch", "ours"])
+def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
+    """A compiled step in the place of a method has its arguments seen, as a whole module has."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(2, 2)
+            self.model.forward = compile_(self.model.forward, mode="reduce-overhead")
+
+    found = compiler.compile_arguments(Owner())
+
+    assert "triton.cudagraphs=True" in found["model"]
 
 
 def test_compile_arguments_are_the_same_once_compiled(seen: Watch):

@@ -22,6 +22,7 @@ from deployments.image_classifier.app import (
     IMAGE_BYTES,
     SIDE,
     ImageClassifier,
+    Settings,
     pixel_values,
 )
 from deployments.text_embedder.app import MAX_LENGTH, TextEmbedder, mean_pooled, pad
@@ -31,6 +32,7 @@ from serve_warm.inputs import Input, ordered
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "deployments").glob("*/serve.yaml"))
+GPU_CONFIGS = sorted((ROOT / "deployments").glob("*/serve_gpu.yaml"))
 
 SENTENCES = [
     "Hi.",
@@ -182,6 +184,19 @@ def test_warmup_images_are_accepted():
     assert [len(item.body) for item in inputs] == [IMAGE_BYTES] * 2
 
 
+def test_settings_choose_the_batches():
+    """Inputs, padding and the most images in a batch follow one setting, and cannot drift apart."""
+    cls = ImageClassifier.func_or_class
+    most = cls.classify_batch._get_max_batch_size()
+
+    classifier = cls(Settings(batch=(2, 4), depths=(1, 1, 1, 1)))
+
+    assert [item.concurrency for item in classifier.warmup_inputs()] == [4, 2]
+    assert classifier.buckets.fit(batch=3) == {"batch": 4}
+    assert cls.classify_batch._get_max_batch_size() == 4
+    cls.classify_batch.set_max_batch_size(most)
+
+
 # Both -----------------------------------------------------------------------------------------
 
 
@@ -212,7 +227,29 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path):
     assert options["user_config"] == {"warmup": {"artifact": "./artifacts"}}
 
 
+@pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
+def test_the_gpu_is_asked_for_in_sight(path):
+    """One GPU of Ray's, and a device and mode that the application is given: all in the file."""
+    app = builder.load_app(str(path))
+
+    [built] = app.built("any", {}).deployments
+    [settings] = built.init_args
+    assert (settings.device, settings.mode) == ("cuda", "reduce-overhead")
+    assert built.ray_actor_options["num_gpus"] == 1
+
+
+@pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
+def test_an_example_is_on_the_cpu_unless_told_otherwise(path):
+    """On a machine with a GPU, too: no application looks for one by itself."""
+    app = builder.load_app(str(path.with_name("serve.yaml")))
+    module = importlib.import_module(app.import_path.partition(":")[0])
+
+    assert app.built("any", {}).deployments[0].init_args == ()
+    assert (module.Settings().device, module.Settings().mode) == ("cpu", None)
+
+
 def test_every_example_has_a_serve_yaml():
     """The tests above look at all examples, and not at an empty list."""
     examples = {"image_classifier", "text_embedder", "text_generator"}
     assert examples <= {path.parent.name for path in CONFIGS}
+    assert {path.parent.name for path in GPU_CONFIGS} == {"image_classifier", "text_generator"}

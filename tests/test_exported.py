@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -556,3 +557,20 @@ def test_an_operator_of_python_is_refused():
 
     with pytest.raises(NoEntry, match="serve_warm_tests::twice"):
         made_of(Custom(), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
+def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
+    option: str, refused: bool, tmp_path: Path
+):
+    """Opened beside torch's it would end the process, and with it the build."""
+    source, library = tmp_path / "size.cpp", tmp_path / "size.so"
+    source.write_text(
+        "#include <string>\n"
+        'extern "C" int size(const char* text) { return std::string(text).append(text).size(); }\n'
+    )
+    command = ["g++", "-shared", "-fPIC", option, str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+
+    with pytest.raises(NoEntry, match="shared library") if refused else nullcontext():
+        exported._refuse_another_runtime(library.read_bytes())

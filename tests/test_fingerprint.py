@@ -23,10 +23,11 @@ from serve_warm.fingerprint import (
     portable_factors,
     read_app,
     read_machine,
+    why_no_gpu,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 from types import SimpleNamespace
 
@@ -260,6 +261,60 @@ def test_what_an_artifact_does_not_need_is_no_difference(here: str) -> None:
 
     assert libraries.compare(machine) == ()
     assert [mismatch.factor for mismatch in kernels.compare(machine)] == ["compiler"]
+
+
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU "
+    "driver by downloading and installing a new version from the URL: http://www.nvidia.com"
+)
+
+
+@pytest.fixture
+def cuda_without_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return what makes this torch one for CUDA that finds no device, for a reason."""
+    import torch
+
+    def found(why: str) -> None:
+        def init() -> None:
+            raise RuntimeError(why)
+
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", init)
+
+    return found
+
+
+def test_a_gpu_that_torch_cannot_use_is_not_none(
+    cuda_without_devices: Callable[[str], None],
+) -> None:
+    """With a driver that is too old a machine is not one without a GPU: nothing fits, and why."""
+    cuda_without_devices(TOO_OLD)
+
+    machine = read_machine(os.environ)
+
+    assert machine["gpu"] == "unknown"
+    assert why_no_gpu().endswith(
+        " (CUDA 13.0) cannot use this machine's GPU, and no artifact fits: "
+        "The NVIDIA driver on your system is too old (found version 12020); "
+        "update the driver, or install a torch for the CUDA that it has"
+    )
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["No CUDA GPUs are available", "Found no NVIDIA driver on your system. Please check that you"],
+)
+def test_a_machine_without_a_gpu_has_none(
+    cuda_without_devices: Callable[[str], None], why: str
+) -> None:
+    """A torch for CUDA on a node without one, or with none made visible, is as it should be."""
+    cuda_without_devices(why)
+
+    machine = read_machine(os.environ)
+
+    assert (machine["gpu"], machine["driver"]) == ("none", "none")
+    assert why_no_gpu() == ""
 
 
 def test_unknown_fits_nothing() -> None:

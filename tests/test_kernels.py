@@ -1,22 +1,32 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels are counted where they are built; without a GPU, by compiling for another machine.
+"""Triton kernels: what is built and tuned is counted, travels, and is found where it lands.
 
-Tunings need a device to measure on: they are in tests/gpu.
+Without a GPU: built for GPUs that are not here, launched by Triton's interpreter, and tuned by
+stand-ins for what measures. With one: tests/gpu. Templates on a CPU: tests/test_cold_warm.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import inspect
+import io
+import shutil
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from artifacts import MemoryStore
 from components import require_folder
-from serve_warm import kernels
+from processes import answer_of
+from serve_warm import compiler, kernels
+from serve_warm.artifact import pack_directory
+from serve_warm.errors import ArtifactRefused
+from serve_warm.prefetch import unpack
+from transfers import publish, pull_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TRITON = "python -m pip install --target build/components/triton triton==3.6.0"
 
@@ -65,6 +75,43 @@ def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
     assert built.count() == 2
 
 
+def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A kernel remembers the path of its source; what was found lies beside it, and travels."""
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    compiler.watch()
+    configurations = [
+        SimpleNamespace(kwargs={"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)
+    ]
+    built, landed = tmp_path / "built", tmp_path / "landed"
+    (built / "ab").mkdir(parents=True)
+    source = str(built / "ab" / "cab.py")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(built))
+    _, cache, _ = heuristics.check_autotune_cache(configurations, source, {})
+    cache.save(configurations[1], 1000)
+    built.rename(landed)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(landed))
+    kernel: Any = SimpleNamespace(
+        filename=source,
+        inductor_meta={},
+        compile_results=[SimpleNamespace(config=each) for each in configurations],
+        is_statically_launchable=lambda: True,
+        save_cache_hook=cache.save,
+    )
+
+    heuristics.CachingAutotuner.recheck_autotune_cache(kernel, lambda: None)
+
+    assert [result.config for result in kernel.compile_results] == [configurations[1]]
+    # What is found from now on is kept here too.
+    [kept] = landed.glob("*/*.best_config")
+    kept.unlink()
+    kernel.save_cache_hook(configurations[0], 1000)
+    assert kept.exists()
+    assert not built.exists()
+
+
 def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
     """An autotuner is made when its module is imported: what it was told then does not count."""
 
@@ -96,25 +143,200 @@ def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
     assert early.cache_results is False
 
 
-def test_a_kernel_for_another_gpu_is_built_once(tmp_path: Path):
-    """Compiled for a GPU that is not here; with the directory of another process it is there."""
-    triton = require_folder("triton", TRITON)
-    program = Path(__file__).with_name("cross_compile.py")
-    root = str(Path(__file__).parents[1])
+class Measured:
+    """Inductor's tuner, without a device: what it measures is known."""
 
-    def run() -> dict[str, Any]:
-        ended = subprocess.run(
-            [sys.executable, str(program), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((root, triton))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not ended.returncode, ended.stderr
-        said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return said
+    def __init__(self, *blocks: int, descends: bool = False, filename: str | None = None) -> None:
+        self.fn = SimpleNamespace(__name__="triton_poi_0", fn="source")
+        self.inductor_meta = {"coordinate_descent_tuning": descends}
+        self.filename, self.save_cache_hook = filename, None
+        self.compile_results = [result(block) for block in blocks]
 
-    cold, warm = run(), run()
+    def bench(self, launcher: int) -> float:
+        return float(launcher)
 
-    assert (cold["counts"]["kernels"], warm["counts"]["kernels"]) == (1, 0)
-    assert cold["bytes"] == warm["bytes"] > 1000
+    def autotune_to_one_config(self) -> None:
+        for block in (256, 512):
+            self.bench(block)
+
+    def coordinate_descent_tuning(self, launcher: int) -> int:
+        return launcher  # as for a template, of which nothing can be changed
+
+    def recheck_autotune_cache(self, reload_kernel_from_src: Any) -> None: ...
+
+    def _precompile_config(self, config: Any) -> Any:
+        return SimpleNamespace(config=config)
+
+
+def result(block: int) -> Any:
+    return SimpleNamespace(config=Block(block))
+
+
+class Block:
+    """A configuration, as equal to another one as its text."""
+
+    def __init__(self, size: int, *, descended: bool = False) -> None:
+        self.size, self.found_by_coordesc = size, descended
+
+    def __str__(self) -> str:
+        return f"XBLOCK: {self.size}"
+
+
+def hooked(*found: Block) -> tuple[type[Measured], list[Any]]:
+    """Return a tuner of its own, hooked, and where its events go; `found` is what is cached."""
+    tuner, events = type("Hooked", (Measured,), {}), []
+    cached = (list(found), None, {})
+    module: Any = SimpleNamespace(CachingAutotuner=tuner, check_autotune_cache=lambda *_: cached)
+    kernels._hook_inductor(events.append, module)
+    return tuner, events
+
+
+def test_only_what_is_measured_is_a_tuning():
+    """A kernel of a template is asked for its coordinate descent at each launch, and has none."""
+    tuner, events = hooked()
+
+    tuner().autotune_to_one_config()
+    assert tuner().coordinate_descent_tuning(7) == 7
+
+    told = [str(event) for event in events]
+    assert told == ["tuning of triton_poi_0: 2 configurations, autotune_to_one_config"]
+
+
+@pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])
+def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
+    """Where it ended, it began, or went from: torch 2.11 forgets it in these three cases."""
+    tuner, _ = hooked(Block(256, descended=True))
+    loaded = tuner(*blocks, descends=True)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    [left] = loaded.compile_results
+    assert (left.config.size, left.config.found_by_coordesc) == (256, True)
+
+
+def test_what_no_descent_found_is_left_to_torch():
+    """A descent may still find something better than the best of some configurations."""
+    tuner, _ = hooked(Block(256))
+    loaded = tuner(128, 256, descends=True)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [128, 256]
+
+
+def test_templates_measured_in_another_process_are_a_tuning():
+    """Once for each choice of them: another graph may wait for the same measurements."""
+
+    class AsyncAutotuner:
+        @staticmethod
+        def get_choice_hash(choice: str, inputs_key: str) -> str:
+            return choice + inputs_key
+
+        @classmethod
+        def get_results(cls, choices: list[str], inputs_key: str) -> dict[str, float]:
+            return dict.fromkeys(choices, 1.0)
+
+    module: Any = SimpleNamespace(AsyncAutotuner=AsyncAutotuner)
+    events: list[Any] = []
+    kernels._hook_pipelined(events.append, module)
+
+    for key in ("8x8", "8x8", "9x9"):
+        assert AsyncAutotuner.get_results(["mm", "triton_mm_0"], key)["mm"] == 1.0
+
+    assert [event.reason for event in events] == ["2 templates, in another process"] * 2
+
+
+def test_torch_has_what_is_hooked():
+    """The names are in this version of torch, with the parameters they had."""
+    from torch._inductor import autotune_process, select_algorithm
+    from torch._inductor.runtime import triton_heuristics
+
+    tuner = triton_heuristics.CachingAutotuner
+    autotune = select_algorithm.AlgorithmSelectorCache.autotune
+    there = [name for name in kernels.TUNINGS if hasattr(tuner, name)]
+    waiting = autotune_process.AsyncAutotuner
+
+    assert {"autotune_to_one_config", "coordinate_descent_tuning"} <= set(there)
+    assert parameters(tuner.recheck_autotune_cache) == ["self", "reload_kernel_from_src"]
+    assert parameters(triton_heuristics.check_autotune_cache)[:3] == [
+        *("configs", "filename", "inductor_meta")
+    ]
+    assert parameters(autotune)[:2] == ["self", "name"]
+    assert parameters(waiting.get_choice_hash) == ["choice", "inputs_key"]
+    assert parameters(waiting.get_results) == ["choices", "inputs_key"]
+
+
+def parameters(function: Any) -> list[str]:
+    # Through what `functools.wraps` has wrapped.
+    return list(inspect.signature(function).parameters)
+
+
+def counted(answer: dict[str, Any]) -> tuple[int, int]:
+    return answer["counts"]["kernels"], answer["counts"]["tunings"]
+
+
+@pytest.mark.parametrize("kernel", ["double", "add", "accumulate"])
+def test_the_interpreter_builds_and_keeps_nothing(launched: dict[str, Any], kernel: str):
+    """Kernels with one configuration, with several, and with a hook that goes before each."""
+    answer = launched["launched"][kernel]
+
+    assert answer["error"] == 0.0
+    assert [(each["kernels"], each["tunings"]) for each in answer["spans"]] == [(0, 0), (0, 0)]
+    assert launched["events"] == []
+    assert launched["files"] == []
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Each hand-written kernel, launched twice by the interpreter, and what is cached then."""
+    cache = tmp_path_factory.mktemp("interpreted")
+    answer = answer_of(
+        "handwritten.py",
+        {"do": "launch", "cache": str(cache)},
+        require_folder("triton", TRITON),
+        TRITON_INTERPRET="1",
+    )
+    return {**answer, "files": [str(path) for path in cache.rglob("*") if path.is_file()]}
+
+
+TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
+"""An A100, an H100 or H200, and an MI300: what they are to Triton, and their threads per warp."""
+
+
+@pytest.mark.slow
+def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
+    """They are in an artifact, and once it has landed, at another path, they are built no more."""
+    triton, store = require_folder("triton", TRITON), MemoryStore()
+    cold_folder, warm_folder = tmp_path / "cold", tmp_path / "warm"
+    warm_folder.mkdir(mode=0o700)
+    question = {"do": "build", "targets": TARGETS}
+    cold = answer_of("handwritten.py", {**question, "cache": str(cold_folder)}, triton)
+    publish(store, raw={"cache": pack_directory(cold_folder)})
+    shutil.rmtree(cold_folder)
+    unpack(io.BytesIO(pull_here(store).raw["cache"]), warm_folder)
+    landed = identities(warm_folder)
+
+    warm = answer_of("handwritten.py", {**question, "cache": str(warm_folder)}, triton)
+
+    assert counted(cold) == (3, 0)
+    assert counted(warm) == (0, 0)
+    assert len(landed) == 3
+    # A kernel that is built once more lands in the same place, and is not counted.
+    assert identities(warm_folder) == landed
+    assert cold["bytes"] == warm["bytes"]
+
+
+def identities(folder: Path) -> set[tuple[str, int, int]]:
+    """Return the binaries in a cache directory, each with what is another file's for another."""
+    found = (file for file in folder.rglob("*") if file.suffix in kernels.BINARY_SUFFIXES)
+    return {(file.name, file.stat().st_ino, file.stat().st_mtime_ns) for file in found}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"x"', "{}", '{"child_paths": null}', "{" * 9])
+def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
+    """As an archive that cannot be unpacked: the start compiles."""
+    kernel(tmp_path / "triton", "add")
+    (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
+
+    with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
+        kernels.relocate(tmp_path)

@@ -18,7 +18,15 @@ from conftest import wait_until
 from prometheus_server import Prometheus, prometheus
 from serve_warm import metrics, node
 from serve_warm.node import StateFile, boot_s
-from serve_warm.report import ArtifactUse, Coverage, Report, Stage, StageTime, Verdict
+from serve_warm.report import (
+    ArtifactUse,
+    Coverage,
+    DeviceMemory,
+    Report,
+    Stage,
+    StageTime,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,9 +107,13 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
         statement="statements/Ranker/147378e2d3f56607.dsse.json",
         created="2026-11-20T10:00:00.000000Z",
     )
+    on_gpu = DeviceMemory(
+        device="cuda:0", reserved_bytes=3_000_000, reserved_peak_bytes=4_000_000, pools={"0.1": 7}
+    )
     scraped.write(
         "warm",
         stage=Stage.READY,
+        memory=(on_gpu,),
         verdict=Verdict.FULL_HIT,
         elapsed_s=12.5,
         ready_unix=time.time(),
@@ -153,6 +165,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert shown["Refused artifacts by reason"] == [{"untrusted": 1.0}]
     assert shown["Artifacts in use"] == [{"2026-11-20/s3/147378e2d3f5": 1.0}]
     assert shown["Versions"] == [{"2.60.0/2.13.0/0.5.0": 2.0}]
+    assert shown["Memory of CUDA graphs"] == [{"cuda:0/warm": 7.0}]
     assert shown["Stages of each replica"] == [{"warm": 8.0, "starts": 6.0}]
     # The node was warm before the second one began, which does not count yet.
     assert shown["Ready nodes (node server only)"] == [{"": 1.0}, {"": 1.0}, {"": 1.0}]

@@ -29,6 +29,7 @@ CLOSED = {
     "level": set(map(str, LEVELS)),
     "layer": set(LAYERS),
     "result": set(RESULTS),
+    "device": {f"cuda:{index}" for index in range(16)},
 }
 FULL_ARTIFACT = FULL.artifact
 assert FULL_ARTIFACT is not None
@@ -150,9 +151,28 @@ def test_numbers_come_from_the_span_that_the_help_names():
     assert read("serve_warm_compiles_after_ready", FULL) == {(): 1.0}
     assert read("serve_warm_captures_after_ready", FULL) == {(): 2.0}
     assert read("serve_warm_eager_falls_after_ready", FULL) == {(): 4.0}
+    assert read("serve_warm_captures", FULL) == {(): 9.0}
+    assert read("serve_warm_capture_seconds", FULL) == {(): 0.75}
+    assert read("serve_warm_capture_after_ready_seconds", FULL) == {(): 0.5}
+    assert read("serve_warm_graph_skips", FULL) == {(): 10.0}
+    assert read("serve_warm_graph_skips_after_ready", FULL) == {(): 6.0}
+    assert read("serve_warm_kernels_built", FULL) == {(): 11.0}
+    assert read("serve_warm_kernels_built_after_ready", FULL) == {(): 7.0}
+    assert read("serve_warm_tunings", FULL) == {(): 12.0}
+    assert read("serve_warm_tunings_after_ready", FULL) == {(): 8.0}
+    assert read("serve_warm_tuning_seconds", FULL) == {(): 1.5}
+    assert read("serve_warm_tuning_after_ready_seconds", FULL) == {(): 0.125}
     assert read("serve_warm_inputs_expected", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_done", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_proven", FULL) == {(): 1.0}
+
+
+def test_memory_is_told_by_device():
+    """All pools of a GPU are one figure: which there are is in the report."""
+    assert read("serve_warm_graph_pool_bytes", FULL) == {("cuda:0",): 32.5e6, ("cuda:1",): 0.0}
+    assert read("serve_warm_gpu_reserved_bytes", FULL) == {("cuda:0",): 60e6, ("cuda:1",): 4e6}
+    peaks = read("serve_warm_gpu_reserved_peak_bytes", FULL)
+    assert peaks == {("cuda:0",): 80e6, ("cuda:1",): 5e6}
 
 
 def test_lookups_are_counted_by_layer_and_result():
@@ -233,6 +253,9 @@ def test_what_is_not_known_has_no_value():
         "serve_warm_build_info",
         "serve_warm_stage_seconds",
         "serve_warm_stage_hidden_seconds",
+        "serve_warm_graph_pool_bytes",
+        "serve_warm_gpu_reserved_bytes",
+        "serve_warm_gpu_reserved_peak_bytes",
         "serve_warm_deadline_seconds",
         "serve_warm_ready_seconds",
         "serve_warm_ready_timestamp_seconds",

@@ -34,7 +34,8 @@ DAY = Fleet(
     step=4,
     queued={"Embedder": {1412: 7.0}},
     replicas=(
-        # Lives all day, on an artifact of 45 days, in an image of 8.
+        # Lives all day, on an artifact of 45 days, in an image of 8. Captures a graph in traffic at
+        # 15:00, and tunes a kernel at 15:02.
         Replica(
             name="a1",
             took_s=45.0,
@@ -42,6 +43,7 @@ DAY = Fleet(
             image_days=8.0,
             stage_seconds=HIT,
             lookups=(("fx", "hit", 6.0), ("aot", "hit", 4.0)),
+            on_gpu=(("captures", 900), ("tunings", 902)),
         ),
         # From 6:00 to 18:00; its node server remembers it.
         Replica(name="a2", born=360, took_s=50.0, dead=1080, stage_seconds=HIT_SLOWER),
@@ -246,7 +248,10 @@ PANELS: dict[str, list[Values]] = {
     "Look-ups in torch's caches during warm-up": [{"aot/hit": 4.0, "fx/hit": 6.0, "fx/miss": 6.0}],
     "Compiles and the like after ready": [
         {"Ranker": 0.0, "Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
         NOTHING_COUNTED,
+        {"Ranker": 0.0, "Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
         {"Ranker": 0.0, "Embedder": 3.0},
         NOTHING_COUNTED,
     ],
@@ -275,6 +280,25 @@ PANELS: dict[str, list[Values]] = {
     ],
     "Heartbeat age (node server only)": [dict.fromkeys(("a1", "a3", "b1", "b3"), 2.0)],
     "Time in the present stage (node server only)": [{"b3": 1800.0}],
+    "Captures, kernels and tunings in warm-up": [
+        {"a1": 6.0, "a2": 6.0, "a3": 6.0, "b1": 6.0, "b2": 2.0, "b3": 2.0},
+        dict.fromkeys(("a1", "a2", "a3", "b1", "b2", "b3"), 0.0),
+        {"a1": 0.0, "a2": 0.0, "a3": 12.0, "b1": 12.0, "b2": 0.0, "b3": 12.0},
+        {"a1": 0.0, "a2": 0.0, "a3": 3.0, "b1": 3.0, "b2": 0.0, "b3": 3.0},
+    ],
+    "Time of captures and tunings in warm-up": [
+        {"a1": 1.5, "a2": 1.5, "a3": 1.5, "b1": 1.5, "b2": 0.5, "b3": 0.5},
+        {"a1": 0.0, "a2": 0.0, "a3": 7.5, "b1": 7.5, "b2": 0.0, "b3": 7.5},
+    ],
+    "Time of captures and tunings in traffic": [
+        {"Ranker": 0.5, "Embedder": 1.5},
+        {"Ranker": 0.5, "Embedder": 1.5},
+    ],
+    "Memory of CUDA graphs": [dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 6e8)],
+    "GPU memory that torch keeps": [
+        dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
+        dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
+    ],
     "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 6.0}],
     "Time to ready, and to the proof": [
         BY_REPLICA,
@@ -309,7 +333,15 @@ PANELS: dict[str, list[Values]] = {
 
 BY_RAY: dict[str, list[Values]] = {
     # A counter is not there before its first count.
-    "Compiles and the like after ready": [{"Embedder": 3.0}, {}, {"Embedder": 3.0}, {}],
+    "Compiles and the like after ready": [
+        {"Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        {},
+        {"Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        {"Embedder": 3.0},
+        {},
+    ],
     "Calls without an entry": [{"Embedder": 9.0}],
 }
 """What is different in Ray's export, beside that replicas that have ended are not there."""
@@ -406,6 +438,13 @@ RULES: dict[str, dict[int, Values]] = {
     "ServeWarmArtifactRefused": {28: {"Embedder/untrusted": 1.0}, END: {}},
     "ServeWarmStartNearDeadline": {1432: {}, END: {"Embedder": 0.9}},
     "ServeWarmCompilesAfterReady": {836: {}, 844: {"Embedder": 2.0}, END: {}},
+    "ServeWarmCapturesAfterReady": {
+        844: {},
+        896: {},
+        900: {"Ranker": 1.0},
+        912: {"Ranker": 1.0},
+        END: {},
+    },
     "ServeWarmNoReadyReplica": {4: {"Embedder": 1.0}, END: {}},
     # The dead start of Embedder at 10:02 is none, while b1 is ready.
     "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -293,6 +294,92 @@ def test_the_threads_of_the_proof_are_recorded():
     assert progress.threads == {native_id}
 
 
+# --- memory --------------------------------------------------------------------------------
+
+
+class Memory:
+    """A handler that runs out of memory with inputs of some sizes, as often as it is told."""
+
+    def __init__(self, **times: int) -> None:
+        self._left = {name.replace("_", " "): many for name, many in times.items()}
+        self._model = compiled(double)
+        self.calls: list[str] = []
+
+    async def __call__(self, item: Input) -> None:
+        self.calls.append(item.name)
+        if self._left.get(item.name, 0):
+            self._left[item.name] -= 1
+            message = "CUDA out of memory. Tried to allocate 9 GiB."
+            raise torch.OutOfMemoryError(message)
+        self._model(*item.args)
+
+
+def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
+    """It is tried twice, and by no pass after that; the report says which it is, and why."""
+    memory = Memory(size_4=99)
+
+    progress = run(replay([shape(4), shape(3), shape(2)], memory))
+
+    assert memory.calls.count("size 4") == 2
+    assert progress.proven == {"size 3", "size 2"}
+    assert list(progress.unproven) == list(progress.left_out) == ["size 4"]
+    left_out, *others = progress.results()
+    assert (left_out.left_out, left_out.proven) == (True, False)
+    assert "left out, memory does not suffice: OutOfMemoryError: CUDA" in left_out.note
+    assert "Tried to allocate 9 GiB" in left_out.note
+    assert not any(other.left_out for other in others)
+
+
+def test_what_fits_once_memory_is_freed_is_not_left_out():
+    """The first try ran beside what was kept for later, the second one does not."""
+    memory = Memory(size_4=1)
+
+    progress = run(replay([shape(4), shape(3)], memory))
+
+    assert progress.left_out == {}
+    assert progress.proven == {"size 4", "size 3"}
+
+
+def test_the_second_try_has_the_memory_of_the_first():
+    """An exception holds the frames that it went through, and these hold tensors."""
+    tensors: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    async def call(item: Input) -> None:
+        alive.extend(tensor() is not None for tensor in tensors)
+        activations = torch.ones(8)
+        tensors.append(weakref.ref(activations))
+        if len(tensors) == 1:
+            raise torch.OutOfMemoryError
+
+    run(replay([shape(2)], call))
+
+    assert alive[0] is False
+
+
+def test_an_input_that_lacks_memory_in_the_proof_is_proven_after_it():
+    """A failed proof is followed by passes, which show whether it has to be left out."""
+    lacking = [True]
+
+    async def call(item: Input) -> None:
+        if stance() != "default" and item.name == "size 4" and lacking.pop():
+            lacking.append(False)
+            raise torch.OutOfMemoryError
+
+    progress = run(replay([shape(4), shape(3)], call))
+
+    assert progress.proven == {"size 4", "size 3"}
+
+
+def test_a_replica_that_fits_no_input_is_no_replica():
+    """There is nothing that it could serve."""
+    error = failure(ReplayFailed, replay([shape(3), shape(2)], Memory(size_3=99, size_2=99)))
+
+    assert error.message.startswith("memory does not suffice for any of 2 inputs")
+    assert "Tried to allocate 9 GiB" in error.message
+    assert "smaller inputs" in error.hint
+
+
 # --- failures ------------------------------------------------------------------------------
 
 
@@ -478,6 +565,18 @@ def test_what_runs_eagerly_on_a_rank_is_not_proven():
     assert len(progress.proven) == RECOMPILE_LIMIT
     assert len(progress.unproven) == 2
     assert all("runs eagerly" in why for why in progress.unproven.values())
+
+
+def test_a_rank_leaves_no_input_out():
+    """Where memory does not suffice on one rank, the others are in the middle of the same call."""
+
+    async def call(item: Input) -> None:
+        if item.name == "size 4":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    error = failure(ReplayFailed, replay([shape(4), shape(2)], call, ranks=Echo()))
+
+    assert "'size 4' raised OutOfMemoryError" in error.message
 
 
 def test_ranks_come_to_the_same_points():

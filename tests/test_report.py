@@ -70,7 +70,27 @@ def test_the_text_says_what_a_person_looks_for():
     assert "    2 files of 3" in lines
     assert "  error: none" in lines
     assert any("3 compiler runs" in line for line in lines)
-    assert any("after ready: 1 compiles" in line for line in lines)
+    assert (
+        "  on the GPU: 9 captures in 0.75 s, 10 graphs skipped, 11 kernels built, "
+        "12 tunings in 1.50 s"
+    ) in lines
+    assert (
+        "  after ready: 1 compiles, 2 captures, 6 graphs skipped, 7 kernels built, 8 tunings, "
+        "4 falls to eager, 5 refused"
+    ) in lines
+
+
+def test_the_text_says_what_graphs_hold():
+    """By device, with what each pool has of it; a device without graphs is there as well."""
+    lines = [line for line in FULL.text().splitlines() if line.startswith("  memory: ")]
+
+    assert lines == [
+        (
+            "  memory: 60.0 MB held of cuda:0, 80.0 MB at the peak; "
+            "32.5 MB by graphs: 30.0 MB in 0.1, 2.5 MB in 0.3"
+        ),
+        "  memory: 4.0 MB held of cuda:1, 5.0 MB at the peak",
+    ]
 
 
 def test_the_text_of_a_clean_start_has_no_complaints():
@@ -85,7 +105,8 @@ def test_the_text_of_a_clean_start_has_no_complaints():
     text = clean.text()
 
     assert "verdict=full_hit proven=1/1" in text
-    assert not any(word in text for word in ("not proven", "degraded", "warning", "error:"))
+    absent = ("not proven", "degraded", "warning", "error:", "on the GPU", "memory", "tunings")
+    assert not any(word in text for word in absent)
 
 
 def test_counts_are_subtracted_field_by_field():

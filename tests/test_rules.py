@@ -328,6 +328,49 @@ CASES = [
         },
     ),
     Case(
+        id="captures",
+        says="A capture, a kernel or a tuning in traffic is told; not where compiles are.",
+        replicas=(
+            Replica(name="a", on_gpu=(("captures", 20),)),
+            Replica(name="b", on_gpu=(("tunings", 25),), deployment="Tunes"),
+            Replica(name="c", on_gpu=(("kernels_built", 20),), deployment="Gone", gone=24),
+            # The graph of what was compiled is captured by a later request.
+            Replica(name="d", compiles=(20,), on_gpu=(("captures", 34),), deployment="Compiles"),
+            Replica(name="e", compiles=(5,), on_gpu=(("captures", 80),), deployment="Late"),
+            Replica(name="f", deployment="Quiet"),
+        ),
+        minutes=95,
+        sinks="node",
+        expected={
+            "ServeWarmCapturesAfterReady": {
+                6: NOBODY,
+                19: NOBODY,
+                21: RANKER | {"shop/Gone": 1.0},
+                26: RANKER | {"shop/Gone": 1.0, "shop/Tunes": 1.0},
+                32: {"shop/Tunes": 1.0},
+                37: NOBODY,
+                81: {"shop/Late": 1.0},
+                92: NOBODY,
+            },
+            "ServeWarmCompilesAfterReady": {6: {"shop/Late": 1.0}, 21: {"shop/Compiles": 1.0}}
+            | {37: NOBODY},
+        },
+    ),
+    Case(
+        id="captures-by-ray",
+        says="Of Ray's export too, whose counters begin with the first.",
+        replicas=(
+            Replica(name="a", on_gpu=(("captures", 20), ("tunings", 40))),
+            Replica(name="b", deployment="Quiet"),
+        ),
+        minutes=60,
+        sinks="ray",
+        expected={
+            "ServeWarmCapturesAfterReady": {19: NOBODY, 21: RANKER, 35: NOBODY, 41: RANKER}
+            | {55: NOBODY}
+        },
+    ),
+    Case(
         id="none-ready",
         says="No ready replica for 10 minutes while one starts is told, until one is ready.",
         replicas=(
@@ -710,6 +753,16 @@ TEXTS = {
         (
             "A replica is still starting. At its deadline it fails, or serves late where "
             "on_deadline is serve."
+        ),
+    ),
+    "ServeWarmCapturesAfterReady": (
+        "captures",
+        32,
+        "shop#Tunes captures or tunes in traffic",
+        (
+            "Requests of the last 10 minutes waited for a CUDA graph to be captured, or for a "
+            "Triton kernel to be built or tuned, in replicas that were proven warm. Nothing was "
+            "compiled within the hour."
         ),
     ),
     "ServeWarmStartsFailed": (

@@ -41,6 +41,7 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
+from serve_warm.metrics import METRICS
 from serve_warm.publish import push
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
@@ -689,6 +690,25 @@ def test_a_start_without_inputs_is_late_by_policy():
     assert report.degraded[0].startswith("late: warmup_inputs()")
 
 
+def test_a_gpu_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch):
+    """A start with a driver that is too old runs on the CPU, if the app does, and says it once."""
+
+    def init() -> None:
+        message = "The NVIDIA driver on your system is too old (found version 12020). Please"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+
+    report = warm_up(StandIn()).report()
+
+    [warning] = [line for line in report.warnings if "driver" in line]
+    assert "cannot use this machine's GPU" in warning
+    assert "too old (found version 12020)" in warning
+    assert report.fingerprint["machine"]["gpu"] == "unknown"
+
+
 def test_uncovered_inputs_are_served_as_degraded():
     """What cannot be proven is named, and the replica says that it is not clean."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
@@ -923,6 +943,83 @@ def test_cuda_graphs_on_threads_that_end_are_refused():
     assert "CUDA graphs belong to the thread that recorded them" in error.message
     assert "on_model_thread" in error.hint
     assert report.stage is Stage.FAILED
+
+
+class Small(StandIn):
+    """Has no memory for its largest input, ever."""
+
+    async def call(self, item: Input) -> None:
+        if item.name == "size 9":
+            message = "CUDA out of memory. Tried to allocate 9 GiB."
+            raise torch.OutOfMemoryError(message)
+        await super().call(item)
+
+
+def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Fewer sizes are warm; verdict, report, log and metric say so, and which is missing."""
+    replica = Small(2, 9, 3)
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.stage is Stage.READY
+    assert report.verdict is Verdict.PARTIAL
+    assert (report.covered.expected, report.covered.proven) == (3, 2)
+    [why] = report.degraded
+    assert why.startswith("uncovered: 1 of 3 inputs are not proven warm; 'size 9' left out, memory")
+    [metric] = [metric for metric in METRICS if metric.name == "serve_warm_inputs_left_out"]
+    assert metric.read(report) == {(): 1.0}
+    assert "left out input='size 9'" in caplog.text
+    assert "not proven: size 9: left out" in report.text()
+
+
+def test_an_input_that_lacks_memory_fails_by_policy():
+    """Under on_uncovered: fail a replica has all its sizes, or is none."""
+    error, _, _ = failed(NotProven, Small(2, 9), on_uncovered="fail")
+
+    assert "'size 9' left out" in error.message
+
+
+class Growing(StandIn):
+    """Captures one graph for more and more sizes, as the watch hears of it."""
+
+    async def call(self, item: Input) -> None:
+        if item.name not in self.calls:
+            graph = {"function": "CUDA graph of compile 3/0", "signature": item.name}
+            compiler.watch()._note(dataclasses.replace(CAPTURE, **graph, at_unix=time.time()))
+        await super().call(item)
+
+
+@pytest.mark.parametrize("many", [8, 9])
+def test_a_graph_of_many_sizes_is_named(many: int):
+    """From as many on as torch warns of; each has memory of its own."""
+    replica = Growing(*range(2, 2 + many))
+    replica.owner.model = compiled(double, recompile_limit=64)
+
+    report = warm_up(replica).report()
+
+    said = [line for line in report.warnings if "is captured for 9 sizes" in line]
+    assert len(said) == (many > 8)
+    assert all("cudagraph_capture_sizes" in line for line in said)
+
+
+def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
+    """Not an input is missing but a thread is one too many; the event names it."""
+    start = warm_up(StandIn(2))
+    reason = "captured in thread 'my-pool_0', all before it in 'serve_warm-model_0'"
+
+    compiler.watch()._note(
+        dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())
+    )
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert "my-pool_0" in line
+    assert "await self.on_model_thread(self.model, ...)" in line
+    assert "warmup_inputs()" not in line
+    assert str(start.report().events[-1]).endswith(reason)
+    assert start.report().after_ready.captures == 1
 
 
 # --- observers -----------------------------------------------------------------------------

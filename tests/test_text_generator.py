@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fastapi.exceptions import RequestValidationError
+from functorch.compile import make_boxed_func
 from pydantic import ValidationError
 from torch._dynamo.testing import CompileCounter
+from torch._inductor.compile_fx import compile_fx
 
 from decoding import full_logits, greedy, prompt_of
 from deployments.text_generator.app import (
@@ -24,9 +28,10 @@ from deployments.text_generator.app import (
     not_a_prompt,
     problem,
 )
-from deployments.text_generator.model import Decoder, Shape, load_model
+from deployments.text_generator.model import Decoder, Shape, compiled, load_model
 from deployments.text_generator.slots import Slots
 from serve_warm import Buckets, compile_regions
+from serve_warm.compiler import compile_arguments
 from serve_warm.inputs import ordered
 
 SMALL = Shape(layers=3, width=32, heads=2, vocabulary=64, slots=3, max_length=24)
@@ -159,6 +164,44 @@ def test_layers_positions_and_slots_share_compiled_code(model, thread):
     torch.compiler.reset()
     assert counter.frame_count == len(BUCKETS["length"]) + 1
     assert answers == [greedy(model, prompt(length), count=8) for length in lengths]
+
+
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+def test_a_step_writes_only_into_what_keeps_its_address(model, step):
+    """What a step changes is a buffer, static to torch: else no graph would be captured."""
+    written: set[int] = set()
+    static: set[int] = set()
+
+    def look(graph: torch.fx.GraphModule, _inputs: Any, **settings: Any) -> Any:
+        places = {
+            node: index for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+        }
+        copied = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        written.update(places[node.args[0]] for node in copied)
+        static.update(settings["static_input_idxs"])
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    looked_at = functools.partial(compile_fx, inner_compile=look)
+    compiled_step = torch.compile(getattr(model, step), backend=looked_at, fullgraph=True)
+    ones = torch.ones(SMALL.slots).long()
+    arguments = {"prefill": (ones[None], ones[:1], ones[:1]), "decode": (ones, ones)}
+    with torch.inference_mode():
+        compiled_step(*arguments[step])
+
+    torch.compiler.reset()
+    assert len(written) == 2 * SMALL.layers
+    assert written <= static
+
+
+def test_with_a_mode_each_step_is_compiled_whole(model):
+    """A step that is to be one CUDA graph has all layers in it, and blocks are left alone."""
+    whole = compiled(model, mode="reduce-overhead")
+
+    owner = SimpleNamespace(model=whole)
+    assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
+    assert all(hasattr(type(step), "serve_warm_level1") for step in (whole.prefill, whole.decode))
+    assert not any("_compiled_call_impl" in vars(block) for block in whole.blocks)
 
 
 def test_weights_are_the_same_at_every_start():

@@ -936,6 +936,23 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
     assert [c.reason for c in pulled.trace] == ["fits", "unreadable"]
 
 
+@pytest.mark.parametrize(
+    ("built_on", "said"),
+    [
+        ("NVIDIA A100", "it was built on NVIDIA A100, and here is NVIDIA H200; build one on"),
+        ("none", "it was built on a machine without a GPU, and here is NVIDIA H200; build one on"),
+    ],
+)
+def test_an_artifact_of_another_gpu_says_which(store: MemoryStore, built_on: str, said: str):
+    """Where nothing else is there, both GPUs are named in one sentence, with what to do."""
+    publish(store, built_for=fingerprint(gpu=built_on))
+
+    with pytest.raises(ArtifactNotFound) as caught:
+        pull_here(store, here=fingerprint(gpu="NVIDIA H200"))
+
+    assert caught.value.hint.startswith(said)
+
+
 def test_what_cannot_be_read_might_fit():
     """When nothing else fits it is an error of the store, which a start tries again, no miss."""
     store = Partly()

@@ -541,3 +541,21 @@ def test_a_second_build_at_the_same_time_keeps_nothing_and_says_so(build_key: st
     )
     assert start.note in start.report().warnings
     assert start.report().covered.proven == 1
+
+
+def test_a_build_finds_the_kernels_that_it_goes_on_from(build_key: str, cache):
+    """Triton lists a kernel's files by the paths that they had in the interrupted build."""
+    before = cache()
+    group = json.dumps({"child_paths": {"kernel.cubin": str(before / CUBIN)}}).encode()
+    build = Unfinished.open(build_key, begin="resume", written_in_place=written_in_place)
+    build.resume(before)
+    write(before, CUBIN, b"cubin")
+    listed = write(before, "triton/ABC/__grp__kernel.json", group).relative_to(before)
+    build.keep_all()
+    build.close()
+
+    start = started("resume")
+
+    start._unfinished.close()
+    said = json.loads((start.cache_directory / listed).read_text())
+    assert said == {"child_paths": {"kernel.cubin": str(start.cache_directory / CUBIN)}}

@@ -5,12 +5,17 @@
 A request is the raw pixels of one image, so that the example needs no image library. Batches
 are padded to a bucket: two shapes are compiled and no other ever is. The model runs on the
 replica's model thread, and the event loop takes in the next batch meanwhile.
+
+`classifier` is the application on the CPU, `configured` the one that `args` of a Serve
+configuration describe: `serve_gpu.yaml` has it on a GPU, each batch one CUDA graph.
 """
 
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from ray import serve
+from ray.serve import Application
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,13 +27,27 @@ IMAGE_BYTES = SIDE * SIDE * 3
 BEST = 5
 
 
-def load_model() -> Any:
+class Settings(BaseModel):
+    """What `args` of a Serve configuration may say; without them the model is on the CPU."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str = "cpu"
+    mode: str | None = None
+    """Of torch.compile: `reduce-overhead` captures CUDA graphs."""
+    batch: tuple[int, ...] = (1, 8)
+    """Sizes that batches are padded to."""
+    depths: tuple[int, ...] = (3, 8, 36, 3)
+    """Blocks of each of the four stages; these are those of a ResNet-152."""
+
+
+def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
     """Return the eager model in evaluation mode: the real layout, random weights, no download."""
     from transformers import ResNetConfig, ResNetForImageClassification
     from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
     torch.manual_seed(0)
-    config = ResNetConfig(depths=[3, 8, 36, 3], layer_type="bottleneck", num_labels=1000)
+    config = ResNetConfig(depths=list(depths), layer_type="bottleneck", num_labels=1000)
     model: Any = ResNetForImageClassification(config)
     model.eval()
     # Untrained, 50 residual blocks add up to logits of 10⁷, the same for every image: damp the
@@ -61,14 +80,20 @@ class ImageClassifier(WarmupMixin):
     returns and `rgb24` is in ffmpeg.
     """
 
-    buckets = Buckets(batch=[1, 8])
+    buckets = Buckets(batch=Settings().batch)
+    device = Settings().device
 
-    def __init__(self) -> None:
-        self.model = serve_warm.compile(load_model(), dynamic=False)
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
+        self.buckets = Buckets(batch=settings.batch)
+        self.classify_batch.set_max_batch_size(max(settings.batch))
+        self.device = settings.device
+        model = load_model(settings.depths).to(settings.device)
+        self.model = serve_warm.compile(model, mode=settings.mode, fullgraph=True, dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
-        # Eight at once make a batch of eight. Should one straggle, both batches it falls into
-        # are padded to a bucket as well.
+        # As many at once as a bucket holds make a batch. Should one straggle, both batches it
+        # falls into are padded to a bucket as well.
         return shape_grid(
             "POST /",
             self.buckets,
@@ -95,7 +120,8 @@ class ImageClassifier(WarmupMixin):
     def classify(self, pixels: torch.Tensor) -> list[list[dict[str, Any]]]:
         """Return the best classes of each row, best first. Blocks: for the model thread."""
         with torch.inference_mode():
-            scores, classes = self.model(pixel_values=pixels).logits.softmax(1).topk(BEST)
+            logits = self.model(pixel_values=pixels.to(self.device)).logits
+            scores, classes = logits.softmax(1).topk(BEST)
         return [
             [{"class": name, "score": round(score, 4)} for name, score in zip(*row, strict=True)]
             for row in zip(classes.tolist(), scores.tolist(), strict=True)
@@ -103,3 +129,8 @@ class ImageClassifier(WarmupMixin):
 
 
 classifier = ImageClassifier.bind()
+
+
+def configured(settings: Settings) -> Application:
+    """Return the application that `args` of a Serve configuration describe."""
+    return ImageClassifier.bind(settings)

@@ -5,27 +5,40 @@
 A prompt is padded to a bucket of length and taken in at once; after that every step makes one
 token for each of the sequences under way. Four shapes are compiled and no other ever is, and
 since all blocks are of one class, each is compiled for one block and serves the others.
+
+`generator` is the application on the CPU, `configured` the one that `args` of a Serve
+configuration describe: `serve_gpu.yaml` has it on a GPU, each step one CUDA graph.
 """
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 from ray import serve
+from ray.serve import Application
 
-from serve_warm import Buckets, Input, WarmupMixin, compile_regions, shape_grid
+from serve_warm import Buckets, Input, WarmupMixin, shape_grid
 
-from .model import Shape, load_model
+from .model import Shape, compiled, load_model
 from .slots import Slots
 
 app = FastAPI(title="text_generator")
 
 SHAPE = Shape()
 MAX_PROMPT = 128
+
+
+class Settings(BaseModel):
+    """What `args` of a Serve configuration may say; without them the model is on the CPU."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str = "cpu"
+    mode: str | None = None
+    """Of torch.compile: `reduce-overhead` captures CUDA graphs."""
 
 
 class Prompt(BaseModel):
@@ -92,9 +105,10 @@ class TextGenerator(WarmupMixin):
 
     buckets = Buckets(length=[16, 64, MAX_PROMPT])
 
-    def __init__(self) -> None:
-        model = load_model(SHAPE, device="cuda" if torch.cuda.is_available() else "cpu")
-        self.model = compile_regions(model, dynamic=False)
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
+        model = load_model(SHAPE, device=settings.device)
+        self.model = compiled(model, mode=settings.mode)
         self.slots = Slots(self.model, self.buckets, call=self.on_model_thread)
 
     def warmup_inputs(self) -> list[Input]:
@@ -117,3 +131,8 @@ class TextGenerator(WarmupMixin):
 
 
 generator = TextGenerator.bind()
+
+
+def configured(settings: Settings) -> Application:
+    """Return the application that `args` of a Serve configuration describe."""
+    return TextGenerator.bind(settings)

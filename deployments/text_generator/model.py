@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+import serve_warm
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -43,6 +45,20 @@ def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
         torch.manual_seed(0)
         # Drawn on the CPU, so that the weights are the same on every device.
         return Decoder(shape or Shape()).eval().to(device)
+
+
+def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
+    """Return the decoder with compiled steps: by block, and with a `mode` of torch.compile whole.
+
+    A block is compiled once for all layers. A CUDA graph is of one layer then, with a launch for
+    each; whole, a step is one graph and one launch.
+    """
+    if mode is None:
+        return serve_warm.compile_regions(model, dynamic=False)
+    for step in ("prefill", "decode"):
+        made = serve_warm.compile(getattr(model, step), mode=mode, fullgraph=True, dynamic=False)
+        setattr(model, step, made)
+    return model
 
 
 class Decoder(nn.Module):

@@ -363,6 +363,9 @@ ARTIFACT = Row(
 AFTER_READY = (
     ("compiles_after_ready_total", "compiles"),
     ("captures_after_ready_total", "captures"),
+    ("graph_skips_after_ready_total", "graphs skipped"),
+    ("kernels_built_after_ready_total", "kernels built"),
+    ("tunings_after_ready_total", "tunings"),
     ("eager_falls_after_ready_total", "falls to eager"),
     ("forbidden_after_ready_total", "refused with 503"),
 )
@@ -543,6 +546,87 @@ NODES = Row(
     ),
 )
 
+ON_THE_GPU = Row(
+    title="On the GPU",
+    folded=True,
+    panels=(
+        Panel(
+            kind="lines",
+            title="Captures, kernels and tunings in warm-up",
+            description="What each start did on the GPU. CUDA graphs are captured at each one; a "
+            "full hit builds no kernel and tunes none.",
+            unit="short",
+            queries=tuple(
+                Query(expr=each(name), legend=f"{{{{deployment}}}} {{{{replica}}}} {what}")
+                for name, what in (
+                    ("captures", "captures"),
+                    ("graph_skips", "graphs skipped"),
+                    ("kernels_built", "kernels built"),
+                    ("tunings", "tunings"),
+                )
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Time of captures and tunings in warm-up",
+            description="Wall seconds of each start in which CUDA graphs were captured and kernels "
+            "tuned.",
+            unit="s",
+            queries=tuple(
+                Query(
+                    expr=each(f"{what}_seconds"),
+                    legend=f"{{{{deployment}}}} {{{{replica}}}} {what}",
+                )
+                for what in ("capture", "tuning")
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Time of captures and tunings in traffic",
+            description="Wall seconds in which requests waited for a capture or a tuning. Totals, "
+            "which should stay 0.",
+            unit="s",
+            queries=tuple(
+                Query(
+                    expr=f"sum by ({DEPLOYMENT}) ({each(f'{what}_after_ready_seconds_total')})",
+                    legend=f"{{{{deployment}}}} {what}",
+                )
+                for what in ("capture", "tuning")
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Memory of CUDA graphs",
+            description="GPU memory that the graphs of each living replica keep for themselves: "
+            "no other tensor gets it. After the warm-up, and again after captures in traffic.",
+            unit="bytes",
+            queries=(
+                Query(
+                    expr=living(each("graph_pool_bytes", "device")),
+                    legend="{{deployment}} {{replica}} {{device}}",
+                ),
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="GPU memory that torch keeps",
+            description="Of each living replica when the memory of its graphs was measured, which "
+            "is a part of it; and the most until then.",
+            unit="bytes",
+            queries=(
+                Query(
+                    expr=living(each("gpu_reserved_bytes", "device")),
+                    legend="{{deployment}} {{replica}} {{device}}",
+                ),
+                Query(
+                    expr=living(each("gpu_reserved_peak_bytes", "device")),
+                    legend="{{deployment}} {{replica}} {{device}} at the peak",
+                ),
+            ),
+        ),
+    ),
+)
+
 OF_ONE_DEPLOYMENT = Row(
     title="Deployment $Deployment",
     repeat="Deployment",
@@ -648,7 +732,7 @@ OF_ONE_REPLICA = Row(
     ),
 )
 
-ROWS = (FLEET, ARTIFACT, TRAFFIC, NODES, OF_ONE_DEPLOYMENT, OF_ONE_REPLICA)
+ROWS = (FLEET, ARTIFACT, TRAFFIC, NODES, ON_THE_GPU, OF_ONE_DEPLOYMENT, OF_ONE_REPLICA)
 
 
 # --- Grafana's model -----------------------------------------------------------------------

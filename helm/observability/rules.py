@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -204,7 +205,24 @@ SLO = (
     f"{value('startSloObjective')}"
 )
 
-COMPILES = "ray_serve_warm_compiles_after_ready_total"
+
+def in_traffic(name: str, span: str = "10m") -> str:
+    """Return how often replicas did what they should not after ready, where they did."""
+    of_ray = f"ray_serve_warm_{name}_after_ready_total"
+    # Of Ray's export a counter begins with its first count, and increase() misses that one.
+    return f"""
+sum by ({WHO}) (increase(serve_warm_{name}_after_ready_total[{span}])) > 0
+or on ({WHO})
+sum by ({WHO}) (
+  ({of_ray} unless {of_ray} offset {span})
+  or increase({of_ray}[{span}])
+) > 0
+""".strip()
+
+
+ON_THE_GPU = f"\nor on ({WHO})\n".join(
+    in_traffic(name) for name in ("captures", "kernels_built", "tunings")
+)
 
 ALERTS = [
     alert(
@@ -251,17 +269,27 @@ max by ({WHO}) (
     alert(
         "ServeWarmCompilesAfterReady",
         "warning",
-        # Of Ray's export a counter begins with its first compile, and increase() misses that one.
-        f"""
-sum by ({WHO}) (increase(serve_warm_compiles_after_ready_total[10m])) > 0
-or on ({WHO})
-sum by ({WHO}) (
-  ({COMPILES} unless {COMPILES} offset 10m)
-  or increase({COMPILES}[10m])
-) > 0
-""",
+        in_traffic("compiles"),
         f"{OF} compiles in traffic",
         "Requests of the last 10 minutes met the compiler in replicas that were proven warm.",
+    ),
+    alert(
+        "ServeWarmCapturesAfterReady",
+        "warning",
+        # What is compiled in traffic has kernels built and tuned, and graphs captured by later
+        # requests: that is told above.
+        f"""
+(
+{indent(ON_THE_GPU, "  ")}
+)
+unless on ({WHO}) (
+{indent(in_traffic("compiles", "1h"), "  ")}
+)
+""",
+        f"{OF} captures or tunes in traffic",
+        "Requests of the last 10 minutes waited for a CUDA graph to be captured, or for a Triton "
+        "kernel to be built or tuned, in replicas that were proven warm. Nothing was compiled "
+        "within the hour.",
     ),
     alert(
         "ServeWarmNoReadyReplica",

@@ -199,6 +199,9 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
             considered.reason, f"refused ({considered.reason})"
         )
         click.echo(f"  {screen.shown(considered.statement)}: {fits}: {screen.shown(text)}")
+        another_gpu = choosing.of_another_gpu(considered)
+        if another_gpu:
+            click.echo(f"    {screen.shown(another_gpu)}")
         rows = [_row(mismatch) for mismatch in considered.mismatches]
         if show_all:
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]

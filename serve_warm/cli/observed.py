@@ -55,6 +55,8 @@ class Observed:
     elapsed_s: float | None = None
     """Seconds that its start takes, or took."""
     deadline_s: float | None = None
+    graph_pool_bytes: int | None = None
+    """GPU memory that its CUDA graphs keep for themselves, on all devices; None without a GPU."""
     event: str = ""
     """What last happened or is wrong, in a line; empty when all is well."""
 
@@ -187,6 +189,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         heartbeat_s=_age(now - replica.heartbeat_s) if replica.heartbeat_s else None,
         elapsed_s=figures.get(READY_SECONDS, _elapsed_s(replica, stage, now)),
         deadline_s=figures.get(("serve_warm_deadline_seconds", "")),
+        graph_pool_bytes=_pool_bytes(figures),
         event=_sentence(
             [
                 _why(replica, now),
@@ -360,7 +363,7 @@ def of_page(text: str, *, source: str) -> Look:
     )
 
 
-OWN_LABELS = ("stage", "verdict", "reason", "condition")
+OWN_LABELS = ("stage", "verdict", "reason", "condition", "device")
 """Of the rows that are read; what else Ray adds says who sent them."""
 
 
@@ -395,6 +398,7 @@ def _of_figures(
         heartbeat_s=heartbeat_s,
         elapsed_s=one("start_elapsed_seconds") if took_s is None else took_s,
         deadline_s=one("deadline_seconds"),
+        graph_pool_bytes=_pool_bytes(figures),
         event=_sentence(
             [
                 "" if ended else why,
@@ -443,9 +447,20 @@ def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list
 AFTER_READY = {
     "serve_warm_compiles_after_ready": "compiles",
     "serve_warm_captures_after_ready": "captures",
+    "serve_warm_graph_skips_after_ready": "graphs skipped",
+    "serve_warm_kernels_built_after_ready": "kernels built",
+    "serve_warm_tunings_after_ready": "tunings",
     "serve_warm_eager_falls_after_ready": "falls to eager",
     "serve_warm_forbidden_after_ready": "refused",
 }
+
+
+def _pool_bytes(figures: Mapping[tuple[str, str], float]) -> int | None:
+    found = [value for (name, _), value in figures.items() if name == POOL_BYTES]
+    return _count(sum(found)) if found else None
+
+
+POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _refusals(figures: Mapping[tuple[str, str], float]) -> list[str]:

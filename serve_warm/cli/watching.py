@@ -229,13 +229,14 @@ def heartbeat(each: Observed) -> str:
 
 
 def notes(each: Observed) -> list[str]:
-    """Return the last event, and how long the start took or how much is left of it."""
+    """Return what it took or how much is left, what its graphs keep, and the last event."""
     took = ""
     if each.elapsed_s is not None and each.stage == "READY":
         took = f"ready after {each.elapsed_s:.1f} s"
     elif each.elapsed_s is not None and each.condition == "warming" and each.deadline_s:
         took = f"{each.elapsed_s:.0f} s of its deadline of {each.deadline_s:.0f} s"
-    return [part for part in (took, each.event) if part]
+    pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
+    return [part for part in (took, pools, each.event) if part]
 
 
 def age(seconds: float | None) -> str:

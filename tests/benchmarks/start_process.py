@@ -196,9 +196,7 @@ class Cold(Eager):
         import_compiler()
 
     def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
-        import torch
-
-        return super().wrapped(torch.compile(module, **self.workload.arguments), inputs)
+        return super().wrapped(self.workload.compiled_by_torch(module), inputs)
 
     def save(self) -> None:
         import torch
@@ -427,12 +425,14 @@ class ServeWarm(Eager):
         return self.options.level == 3 and self.options.role == "start"
 
     def _compiled(self, module: Any) -> Any:
-        import torch
-
         if self.options.level == 1:
-            return torch.compile(module, **self.workload.arguments)
+            return self.workload.compiled_by_torch(module)
         import serve_warm
 
+        if self.workload.blocks:
+            return serve_warm.compile_regions(
+                module, self.workload.blocks, **self.workload.arguments
+            )
         return serve_warm.compile(module, level=self.options.level, **self.workload.arguments)
 
     def save(self) -> None:

@@ -50,6 +50,8 @@ class Workload:
     device: str = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=lambda: {"dynamic": False})
     """What torch.compile is told, by every system that is."""
+    blocks: tuple[str, ...] = ()
+    """Classes of modules that are compiled, each in its place, and not the model as a whole."""
 
     @property
     def captures(self) -> bool:
@@ -64,6 +66,15 @@ class Workload:
         """Return the eager model, on the device."""
         module = self.build(SEED).to(self.device)
         self.wait()
+        return module
+
+    def compiled_by_torch(self, module: nn.Module) -> Any:
+        """Return the model as torch alone compiles it."""
+        if not self.blocks:
+            return torch.compile(module, **self.arguments)
+        for block in module.modules():
+            if type(block).__name__ in self.blocks:
+                block.compile(**self.arguments)
         return module
 
     def place_example(self, example: Example) -> Example:
@@ -311,6 +322,13 @@ ALL = {
             inputs=decoder24_inputs,
         ),
         Workload(
+            name="recipe64_regions",
+            title="64-layer recipe by regions, 2 inputs",
+            build=build_recipe64,
+            inputs=recipe64_inputs,
+            blocks=("Layer",),
+        ),
+        Workload(
             name="resnet152_gpu",
             title="ResNet-152, batch 32, CUDA graphs",
             build=build_resnet152,
@@ -327,6 +345,15 @@ ALL = {
             inputs=recipe64_inputs,
             device="cuda",
             arguments=REDUCE_OVERHEAD,
+        ),
+        Workload(
+            name="recipe64_regions_gpu",
+            title="64-layer recipe by regions, 2 inputs, CUDA graphs",
+            build=build_recipe64,
+            inputs=recipe64_inputs,
+            device="cuda",
+            arguments=REDUCE_OVERHEAD,
+            blocks=("Layer",),
         ),
         Workload(
             name="decoder24_gpu",

@@ -9,48 +9,28 @@ Without Ray, and without the rest of the suite:
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from levels import build, started
+from gpus import ON_A_GPU
+from levels import build, spans, started
+from processes import answer_of
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compile_regions, compiler, graphs
+from serve_warm import compile_regions, compiler, graphs, kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-HERE = Path(__file__).parent
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 
 def model(width: int = 64) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
     return torch.nn.Sequential(*layers).cuda().eval()
-
-
-def spans(call: Callable[[], Any], times: int) -> list[Any]:
-    """Return what was counted in each of some calls."""
-    watch, found = compiler.watch(), []
-    with torch.inference_mode():
-        for _ in range(times):
-            before = watch.counts()
-            call()
-            found.append(watch.counts() - before)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -152,38 +132,163 @@ def test_an_entry_captures_and_is_right(tmp_path: Path):
     torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_a_library_is_for_the_cpu(tmp_path: Path):
-    """At level 3 a model on the GPU gets an entry of level 2, and the reason is said."""
+def test_an_entry_is_called_in_another_thread_than_it_was_loaded_in(tmp_path: Path):
+    """A replica loads beside its event loop, and calls in it."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead")
+    build(tmp_path / "entries", lambda: compiled(x))
+
+    with started(tmp_path / "entries"), ThreadPoolExecutor(1) as other:
+        found = other.submit(spans, lambda: compiled(x), 3).result()
+
+    assert [each.compiles for each in found] == [0, 0, 0]
+    assert [each.quiet for each in found] == [False, False, True]
+
+
+def test_a_library_computes_on_a_gpu(tmp_path: Path):
+    """At level 3, without graphs where none are asked for."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, level=3)
-    library = build(tmp_path / "entries", lambda: compiled(x), level=2)
-
+    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
     [made] = library.described()
+    assert (made["level"], made["reason"]) == (3, "")
 
-    assert made["level"] == 2
-    assert "libraries are for the CPU" in made["reason"]
+    with started(tmp_path / "entries"), torch.inference_mode():
+        found = spans(lambda: compiled(x), 2)
+        y = torch.rand(8, 16, device="cuda")
+        out, wanted = compiled(y), eager(y)
+
+    assert all(each.quiet for each in found)
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
+    """With the mode of torch.compile that asks for graphs; each call has its own numbers."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
+    assert not library.refused
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: compiled(x), 3)
+        with torch.inference_mode():
+            inputs = [torch.rand(8, 16, device="cuda") for _ in range(3)]
+            outputs = [compiled(each) for each in inputs]
+            wanted = [eager(each) for each in inputs]
+
+    assert [each.captures for each in found] == [1, 0, 0]
+    assert [each.quiet for each in found] == [False, True, True]
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_captured_library_sees_weights_change(tmp_path: Path):
+    """Written into they are seen, and moved they are captured anew, with that for a reason."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(x), level=3)
+    others = [model(), model()]
+    for number, other in enumerate(others):
+        for parameter in other.parameters():
+            parameter.data.mul_(number + 2)
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        compiled(x)
+        eager.load_state_dict(others[0].state_dict())
+        [written] = spans(lambda: compiled(x), 1)
+        first = compiled(x)
+        for mine, new in zip(eager.parameters(), others[1].parameters(), strict=True):
+            mine.data = new.data
+        [moved] = spans(lambda: compiled(x), 1)
+        second = compiled(x)
+        wanted = [other(x) for other in others]
+
+    assert (written.captures, moved.captures) == (0, 1)
+    assert compiler.watch().events()[-1].reason.endswith("its weights have moved")
+    torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
+    """Two that launch one graph would write into one another's tensors."""
+    eager = model()
+    inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(inputs[0]), level=3)
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.stack([compiled(x) for _ in range(200)])
+
+    with started(tmp_path / "entries"), ThreadPoolExecutor(2) as threads:
+        before = compiler.watch().counts()
+        outputs = list(threads.map(many, inputs))
+        found = compiler.watch().counts() - before
+
+    with torch.inference_mode():
+        wanted = [eager(x).expand(200, -1, -1) for x in inputs]
+    assert found.captures == len(
+        {event.thread for event in compiler.watch().events()[-found.captures :]}
+    )
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+
+
+class WritesIntoItsArgument(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+
+def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path):
+    """A graph would write into a copy. It is launched kernel by kernel, and the reason is said."""
+    eager = WritesIntoItsArgument()
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(torch.ones(8, device="cuda")), level=3)
+
+    with started(tmp_path / "entries"):
+        x = torch.ones(8, device="cuda")
+        [found] = spans(lambda: compiled(x), 1)
+
+    assert (found.captures, found.graph_skips) == (0, 1)
+    assert compiler.watch().events()[-1].reason == (
+        "it writes into argument 0, which a graph has a copy of"
+    )
+    assert x.tolist() == [2.0] * 8
 
 
 def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_path: Path):
-    """With the directory of another process nothing is built and nothing is tuned."""
+    """With the directory of another process, elsewhere, nothing is built and nothing is tuned.
 
-    def run() -> dict[str, Any]:
-        ended = subprocess.run(
-            [sys.executable, str(HERE / "handwritten.py"), str(tmp_path)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not ended.returncode, ended.stderr
-        said: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return said
+    But for a kernel with a hook before its configurations, whose tuning Triton cannot write.
+    """
+    there, here = tmp_path / "there", tmp_path / "here"
+    cold = answer_of("handwritten.py", {"do": "launch", "cache": str(there)})["launched"]
+    there.rename(here)
+    kernels.relocate(here)
 
-    cold, warm = run(), run()
+    warm = answer_of("handwritten.py", {"do": "launch", "cache": str(here)})["launched"]
 
-    assert cold["error"] == warm["error"] == 0.0
-    assert [(each["kernels"], each["tunings"]) for each in cold["spans"]] == [(3, 1), (0, 0)]
-    assert [(each["kernels"], each["tunings"]) for each in warm["spans"]] == [(0, 0), (0, 0)]
+    assert {answer[name]["error"] for answer in (cold, warm) for name in answer} == {0.0}
+    assert counted(cold) == {
+        "double": [(1, 0), (0, 0)],
+        "add": [(3, 1), (0, 0)],
+        "accumulate": [(2, 1), (0, 0)],
+    }
+    assert counted(warm) == {
+        "double": [(0, 0), (0, 0)],
+        "add": [(0, 0), (0, 0)],
+        "accumulate": [(0, 1), (0, 0)],
+    }
+
+
+def counted(launched: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
+    """Return the kernels built and the tunings in each launch, by kernel."""
+    return {
+        name: [(span["kernels"], span["tunings"]) for span in answer["spans"]]
+        for name, answer in launched.items()
+    }
 
 
 def test_regions_capture_and_are_right(tmp_path: Path):

@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gpus import ON_A_GPU
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REPLICAS = 3
 RANKS = 2
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
-    ),
-]
+pytestmark = ON_A_GPU
 
 
 def said_by(program: Path, options: Sequence[str]) -> list[dict[str, Any]]:

@@ -147,6 +147,22 @@ class Stuck(Embedder.func_or_class):
         await asyncio.Event().wait()
 
 
+@deployment()
+class LittleMemory(Embedder.func_or_class):
+    """Has no memory for more than two values, until there is room."""
+
+    room = 2
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        if len((await request.json())["values"]) > self.room:
+            message = "CUDA out of memory. Tried to allocate 9 GiB."
+            raise torch.OutOfMemoryError(message)
+        return await super().__call__(request)
+
+    async def make_room(self) -> None:
+        self.room = 99
+
+
 # Handlers of every kind ------------------------------------------------------------------------
 
 

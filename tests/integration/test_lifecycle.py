@@ -275,12 +275,15 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
 
     report = app.report()
     assert found["ray_serve_warm_ready"] == {(): 1.0}
-    # No artifact, an image without a time, and what did not happen: Ray has no counter of 0.
+    # No artifact or GPU, an image without a time, what did not happen: Ray has no counter of 0.
     assert rows.keys() - found.keys() == {
         *(name for name, metric in rows.items() if metric.kind == "counter"),
         "ray_serve_warm_artifact_info",
         "ray_serve_warm_artifact_created_timestamp_seconds",
         "ray_serve_warm_image_created_timestamp_seconds",
+        "ray_serve_warm_graph_pool_bytes",
+        "ray_serve_warm_gpu_reserved_bytes",
+        "ray_serve_warm_gpu_reserved_peak_bytes",
     }
     versions = report["versions"]
     assert list(found["ray_serve_warm_build_info"]) == [

@@ -64,6 +64,7 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "deadline, serve": shapes.Stuck.options(
                 user_config={"warmup": {**stuck, "on_deadline": "serve"}}
             ).bind(),
+            "little memory": shapes.LittleMemory.bind((1, 2, 3)),
             "unknown setting": embedder(on_missin="fail"),
             "undeclared": shapes.Undeclared.bind(),
             "too early": shapes.TooEarly.bind(),
@@ -155,6 +156,29 @@ def test_uncovered_inputs_can_fail_the_start(apps):
     assert "4 of 12 inputs are not proven warm" in message
     assert "recompile_limit=" in message
     assert "on_uncovered: serve" in message
+
+
+# --- an input that memory does not suffice for ------------------------------------------------
+
+
+def test_an_input_that_lacks_memory_is_left_out_and_the_replica_serves(apps):
+    """The others are proven and answered; its own requests fail, until there is memory."""
+    app = apps["little memory"].ready()
+    report = app.report()
+
+    failed = app.post(json={"values": [1.0] * 3})
+    served = app.post(json={"values": [1.0] * 2})
+    app.call("make_room")
+    later = app.post(json={"values": [1.0] * 3})
+
+    assert report["covered"] == {"expected": 3, "proven": 2}
+    assert [i["name"] for i in report["inputs"] if i["left_out"]] == ["length=3"]
+    (degraded,) = report["degraded"]
+    assert "1 of 3 inputs are not proven warm; 'length=3' left out, memory does not" in degraded
+    assert failed.status_code == 500
+    assert served.json() == {"values": [3.0] * 2}
+    assert later.json() == {"values": [3.0] * 3}
+    assert app.report()["after_ready"]["compiles"] == 1
 
 
 # --- traffic that was not declared ------------------------------------------------------------

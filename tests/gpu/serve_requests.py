@@ -1,0 +1,452 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a replica: what the first one costs, and what 10,000 compile, capture or tune.
+
+    python tests/gpu/serve_requests.py                                     image_classifier
+    python tests/gpu/serve_requests.py deployments/text_generator/serve_gpu.yaml
+
+On a machine with a GPU and Ray, from the repository's root. `serve-warm build` makes the artifact,
+a replica is started from it, and clients send requests over HTTP. The same is asked of a naive
+deployment after it: torch.compile, a warm-up loop in `__init__` and a `def` route, without
+serve_warm, of which only the counters watch. Prints JSON; exits with 1 if the replica of serve_warm
+compiled, captured, built or tuned anything after it was ready, or gave a wrong answer.
+
+A first request also meets what Serve itself sets up for a replica. So the one that is measured
+comes after one that the model never sees, since its body is refused; that one is `refused_ms`.
+"""
+
+# No `from __future__ import annotations`: FastAPI resolves what a route names in a string where the
+# route is, and these are sent to their replicas.
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+import requests  # noqa: E402
+import torch  # noqa: E402
+import yaml  # noqa: E402
+from fastapi import Body, FastAPI  # noqa: E402
+from fastapi.responses import PlainTextResponse, Response  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.exceptions import RayError  # noqa: E402
+
+from deployments.image_classifier import app as image_classifier  # noqa: E402
+from deployments.text_generator import app as text_generator  # noqa: E402
+from deployments.text_generator import model as decoder  # noqa: E402
+from serve_warm import bench, builder, compiler  # noqa: E402
+from serve_warm.config import point_torch_caches_at  # noqa: E402
+from serve_warm.report import Counts  # noqa: E402
+
+CONFIG = "deployments/image_classifier/serve_gpu.yaml"
+WARM_CALLS = 3
+"""Of the naive warm-up loop: what runs before a capture, the capture, the launch."""
+SOLO = 100
+"""Requests of one client alone, whose median the first request is compared with."""
+SHOWN = ("compiles", "eager_runs", "captures", "graph_skips", "kernels", "tunings", "eager_falls")
+GROWN = ("compiles", "eager_runs", "captures", "kernels", "tunings", "eager_falls")
+"""What may not happen any more after a replica is ready."""
+REQUEST_LIMIT_S = 60.0
+
+
+# What is asked, and what is right ---------------------------------------------------------------
+
+
+class Images:
+    """Requests to the image classifier; an answer is right if its scores are those of eager."""
+
+    path = "/"
+    refused = b"no image"
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        settings = image_classifier.Settings(**args)
+        side, steps = image_classifier.SIDE, (0, 128, 255)
+        colours = [bytes((r, g, b)) for r in steps for g in steps for b in steps]
+        self.bodies = [colour * side * side for colour in colours]
+        model = image_classifier.load_model(settings.depths).to(settings.device)
+        with torch.inference_mode():
+            pixels = image_classifier.pixel_values(self.bodies, batch=len(self.bodies))
+            logits = [model(pixel_values=one[None].to(settings.device)).logits for one in pixels]
+            self.scores = [row[0].softmax(0).tolist() for row in logits]
+
+    def body(self, index: int) -> bytes:
+        return self.bodies[index % len(self.bodies)]
+
+    def right(self, index: int, answer: bytes) -> bool:
+        """Whether each score is about eager's: near enough for TF32, too far for another image."""
+        scores = self.scores[index % len(self.bodies)]
+        best = json.loads(answer)["classes"]
+        return all(abs(scores[one["class"]] - one["score"]) < 0.05 for one in best)
+
+
+class Prompts:
+    """Requests to the text generator; tokens are right if eager finds none that is better."""
+
+    path = "/generate"
+    refused = b'{"prompt": []}'
+    count = 16
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self.device = text_generator.Settings(**args).device
+        self.model = decoder.load_model(text_generator.SHAPE, device=self.device)
+        lengths = (2, 16, 17, 40, 64, 65, 100, text_generator.MAX_PROMPT)
+        vocabulary = text_generator.SHAPE.vocabulary
+        self.prompts = [[(31 * n + 7 * i) % vocabulary for i in range(n)] for n in lengths]
+        self.known: dict[tuple[int, bytes], bool] = {}
+        self.lock = threading.Lock()
+
+    def body(self, index: int) -> bytes:
+        prompt = self.prompts[index % len(self.prompts)]
+        return json.dumps({"prompt": prompt, "max_new_tokens": self.count}).encode()
+
+    def right(self, index: int, answer: bytes) -> bool:
+        """Whether each token has eager's best logit, or one that rounding may put before it."""
+        which = index % len(self.prompts)
+        with self.lock:
+            if (which, answer) not in self.known:
+                tokens = [int(line) for line in answer.splitlines()]
+                self.known[which, answer] = self._best(self.prompts[which], tokens)
+            return self.known[which, answer]
+
+    def _best(self, prompt: list[int], tokens: list[int]) -> bool:
+        def on(*numbers: int) -> torch.Tensor:
+            return torch.tensor(numbers, device=self.device)
+
+        rest = text_generator.SHAPE.slots - 1
+        with torch.inference_mode():
+            logits = self.model.prefill(on(*prompt)[None], on(0), on(len(prompt) - 1))
+            for place, token in enumerate(tokens):
+                if logits.max() - logits[token] > 1e-3:
+                    return False
+                where = on(len(prompt) + place, *[text_generator.SHAPE.max_length - 1] * rest)
+                logits = self.model.decode(on(token, *[0] * rest), where)[0]
+        return len(tokens) == self.count
+
+
+# What one would write first ---------------------------------------------------------------------
+
+
+def shown(counts: Counts) -> dict[str, int]:
+    return {name: getattr(counts, name) for name in SHOWN}
+
+
+class Naive:
+    """What both naive deployments count; serve_warm watches, and does nothing else."""
+
+    def watched(self) -> None:
+        caches = Path(tempfile.mkdtemp())
+        point_torch_caches_at(caches)
+        self.watch = compiler.watch()
+        self.watch.count_kernels_in(caches)
+        self.threads: set[int] = set()
+
+    def counted(self) -> dict[str, Any]:
+        now = self.watch.counts()
+        return {
+            "in_init": shown(self.at_start),
+            "after_init": shown(now - self.at_start),
+            "threads": len(self.threads),
+            "said": sorted({str(event) for event in self.watch.events()[-20:]})[:5],
+        }
+
+
+images = FastAPI()
+prompts = FastAPI()
+
+
+@serve.deployment(max_ongoing_requests=64)
+@serve.ingress(images)
+class NaiveClassifier(Naive):
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self.watched()
+        settings = image_classifier.Settings(**args)
+        self.device = settings.device
+        model = image_classifier.load_model(settings.depths).to(settings.device)
+        self.model = torch.compile(model, mode=settings.mode, fullgraph=True, dynamic=False)
+        for _ in range(WARM_CALLS):
+            self.classified(bytes(image_classifier.IMAGE_BYTES))
+        self.at_start = self.watch.counts()
+
+    def classified(self, image: bytes) -> list[dict[str, Any]]:
+        pixels = image_classifier.pixel_values([image], batch=1).to(self.device)
+        with torch.inference_mode():
+            logits = self.model(pixel_values=pixels).logits
+            scores, classes = logits.softmax(1).topk(image_classifier.BEST)
+        found = zip(classes[0].tolist(), scores[0].tolist(), strict=True)
+        return [{"class": name, "score": score} for name, score in found]
+
+    @images.post("/")
+    def classify(
+        self, image: Annotated[bytes, Body(media_type="application/octet-stream")]
+    ) -> dict[str, Any]:
+        self.threads.add(threading.get_native_id())
+        return {"classes": self.classified(image)}
+
+
+@serve.deployment(max_ongoing_requests=64)
+@serve.ingress(prompts)
+class NaiveGenerator(Naive):
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self.watched()
+        settings = text_generator.Settings(**args)
+        self.device = settings.device
+        model = decoder.load_model(text_generator.SHAPE, device=settings.device)
+        how = {"mode": settings.mode, "fullgraph": True, "dynamic": False}
+        self.prefill = torch.compile(model.prefill, **how)
+        self.decode = torch.compile(model.decode, **how)
+        self.cache = threading.Lock()
+        for length in text_generator.TextGenerator.func_or_class.buckets["length"]:
+            for _ in range(WARM_CALLS):
+                self.generated([1] * length, count=3)
+        self.at_start = self.watch.counts()
+
+    def generated(self, prompt: list[int], *, count: int) -> list[int]:
+        def on(*numbers: int) -> torch.Tensor:
+            return torch.tensor(numbers, device=self.device)
+
+        sizes = text_generator.TextGenerator.func_or_class.buckets.fit(length=len(prompt))
+        padded = [*prompt, *[0] * (sizes["length"] - len(prompt))]
+        rest, last = text_generator.SHAPE.slots - 1, text_generator.SHAPE.max_length - 1
+        with self.cache, torch.inference_mode():
+            made = [int(self.prefill(on(*padded)[None], on(0), on(len(prompt) - 1)).argmax())]
+            for position in range(len(prompt), len(prompt) + count - 1):
+                where = on(position, *[last] * rest)
+                made.append(int(self.decode(on(made[-1], *[0] * rest), where)[0].argmax()))
+        return made
+
+    @prompts.post("/generate")
+    def generate(self, body: text_generator.Prompt) -> Response:
+        self.threads.add(threading.get_native_id())
+        sentence = text_generator.problem(body)
+        if sentence:
+            return text_generator.bad_request(sentence)
+        made = self.generated(body.prompt, count=body.max_new_tokens)
+        return PlainTextResponse("".join(f"{token}\n" for token in made))
+
+
+KINDS: Mapping[str, tuple[Any, Any]] = {
+    "ImageClassifier": (Images, NaiveClassifier),
+    "TextGenerator": (Prompts, NaiveGenerator),
+}
+
+
+# Sending ----------------------------------------------------------------------------------------
+
+
+class Client:
+    """One connection to a replica: it sends a request, and notes how long that took."""
+
+    def __init__(self, asked: Any, url: str) -> None:
+        self.asked = asked
+        self.url = url + asked.path
+        self.session = requests.Session()
+        content = "application/octet-stream" if asked.path == "/" else "application/json"
+        self.session.headers["Content-Type"] = content
+        self.latencies_s: list[float] = []
+        self.wrong: list[str] = []
+
+    def post(self, body: bytes) -> tuple[float, requests.Response]:
+        begin = time.perf_counter()
+        answer = self.session.post(self.url, data=body, timeout=REQUEST_LIMIT_S)
+        return time.perf_counter() - begin, answer
+
+    def ask(self, index: int) -> float:
+        try:
+            seconds, answer = self.post(self.asked.body(index))
+        except requests.RequestException as error:
+            self.wrong.append(type(error).__name__)
+            return REQUEST_LIMIT_S
+        self.latencies_s.append(seconds)
+        if not answer.ok:
+            self.wrong.append(f"HTTP {answer.status_code}: {answer.text[:80]}")
+        elif not self.asked.right(index, answer.content):
+            self.wrong.append("another answer than eager's")
+        return seconds
+
+
+def solo(asked: Any, url: str) -> dict[str, Any]:
+    """Return what one client sees that has a new replica for itself, from the first request on."""
+    client = Client(asked, url)
+    refused_s, _ = client.post(asked.refused)
+    first_s = client.ask(0)
+    p50_s = statistics.median(client.ask(0) for _ in range(SOLO))
+    return {
+        "refused_ms": milliseconds(refused_s),
+        "first_ms": milliseconds(first_s),
+        "p50_ms": milliseconds(p50_s),
+        "first_to_p50": round(first_s / p50_s, 3),
+        "wrong": client.wrong[:3],
+    }
+
+
+def together(asked: Any, url: str, *, count: int, clients: int, limit_s: float) -> dict[str, Any]:
+    """Return what several clients see at once, which stop after `limit_s` seconds."""
+    all_of_them = [Client(asked, url) for _ in range(clients)]
+    begin = time.perf_counter()
+
+    def send(number: int) -> None:
+        for index in range(number, count, clients):
+            if time.perf_counter() - begin > limit_s:
+                return
+            all_of_them[number].ask(index)
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(send, range(clients)))
+    seconds = time.perf_counter() - begin
+    latencies_s = sorted(one for client in all_of_them for one in client.latencies_s)
+    wrong = [reason for client in all_of_them for reason in client.wrong]
+    return {
+        "requests": len(latencies_s),
+        "clients": clients,
+        "seconds": round(seconds, 1),
+        "p50_ms": milliseconds(statistics.median(latencies_s)) if latencies_s else None,
+        "p99_ms": milliseconds(latencies_s[len(latencies_s) * 99 // 100]) if latencies_s else None,
+        "wrong": len(wrong),
+        "why": sorted(set(wrong))[:5],
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+# Both deployments -------------------------------------------------------------------------------
+
+
+def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dict[str, Any]:
+    """Start a replica from the artifact several times, and send the last one all requests."""
+    settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
+    firsts, all_requests, ready_s = [], {}, []
+    # A replica that loads builds nothing, and wants no workers for it.
+    with (
+        environment(TORCHINDUCTOR_COMPILE_THREADS="1"),
+        builder.cluster(num_cpus=app.num_cpus) as on,
+    ):
+        for turn in range(options.starts):
+            with on.running(app, settings) as started:
+                firsts.append(solo(asked, started.url))
+                if turn == options.starts - 1:
+                    all_requests = together(
+                        asked,
+                        started.url,
+                        count=options.requests,
+                        clients=options.clients,
+                        limit_s=options.limit_s,
+                    )
+                report = started.report()
+            ready_s.append(round(started.ready_s, 2))
+    return {
+        "verdict": report["verdict"],
+        "ready_s": ready_s,
+        "to_proof_s": round(report["to_proof_s"], 2),
+        "start": {name: report["warmup"][name] for name in SHOWN},
+        "after_ready": {name: report["after_ready"][name] for name in SHOWN},
+        "said": [f"{event['kind']}: {event['reason']}" for event in report["events"]][:5],
+        "warnings": report["warnings"],
+        "first_to_p50": statistics.median(one["first_to_p50"] for one in firsts),
+        "alone": firsts,
+        "together": all_requests,
+    }
+
+
+def of_naive(app: builder.App, args: Mapping[str, Any], asked: Any, options: Any) -> dict[str, Any]:
+    """Start the naive deployment of the same model, and send it the same requests."""
+    deployment = KINDS[app.deployment][1]
+    actor = app.overrides[app.deployment]["ray_actor_options"]
+    found: dict[str, Any] = {}
+    with builder.cluster(num_cpus=app.num_cpus) as on:
+        url = f"http://127.0.0.1:{on.port}/naive"
+        begin = time.perf_counter()
+        try:
+            handle = serve.run(
+                deployment.options(ray_actor_options=actor).bind(args),
+                name="naive",
+                route_prefix="/naive",
+            )
+            found["ready_s"] = round(time.perf_counter() - begin, 2)
+            found["alone"] = [solo(asked, url)]
+            found["together"] = together(
+                asked,
+                url,
+                count=options.requests,
+                clients=options.clients,
+                limit_s=options.limit_s,
+            )
+            found.update(handle.counted.remote().result(timeout_s=REQUEST_LIMIT_S))
+        except (RuntimeError, TimeoutError, requests.RequestException, RayError) as error:
+            # A replica that does not start, or ends: also a result, beside the other one's.
+            found["failed"] = f"{type(error).__name__}: {error}"[-600:]
+    return found
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", nargs="?", default=CONFIG, help=f"Serve YAML (default {CONFIG})")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=3, help="replicas whose first is measured")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="of sending, each deployment")
+    parser.add_argument("--json", type=Path, help="a file to write the result to as well")
+    options = parser.parse_args(arguments)
+    app = builder.load_app(options.config)
+    args = yaml.safe_load(Path(options.config).read_text())["applications"][0].get("args", {})
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as store:
+        built = subprocess.run(
+            [sys.executable, "-m", "serve_warm.cli", "build", options.config, "--store", store],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        build_s = time.perf_counter() - begin
+        asked = KINDS[app.deployment][0](args)
+        found = {
+            "machine": bench.machine(),
+            "config": options.config,
+            "build_s": round(build_s, 1),
+            "build": built.stdout.splitlines()[:12],
+            "serve_warm": of_serve_warm(app, store, asked, options),
+        }
+        found["naive"] = of_naive(app, args, asked, options)
+    found["took_s"] = round(time.perf_counter() - begin, 1)
+    text = json.dumps(found, indent=1) + "\n"
+    sys.stdout.write(text)
+    if options.json:
+        options.json.write_text(text)
+    warm = found["serve_warm"]
+    grew = any(warm["after_ready"][name] for name in GROWN)
+    wrong = warm["together"]["wrong"] or any(one["wrong"] for one in warm["alone"])
+    return int(grew or bool(wrong) or warm["verdict"] != "full_hit")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs that cannot be: without memory, with what no graph can hold, on another thread.
+
+Without Ray, and without the rest of the suite:
+
+    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gpus import ON_A_GPU
+from levels import build, started
+from serve_warm import compile as serve_warm_compile
+from serve_warm import compiler
+from serve_warm.inputs import Input
+from serve_warm.replay import Deadline, Progress, Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from serve_warm.report import CompileEvent
+
+pytestmark = ON_A_GPU
+
+GIB = 1 << 30
+LARGE, SMALL = 64, 8
+"""Rows of the inputs of the operators below, which only mind the large ones."""
+
+
+@torch.library.custom_op("serve_warm_test::greedy", mutates_args=())
+def greedy(x: torch.Tensor) -> torch.Tensor:
+    """Double x; in the capture of a large one want more memory than any GPU has."""
+    if x.shape[0] >= LARGE and torch.cuda.is_current_stream_capturing():
+        torch.empty(1 << 50, dtype=torch.uint8, device=x.device)
+    return x * 2
+
+
+@torch.library.custom_op("serve_warm_test::nosy", mutates_args=())
+def nosy(x: torch.Tensor) -> torch.Tensor:
+    """Double x; of a large one look at a value, for which the GPU has to be waited for."""
+    if x.shape[0] >= LARGE and x.sum().item() < 0:
+        raise AssertionError
+    return x * 2
+
+
+@greedy.register_fake
+@nosy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Begin without compiled code and without graphs, and with all of the memory."""
+    compiler.watch()
+    compiler.import_compiler()
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    torch._dynamo.reset()
+    reset_cudagraph_trees()
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def rows(many: int, width: int = 16) -> torch.Tensor:
+    return torch.rand(many, width, device="cuda")
+
+
+def compiled(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return operator(x + 1) - 1
+
+    return torch.compile(forward, mode="reduce-overhead", fullgraph=True, dynamic=False)
+
+
+def spans(call: Callable[[], Any], times: int) -> list[Any]:
+    """Return what was counted in each of some calls."""
+    watch, found = compiler.watch(), []
+    with torch.inference_mode():
+        for _ in range(times):
+            before = watch.counts()
+            call()
+            found.append(watch.counts() - before)
+    return found
+
+
+def last(kind: str) -> CompileEvent:
+    return [event for event in compiler.watch().events() if event.kind == kind][-1]
+
+
+@contextlib.contextmanager
+def at_most(more_bytes: int) -> Iterator[None]:
+    """Let torch have no more than this much memory beyond what it has reserved now."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    allowed = torch.cuda.memory_reserved() + more_bytes
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("operator", [greedy, nosy])
+def test_a_size_whose_capture_fails_is_served_and_the_others_are_captured(operator: Any):
+    """For memory, or for what no graph can hold: all answers are right, and it gets quiet."""
+    model = compiled(operator)
+    large, small = rows(LARGE), rows(SMALL)
+    wanted = [(x + 1) * 2 - 1 for x in (large, small)]
+    answers: list[torch.Tensor] = []
+
+    def both() -> None:
+        answers.extend(model(x).clone() for x in (large, small))
+
+    found = spans(both, 5)
+
+    assert [each.graph_skips for each in found] == [0, 1, 0, 0, 0]
+    assert [each.captures for each in found] == [0, 1, 0, 0, 0]
+    assert found[-1].quiet
+    for i, answer in enumerate(answers):
+        torch.testing.assert_close(answer, wanted[i % 2])
+    assert "its capture failed" in last("skip").reason
+    assert f"[{LARGE}×16]" in last("skip").signature
+    assert f"[{SMALL}×16]" in last("capture").signature
+
+
+@pytest.mark.parametrize(
+    ("operator", "word"), [(greedy, "out of memory"), (nosy, "captur")], ids=["memory", "sync"]
+)
+def test_the_reason_is_the_first_error(operator: Any, word: str):
+    """Not that of the end of a capture that was broken before."""
+    model, large = compiled(operator), rows(LARGE)
+
+    spans(lambda: model(large), 2)
+
+    assert word in last("skip").reason
+    assert "previous error" not in last("skip").reason
+
+
+@pytest.mark.parametrize("operator", [greedy, nosy])
+def test_a_failed_capture_leaves_the_process_as_it_was(operator: Any):
+    """The stream, random numbers, and an allocator that gives back what is free when short."""
+    model, large = compiled(operator), rows(LARGE)
+    stream = torch.cuda.current_stream()
+
+    spans(lambda: model(large), 3)
+
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(4, device="cuda").shape == (4,)
+    torch.cuda.empty_cache()
+    kept = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    del kept
+    with at_most(GIB // 2):
+        # More than what is kept for later and what is allowed beyond it.
+        assert torch.empty(GIB + GIB // 4, dtype=torch.uint8, device="cuda").numel() > GIB
+
+
+@pytest.mark.parametrize("operator", [greedy, nosy])
+def test_a_failed_capture_is_gone_for_hand_made_graphs_too(operator: Any):
+    """What user code captures after it is captured."""
+    model, large = compiled(operator), rows(LARGE)
+    spans(lambda: model(large), 3)
+    graph, x = torch.cuda.CUDAGraph(), rows(SMALL)
+
+    with torch.cuda.graph(graph):
+        y = x * 3
+    graph.replay()
+
+    torch.testing.assert_close(y, x * 3)
+
+
+def test_an_entry_whose_capture_fails_is_served(tmp_path: Path):
+    """At level 2 as at level 1."""
+
+    class Nosy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nosy(x + 1) - 1
+
+    model, large = Nosy().cuda().eval(), rows(LARGE)
+    entry = serve_warm_compile(model, mode="reduce-overhead")
+    library = build(tmp_path / "entries", lambda: entry(large))
+    assert not library.refused
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: entry(large), 4)
+        with torch.inference_mode():
+            out = entry(large).clone()
+
+    assert [each.compiles for each in found] == [0, 0, 0, 0]
+    assert sum(each.captures for each in found) == 0
+    assert sum(each.graph_skips for each in found) >= 1
+    assert found[-1].quiet
+    torch.testing.assert_close(out, (large + 1) * 2 - 1)
+
+
+# --- memory that is short indeed -------------------------------------------------------------
+
+WIDTH = 16384
+
+
+def wide() -> torch.nn.Module:
+    """Return a model whose activations have 64 KiB a row: 1 GiB for 16384 rows."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
+    return torch.nn.Sequential(*layers).cuda().eval()
+
+
+def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
+    """Replay inputs, largest first, until quiet, and prove them."""
+    inputs = [Input(target="forward", name=name, args=(x,)) for name, x in sizes.items()]
+
+    async def call(item: Input) -> None:
+        with torch.inference_mode():
+            model(*item.args)
+
+    replay = Replay(
+        inputs,
+        call,
+        seen=compiler.watch(),
+        deadline=Deadline(60),
+        input_deadline_s=60,
+        max_passes=8,
+    )
+
+    async def run() -> None:
+        await replay.until_quiet()
+        await replay.prove()
+
+    asyncio.run(run())
+    return replay.progress
+
+
+def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
+    """The small one is captured and proven; the large one is answered when memory is there."""
+    eager = wide()
+    model = torch.compile(eager, mode="reduce-overhead", dynamic=False)
+    large, small = rows(4 * 16384), rows(64)
+    before = compiler.watch().counts()
+
+    with at_most(GIB):
+        progress = replayed(model, large=large, small=small)
+
+    assert list(progress.left_out) == ["large"]
+    assert "out of memory" in progress.left_out["large"]
+    assert progress.proven == {"small"}
+    assert (compiler.watch().counts() - before).captures >= 1
+    with torch.inference_mode():
+        answer, wanted = model(large), eager(large)
+    torch.testing.assert_close(answer, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_memory_that_is_kept_for_later_is_used_for_graphs():
+    """Where a graph has too little, what is kept elsewhere is given back, and it is captured."""
+    model = torch.compile(wide(), mode="reduce-overhead", dynamic=False)
+    small, large = rows(64), rows(16384)
+    spans(lambda: model(small), 3)
+    kept = torch.empty(5 * GIB, dtype=torch.uint8, device="cuda")
+    del kept
+
+    with at_most(GIB // 2):
+        progress = replayed(model, large=large, small=small)
+
+    assert progress.left_out == {}
+    assert progress.proven == {"large", "small"}
+    captured = [e.signature for e in compiler.watch().events() if e.kind == "capture"]
+    assert f"[{large.shape[0]}×16]" in captured[-1]
+
+
+# --- threads, sizes and models -----------------------------------------------------------------
+
+
+def in_thread(call: Callable[[], Any], name: str) -> None:
+    """Call it in a thread of this name, and raise what it raises."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except (RuntimeError, AssertionError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_another_thread_may_capture_and_is_named():
+    """Before torch 2.13 only the thread that imported the trees could, and any other raised."""
+    model = compiled(torch.relu)
+    small, large = rows(SMALL) - 0.5, rows(LARGE) - 0.5
+    answers: list[torch.Tensor] = []
+    spans(lambda: model(small), 3)
+
+    in_thread(
+        lambda: spans(lambda: answers.append(model(large).clone()), 4),
+        name="my-pool_0",
+    )
+
+    assert "my-pool_0" in last("capture").reason
+    assert f"[{LARGE}×16]" in last("capture").signature
+    for answer in answers:
+        torch.testing.assert_close(answer, torch.relu(large + 1) - 1)
+
+
+def test_entries_that_one_thread_has_loaded_are_captured_by_another(tmp_path: Path):
+    """As in a replica: a worker thread loads the artifact, and the model's thread serves."""
+    torch.manual_seed(0)
+    eager, x = torch.nn.Linear(16, 4).cuda().eval(), rows(SMALL)
+    entry = serve_warm_compile(eager, mode="reduce-overhead")
+    build(tmp_path / "entries", lambda: entry(x))
+    found: list[Any] = []
+    loaded = contextlib.ExitStack()
+
+    with loaded:
+        in_thread(lambda: loaded.enter_context(started(tmp_path / "entries")), name="loader")
+        in_thread(lambda: found.extend(spans(lambda: entry(x), 4)), name="model")
+
+    assert [each.compiles for each in found] == [0, 0, 0, 0]
+    assert sum(each.captures for each in found) == 1
+    assert found[-1].quiet
+
+
+def test_sizes_that_the_app_does_not_want_captured_are_named():
+    """They run, right and quiet, and the skip says that it is the app's own setting."""
+    if not hasattr(torch._inductor.config.triton, "cudagraph_capture_sizes"):
+        pytest.skip(f"torch {torch.__version__} has no cudagraph_capture_sizes")
+    forward = torch.compile(lambda x: torch.relu(x) + 1, mode="reduce-overhead", dynamic=True)
+    wanted, unwanted = (torch.rand(many, device="cuda") for many in (SMALL, LARGE))
+
+    with torch._inductor.config.patch({"triton.cudagraph_capture_sizes": (SMALL,)}):
+        captured = spans(lambda: forward(wanted), 4)
+        left_out = spans(lambda: forward(unwanted), 4)
+
+    assert sum(each.captures for each in captured) == 1
+    assert sum(each.captures for each in left_out) == 0
+    assert [each.graph_skips for each in left_out] == [1, 0, 0, 0]
+    assert left_out[-1].quiet
+    reason = last("skip").reason
+    assert f"size {LARGE} is not in cudagraph_capture_sizes" in reason
+
+
+def test_two_models_beside_a_hand_made_graph_get_quiet():
+    """Each size of each is captured once, in whatever order they are called after that."""
+    models = [compiled(torch.relu), compiled(torch.sigmoid)]
+    by_hand = torch.cuda.make_graphed_callables(torch.nn.Linear(16, 4).cuda(), (rows(SMALL),))
+    inputs = [rows(LARGE), rows(SMALL)]
+
+    found = spans(lambda: [model(x) for x in inputs for model in models], 4)
+    mixed = spans(lambda: [model(x) for model in reversed(models) for x in reversed(inputs)], 2)
+    before = compiler.watch().counts()
+    by_hand(rows(SMALL))
+
+    assert sum(each.captures for each in found) == 4
+    assert found[-1].quiet
+    assert mixed[-1].quiet
+    assert (compiler.watch().counts() - before).quiet

@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a start says what torch holds of a real GPU, and traffic's captures are counted.
+
+Without Ray, and without the rest of the suite:
+
+    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gpus import ON_A_GPU
+from serve_warm import compiler
+from serve_warm.config import WarmupConfig
+from serve_warm.inputs import Input
+from serve_warm.metrics import METRICS
+from serve_warm.report import Stage
+from serve_warm.stages import Warmup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from serve_warm.report import CompileEvent, Report
+
+pytestmark = ON_A_GPU
+
+WIDTH = 4096
+WARM, IN_TRAFFIC = 64, 4096
+"""Rows of the declared input, and of one that nobody declared."""
+
+
+class Replica:
+    """As much of a deployment as a start asks for; one handler, on the thread that warms up."""
+
+    application, deployment, replica = "app", "OnGpu", "OnGpu#1"
+
+    def __init__(self, handler: Callable[..., Any], *args: Any) -> None:
+        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.owner = self
+        self.handler = handler
+        self._inputs = [Input(target="handler", name="declared", args=args)]
+
+    async def warmup_inputs(self) -> Any:
+        return self._inputs
+
+    async def call(self, item: Input) -> None:
+        self.serve(*item.args)
+
+    def serve(self, *args: Any) -> None:
+        with torch.inference_mode():
+            self.handler(*args)
+        torch.cuda.synchronize()
+
+    def check(self, inputs: Sequence[Input]) -> None: ...
+
+    def serving_threads(self) -> set[int]:
+        return {threading.get_native_id()}
+
+    def waits_for(self) -> Sequence[str]:
+        return ()
+
+    def trust(self) -> None:
+        return None
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        return RuntimeError(str(event))
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Give back what a start changes for the whole process, and begin without graphs."""
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    torch._dynamo.reset()
+    # Pools of graphs that are gone would be given back in the middle of a test.
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    compiler.watch().on_event = None
+
+
+def warm_up(replica: Replica) -> Warmup:
+    start = Warmup(replica, WarmupConfig())
+    asyncio.run(start.run())
+    return start
+
+
+def pools_of_torch() -> dict[str, dict[str, int]]:
+    """Return bytes by device and pool, as torch's snapshot has it now."""
+    found: dict[str, dict[str, int]] = {}
+    for segment in torch.cuda.memory_snapshot():
+        first, second = segment["segment_pool_id"]
+        if first or second:
+            pools = found.setdefault(f"cuda:{segment['device']}", {})
+            name = f"{first}.{second}"
+            pools[name] = pools.get(name, 0) + segment["total_size"]
+    return found
+
+
+def figure(report: Report, name: str) -> dict[tuple[str, ...], float]:
+    (metric,) = (metric for metric in METRICS if metric.name == f"serve_warm_{name}")
+    return dict(metric.read(report))
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
+    return torch.nn.Sequential(*layers).cuda().eval()
+
+
+def test_the_pools_of_a_report_are_those_that_torch_holds():
+    """By device and pool, to the byte, with all that torch keeps; and so are the metrics."""
+    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
+
+    report = warm_up(Replica(compiled, torch.rand(WARM, 16, device="cuda"))).report()
+
+    assert report.stage is Stage.READY
+    assert report.warmup.captures >= 1
+    assert {each.device: each.pools for each in report.memory if each.pools} == pools_of_torch()
+    memory = report.memory[torch.cuda.current_device()]
+    assert memory.pool_bytes >= WARM * WIDTH * 4
+    assert memory.reserved_bytes == torch.cuda.memory_reserved()
+    assert memory.reserved_peak_bytes == torch.cuda.max_memory_reserved()
+    assert memory.pool_bytes < memory.reserved_bytes <= memory.reserved_peak_bytes
+    assert figure(report, "graph_pool_bytes")[memory.device,] == memory.pool_bytes
+    assert figure(report, "gpu_reserved_bytes")[memory.device,] == memory.reserved_bytes
+    assert f"{memory}" in report.text()
+
+
+def test_a_capture_in_traffic_is_counted_and_its_memory_measured():
+    """A size that nobody declared: compiled once, captured once, and then held for ever."""
+    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True, dynamic=False)
+    replica = Replica(compiled, torch.rand(WARM, 16, device="cuda"))
+    start = warm_up(replica)
+    before = start.report()
+
+    for _ in range(4):
+        replica.serve(torch.rand(IN_TRAFFIC, 16, device="cuda"))
+
+    after = start.report()
+    assert figure(before, "captures_after_ready") == {(): 0.0}
+    assert figure(after, "captures_after_ready") == {(): 1.0}
+    assert figure(after, "compiles_after_ready") == {(): 1.0}
+    assert figure(after, "captures") == figure(before, "captures")
+    assert figure(after, "capture_after_ready_seconds")[()] > 0
+    held = [sum(each.pool_bytes for each in report.memory) for report in (before, after)]
+    assert held[1] - held[0] >= (IN_TRAFFIC - WARM) * WIDTH * 4
+    assert {each.device: each.pools for each in after.memory if each.pools} == pools_of_torch()
+
+
+def test_a_tuning_in_traffic_is_counted():
+    """A hand-written kernel that meets a size of another key; nothing is compiled by it."""
+    from handwritten import add
+
+    def handler(x: torch.Tensor) -> None:
+        add[lambda meta: (-(-x.numel() // meta["BLOCK"]),)](x, x, torch.empty_like(x), x.numel())
+
+    replica = Replica(handler, torch.rand(1000, device="cuda"))
+    start = warm_up(replica)
+    before = start.report()
+
+    replica.serve(torch.rand(1000, device="cuda"))
+    same = start.report()
+    replica.serve(torch.rand(3000, device="cuda"))
+    another = start.report()
+
+    assert figure(before, "tunings") == {(): 1.0}
+    assert figure(before, "kernels_built") == {(): 3.0}
+    assert figure(same, "tunings_after_ready") == {(): 0.0}
+    assert figure(another, "tunings_after_ready") == {(): 1.0}
+    assert figure(another, "tuning_after_ready_seconds")[()] > 0
+    assert figure(another, "compiles_after_ready") == {(): 0.0}

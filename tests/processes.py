@@ -1,0 +1,41 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of this folder, each run in a process of its own: they answer with a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def answer_of(program: str, question: dict[str, Any], *paths: str, **environ: str) -> Any:
+    """Run a program with a question; return what its last line says.
+
+    `paths` are folders of packages that it has and the suite's own environment has not.
+    """
+    ended = subprocess.run(
+        [sys.executable, str(HERE / program), json.dumps(question)],
+        env={
+            **os.environ,
+            "PYTHONPATH": search_path(*paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def search_path(*paths: str) -> str:
+    """Return a PYTHONPATH that begins with the project, and has what this process was given."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(HERE.parent), *paths, given)))
