@@ -30,7 +30,7 @@ from typing import Any
 import requests
 
 from serve_warm import __version__, builder
-from serve_warm.errors import BuildFailed
+from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
 from serve_warm.report import Stage
 
@@ -59,7 +59,14 @@ def run(
 
     Raises:
         BuildFailed: a replica did not become ready, or a request failed.
+        ConfigError: its replicas are a gang.
     """
+    if app.replicas > 1:
+        raise ConfigError(
+            f"{app.deployment} is a gang of {app.replicas} replicas: a request of the bench goes "
+            "to one of them, and would wait there for the others",
+            hint="the reports of its replicas have the seconds of their starts",
+        )
     runs = []
     for repeat in range(repeats):
         for mode in modes:

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ Progress = Callable[[str], None]
 # The application ------------------------------------------------------------------------------
 
 REPLICA_OPTIONS = (
+    "gang_scheduling_config",
     "max_ongoing_requests",
     "placement_group_bundles",
     "placement_group_strategy",
@@ -84,12 +86,14 @@ class App:
     trust: Trust | None
     """What the class of the deployment says itself about trust; None for the machine's files."""
     num_cpus: float
-    """CPUs of all replicas of the application when each deployment has one."""
+    """CPUs of all replicas of the application when each deployment has one, or one gang."""
+    replicas: int = 1
+    """How many of the deployment that warms up start together: as many as its gang has."""
 
     def built(self, name: str, settings: Mapping[str, Any]) -> Any:
         """Return the application as Serve's client takes it, under a name of its own.
 
-        Each deployment has one replica, and `settings` are laid over the warm-up's.
+        Each deployment has one replica, or one gang, and `settings` are laid over the warm-up's.
         """
         from ray.serve._private.build_app import build_app
 
@@ -112,7 +116,7 @@ class App:
             section = {**dict(user_config.get("warmup") or {}), **settings}
             options["user_config"] = {**user_config, "warmup": section}
         return deployment.options(
-            num_replicas=1,
+            num_replicas=_gang_size(deployment, options),
             autoscaling_config=None,
             graceful_shutdown_timeout_s=1.0,
             **options,
@@ -133,7 +137,7 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
     config = _config_of(target)
     bound = _imported(config)
     overrides = {d["name"]: d for d in config.get("deployments") or ()}
-    classes, num_cpus = _deployments_of(bound, overrides)
+    classes, gangs, num_cpus = _deployments_of(bound, overrides)
     warming = sorted(classes)
     if deployment is None:
         if len(warming) != 1:
@@ -155,6 +159,7 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
         deployment=deployment,
         trust=classes[deployment].warmup_trust,
         num_cpus=num_cpus,
+        replicas=gangs[deployment],
     )
 
 
@@ -232,20 +237,31 @@ def _imported(config: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _deployments_of(bound: Any, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """Return the classes of the deployments that warm up, by name, and the CPUs of all of them."""
+def _deployments_of(
+    bound: Any, overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, int], float]:
+    """Return classes and gang sizes of deployments that warm up, by name, and the CPUs of all."""
     from ray.serve._private.build_app import build_app
 
     from serve_warm.deployment import WarmupMixin
 
-    warming, num_cpus = {}, 0.0
+    warming, gangs, num_cpus = {}, {}, 0.0
     for built in build_app(bound, name="serve_warm").deployments:
-        options = overrides.get(built.name, {}).get("ray_actor_options") or built.ray_actor_options
-        num_cpus += float((options or {}).get("num_cpus", 1))
+        override = overrides.get(built.name, {})
+        options = override.get("ray_actor_options") or built.ray_actor_options
+        size = _gang_size(built, override)
+        num_cpus += size * float((options or {}).get("num_cpus", 1))
         target = built.func_or_class
         if isinstance(target, type) and issubclass(target, WarmupMixin):
-            warming[built.name] = target
-    return warming, num_cpus
+            warming[built.name], gangs[built.name] = target, size
+    return warming, gangs, num_cpus
+
+
+def _gang_size(deployment: Any, options: Mapping[str, Any]) -> int:
+    """Return how many replicas of a deployment Serve starts as one; 1 where it has no gangs."""
+    own = getattr(deployment._deployment_config, "gang_scheduling_config", None)  # noqa: SLF001
+    gang = options.get("gang_scheduling_config") or own
+    return int(gang["gang_size"] if isinstance(gang, Mapping) else getattr(gang, "gang_size", 1))
 
 
 # Starts ---------------------------------------------------------------------------------------
@@ -261,11 +277,27 @@ class Start:
     """Creation of the replica's actor → RUNNING, as Serve reports it."""
     handle: Any
     """Serve's handle to the deployment."""
+    replicas: int = 1
 
     def report(self) -> dict[str, Any]:
-        """Return the replica's report as of now."""
-        report: dict[str, Any] = self.handle.warmup_report.remote().result(timeout_s=60)
-        return report
+        """Return the replica's report as of now; of a gang that of its first rank."""
+        return self.ask("warmup_report", timeout_s=60)[0]
+
+    def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what each replica answers to a method of the mixin's, by their ranks.
+
+        All of them work on it at the same time: what one does may wait for the others.
+        """
+        if self.replicas == 1:
+            return [getattr(self.handle, method).remote().result(timeout_s=timeout_s)]
+        answers = self.handle.broadcast(method).results(timeout_s=timeout_s)
+        return sorted(answers, key=_rank)
+
+
+def _rank(answer: Mapping[str, Any]) -> int:
+    """Return the rank of the replica that gave a report, or its parts: `2 of 4` is 2."""
+    rank: str = answer["fingerprint"]["app"].get("rank", "0")
+    return int(rank.partition(" ")[0])
 
 
 class Cluster:
@@ -323,6 +355,7 @@ class Cluster:
                     url=f"http://127.0.0.1:{self.port}/{name}",
                     ready_s=ready_unix - created_unix,
                     handle=serve.get_deployment_handle(app.deployment, app_name=name),
+                    replicas=app.replicas,
                 )
 
     def _wait(
@@ -431,6 +464,9 @@ class Built:
     """`kept`: the store had the variant before, `if_published` is `keep`, and that one passed."""
     store: str
     statement: str
+    """Of a gang that of its first rank, as are `variant` and both reports."""
+    ranks: tuple[str, ...]
+    """The statements of all ranks of a gang; empty for a replica by itself."""
     variant: str
     """Key of the fingerprint."""
     stored_bytes: int
@@ -462,7 +498,7 @@ def build(
     progress: Progress = lambda _: None,
     notice: Progress = lambda _: None,
 ) -> Built:
-    """Build, prove, sign and publish the artifact of one deployment.
+    """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     Nothing is published unless a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `key` signs; the per-user key, made and trusted on first use, if none
@@ -494,54 +530,56 @@ def build(
     say = _once(notice)
     with on.running(app, cold, progress=_prefixed(progress, "compile"), notice=say) as start:
         progress("compile: packing")
-        packed = start.handle.warmup_artifact.remote().result(timeout_s=600)
-    say(packed["note"])
-    portable = _portable_facts(packed, progress)
-    packed["facts"].update(portable)
+        by_rank = start.ask("warmup_artifact", timeout_s=600)
+    portable: dict[str, Any] = {}
+    for packed in by_rank:
+        say(packed["note"])
+        portable = _portable_facts(packed, progress)
+        packed["facts"].update(portable)
     progress("sign")
-    manifest, stored = _manifest(app, packed)
-    build_key = unfinished.key_of(app.deployment, manifest.fingerprint)
-    there = publish.published(store, app.deployment, manifest.fingerprint)
-    if there and if_published == "refuse":
-        # Before the round trip, which would be in vain.
-        raise publish.already_published(store, manifest, there[-1])
-    keep = bool(there) and if_published == "keep"
+    variants = [_manifest(app, packed) for packed in by_rank]
+    manifests = [manifest for manifest, _ in variants]
+    build_keys = [unfinished.key_of(app.deployment, made.fingerprint) for made in manifests]
+    # Before the round trip, which would be in vain.
+    keep = _is_kept(store, manifests, if_published)
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
-            publish.push(open_store(source), manifest, stored, [key])
+            _push(open_store(source), variants, key)
         warm = {**settings, "artifact": source}
-        for label, parts, proves in _round_trips(stored, packed["facts"].get("entries", ())):
+        first = variants[0][1], by_rank[0]["facts"].get("entries", ())
+        for label, parts, proves in _round_trips(*first):
             told = _prefixed(progress, label)
             with on.running(app, {**warm, "parts": parts}, progress=told) as start:
-                report = start.report()
-            with _discarded_if_refused(build_key):
-                _accept(report, without_compiler=proves)
-    statement = report["artifact"]["statement"]
+                reports = start.ask("warmup_report", timeout_s=60)
+            with _discarded_if_refused(build_keys):
+                for report in reports:
+                    _accept(report, without_compiler=proves)
+    statements = [report["artifact"]["statement"] for report in reports]
     if not keep:
         progress("publish")
         on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
-        statement = publish.push(store, manifest, stored, [key], on_taken=on_taken)
-    unfinished.discard(build_key)
-    published = {part.name: part.stored_bytes for part in manifest.parts}
-    if keep:
-        # What was built now is thrown away, and its parts with it.
-        published = _parts_of(store, app, statement)
+        statements = _push(store, variants, key, on_taken=on_taken)
+    _discard(build_keys)
+    # Where one is kept, what was built now is thrown away, and its parts with it.
+    published = _parts_of(store, app, statements) if keep else _sizes(manifests)
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
-        statement=statement,
-        variant=manifest.fingerprint.key,
+        statement=statements[0],
+        ranks=tuple(statements) if len(statements) > 1 else (),
+        variant=manifests[0].fingerprint.key,
         # Of one that is trusted by the replicas and not here only they know it.
-        stored_bytes=sum(published.values()) or report["artifact"]["stored_bytes"],
-        raw_bytes=report["artifact"]["raw_bytes"]
+        stored_bytes=sum(published.values())
+        or sum(report["artifact"]["stored_bytes"] for report in reports),
+        raw_bytes=sum(report["artifact"]["raw_bytes"] for report in reports)
         if keep
-        else sum(part.raw_bytes for part in manifest.parts),
+        else sum(part.raw_bytes for manifest in manifests for part in manifest.parts),
         parts=published,
         portable_libraries=portable.get("libraries_disassembled"),
         trust="" if keep else trust_lines(key.public_key(), name="builder"),
-        cold=packed["report"],
-        note=packed["note"],
-        round_trip=report,
+        cold=by_rank[0]["report"],
+        note=by_rank[0]["note"],
+        round_trip=reports[0],
     )
 
 
@@ -593,12 +631,52 @@ def _clear(staged: Store) -> None:
         logger.warning("the staged copy could not be removed: %s", error.message)
 
 
-def _parts_of(store: Store, app: App, statement: str) -> dict[str, int]:
-    """Return the stored bytes by part of an artifact that the round trip has just loaded."""
+def _is_kept(
+    store: Store,
+    manifests: Sequence[artifact.Manifest],
+    if_published: Literal["refuse", "keep", "supersede"],
+) -> bool:
+    """Return whether what the store has is kept: of a gang all variants, or none.
+
+    Raises:
+        AlreadyPublished: it has one, and is not told to keep or supersede it.
+    """
+    there = [publish.published(store, made.deployment, made.fingerprint) for made in manifests]
+    if if_published == "keep" and all(there):
+        return True
+    for manifest, before in zip(manifests, there, strict=True):
+        if before and if_published != "supersede":
+            raise publish.already_published(store, manifest, before[-1])
+    return False
+
+
+def _push(
+    store: Store,
+    variants: Sequence[tuple[artifact.Manifest, dict[str, bytes]]],
+    key: Ed25519PrivateKey,
+    *,
+    on_taken: publish.OnTaken = "refuse",
+) -> list[str]:
+    return [
+        publish.push(store, manifest, stored, [key], on_taken=on_taken)
+        for manifest, stored in variants
+    ]
+
+
+def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, int]:
+    """Return the stored bytes by part of artifacts that the round trip has just loaded."""
     trust = load_trust() if app.trust is None else app.trust
     there = catalog.describe(store, trust, deployment=app.deployment)
-    manifest = next(item.manifest for item in there if item.statement == statement)
-    return {} if manifest is None else {part.name: part.stored_bytes for part in manifest.parts}
+    found = [item.manifest for item in there if item.statement in statements]
+    return _sizes([manifest for manifest in found if manifest is not None])
+
+
+def _sizes(manifests: Sequence[artifact.Manifest]) -> dict[str, int]:
+    """Return the stored bytes by part, of all of them together."""
+    sizes: Counter[str] = Counter()
+    for manifest in manifests:
+        sizes.update({part.name: part.stored_bytes for part in manifest.parts})
+    return dict(sizes)
 
 
 def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, dict[str, bytes]]:
@@ -639,13 +717,18 @@ def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, 
 
 
 @contextlib.contextmanager
-def _discarded_if_refused(build_key: str) -> Iterator[None]:
+def _discarded_if_refused(build_keys: Sequence[str]) -> Iterator[None]:
     """Let nobody go on from a build that was complete, and not good."""
     try:
         yield
     except BuildFailed:
-        unfinished.discard(build_key)
+        _discard(build_keys)
         raise
+
+
+def _discard(build_keys: Sequence[str]) -> None:
+    for build_key in build_keys:
+        unfinished.discard(build_key)
 
 
 def _round_trips(

@@ -464,6 +464,27 @@ def _forbid_from_its_import(_: ModuleType) -> None:
 def _forbidden_to_dynamo() -> Iterator[None]:
     import torch
     import torch._dynamo  # until whoever is in the middle of it has imported it
+
+    with _fallen_looked_at_again(), torch.compiler.set_stance("fail_on_recompile"):
+        yield
+
+
+@contextlib.contextmanager
+def falls_counted() -> Iterator[None]:
+    """Count what runs eagerly inside the block because its recompile limit was reached before.
+
+    Once in each block, whatever is called; compiling stays allowed. For the proof where a call that
+    raises would leave others waiting.
+    """
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_fallen_looked_at_again())
+        yield
+
+
+@contextlib.contextmanager
+def _fallen_looked_at_again() -> Iterator[None]:
+    """Have Dynamo look at calls of frames that have reached their limit, and count them."""
     from torch._C._dynamo.eval_frame import (
         _FrameAction,
         _FrameExecStrategy,
@@ -477,8 +498,7 @@ def _forbidden_to_dynamo() -> Iterator[None]:
     fallen = tuple(_the_watch._fallen.values()) if _the_watch is not None else ()
     treat_fallen(_FrameAction.DEFAULT)
     try:
-        with torch.compiler.set_stance("fail_on_recompile"):
-            yield
+        yield
     finally:
         treat_fallen(_FrameAction.RUN_ONLY)
 

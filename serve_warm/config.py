@@ -94,6 +94,11 @@ class WarmupConfig(BaseModel):
     max_passes: int = Field(default=8, ge=2)
     """Passes until one must be quiet; a model that never gets quiet is not proven."""
 
+    ranks: Literal["gang", "together", "alone"] = "gang"
+    """Whether the ranks of this process' group (`torch.distributed`) load, replay and prove as one:
+    if they are replicas of one gang of Serve's; always; or never, where the other ranks are
+    processes that do not warm up by themselves, such as workers that this replica commands."""
+
     node_cache_dir: str | None = None
     """Folder for what the replicas of a node download once for all of them, private to their
     user; default `<tmp>/serve_warm-<uid>/blobs`."""

@@ -322,8 +322,13 @@ class _Replica:
                 if self._config.cpu == "portable":
                     compiler.pin_portable_cpu()
                 if self._config.artifact is not None and self._config.overlap == "on":
+                    gang = _gang()
                     self._prefetch = Prefetch(
-                        self._config, deployment=self.deployment, trust=self.trust()
+                        self._config,
+                        deployment=self.deployment,
+                        trust=self.trust(),
+                        # As a rule its process group has the same order.
+                        rank=None if gang is None else (gang.rank, gang.world_size),
                     )
                     self._prefetch.begin()
 
@@ -411,9 +416,12 @@ class _Replica:
         return self.report()
 
     async def _run(self) -> None:
+        config = self._config
+        if config.ranks == "gang" and _gang() is not None:
+            config = config.model_copy(update={"ranks": "together"})
         warmup = Warmup(
             self,
-            self._config,
+            config,
             cache_directory=self._cache_directory,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
@@ -686,6 +694,14 @@ def _context() -> Any:
         return serve.get_replica_context()
     except RayServeException:
         return None
+
+
+def _gang() -> Any:
+    """Return what Serve says of the gang that this replica is in; `None` for one by itself.
+
+    Ray 2.60 has gangs; 2.53 does not.
+    """
+    return getattr(_context(), "gang_context", None)
 
 
 def _claim(replica: str, name: str) -> None:

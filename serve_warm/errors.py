@@ -19,6 +19,7 @@ ServeWarmError
 └── WarmupFailed                the replica must not become ready
     ├── WarmupTimeout           the deadline of the start or of a stage has passed
     ├── ReplayFailed            an input raised when it was replayed
+    ├── RankFailed              another rank of the group has failed, ended or is out of step
     └── NotProven               a pass that forbids compiling met a compile
 
 `CompileForbidden`, which a request gets under `after_ready: forbid`, stands in
@@ -185,6 +186,10 @@ class WarmupTimeout(WarmupFailed):
 
 class ReplayFailed(WarmupFailed):
     """An input raised when it was replayed; `__cause__` is what it raised."""
+
+
+class RankFailed(WarmupFailed):
+    """Another rank, which this one computes with, has failed or ended, or does something else."""
 
 
 class NotProven(WarmupFailed):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import platform
@@ -31,7 +30,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 NONE = "none"
 """The value of a factor that this machine does not have: no GPU, no Triton, no compiler."""
@@ -272,7 +271,31 @@ def read_app(
         "compile_arguments": _assignments(compile_arguments),
         # Not a factor of native artifacts: those of versions without the setting fit as ever.
         **({"cpu": cpu} if cpu == "portable" else {}),
+        # Nor of a process by itself. A rank's number is in its graphs, as are those of its peers.
+        **rank_factor(read_rank()),
     }
+
+
+def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
+    """Return the factor of a rank and how many there are; none for a process by itself.
+
+    >>> rank_factor((2, 4))
+    {'rank': '2 of 4'}
+    """
+    return {} if rank is None or rank[1] == 1 else {"rank": f"{rank[0]} of {rank[1]}"}
+
+
+def read_rank() -> tuple[int, int] | None:
+    """Return this process' rank and how many there are; None for a process by itself.
+
+    Of the default group of `torch.distributed`, once user code has made it.
+    """
+    # Not imported: whoever has a group has.
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    size = int(distributed.get_world_size())
+    return None if size == 1 else (int(distributed.get_rank()), size)
 
 
 _CODE_FEATURES = {
@@ -406,8 +429,21 @@ def _read_gpu() -> str:
     if not torch.cuda.is_available():
         # A replica that falls back to its CPU here is not one of those that have no GPU.
         return UNKNOWN if why_no_gpu() else NONE
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return _device_list(map(_device, devices))
+    visible = range(torch.cuda.device_count())
+    found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
+    return _device_in_use(found, torch.cuda.current_device())
+
+
+def _device_in_use(visible: Sequence[str], current: int) -> str:
+    """Name the device that kernels are compiled for and tuned on, and what else they may run on.
+
+    How many more of the same are visible changes nothing. Of another kind they may be what the
+    model is put on, which nobody knows here.
+    """
+    # Its number is in torch's key. Where each replica sees one GPU, it is 0 whichever that is.
+    name = visible[current] + (f" as cuda:{current}" if current else "")
+    others = sorted({*visible} - {visible[current]})
+    return f"{name}, beside {', '.join(others)}" if others else name
 
 
 _HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
@@ -443,12 +479,6 @@ def _device(found: Any) -> str:
     # Whole ones: drivers differ in what they keep for themselves.
     memory = round(found.total_memory / 2**30)
     return f"{found.name} {kind} {found.multi_processor_count} SMs {memory} GiB"
-
-
-def _device_list(devices: Iterable[str]) -> str:
-    # In device order: the index of a device is in torch's key.
-    counted = ((name, len(list(same))) for name, same in itertools.groupby(devices))
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted) or NONE
 
 
 def _read_driver() -> str:

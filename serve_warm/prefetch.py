@@ -36,7 +36,13 @@ from typing import Any, BinaryIO
 from serve_warm import artifact, compiler, folders, kernels, transfer
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
-from serve_warm.fingerprint import Fingerprint, read_app, read_machine, torch_environment
+from serve_warm.fingerprint import (
+    Fingerprint,
+    rank_factor,
+    read_app,
+    read_machine,
+    torch_environment,
+)
 from serve_warm.importing import Turns
 from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores import Store, open_store
@@ -147,12 +153,15 @@ class Prefetch:
         *,
         deployment: str,
         trust: Trust | None,
+        rank: tuple[int, int] | None = None,
         driver: Sequence[Path] = NVIDIA,
     ) -> None:
+        """`rank`, and how many there are, is what the process group will say, if that is known."""
         self._has_driver = any(path.exists() for path in driver)
         self._config = config
         self._deployment = deployment
         self._trust = trust
+        self._rank = rank
         self._init_ended = threading.Event()
         self._ended_at = 0.0
         self._given_up = threading.Event()
@@ -349,7 +358,7 @@ class Prefetch:
             cpu = self._config.cpu
             return Fingerprint(
                 machine=read_machine(environment(), cpu=cpu),
-                app=read_app(environment(), cpu=cpu),
+                app={**rank_factor(self._rank), **read_app(environment(), cpu=cpu)},
             )
 
     @contextlib.contextmanager

@@ -6,6 +6,9 @@ Nobody here knows how often a path must run to be warm: an Inductor hit still tr
 CUDA graph takes three calls, a graph break more. Passes are repeated until a whole one changes
 no count, and then one more is run in which compiling is forbidden.
 
+Ranks that compute together make the same passes: all go on until a pass was quiet on all of them,
+and an input is proven when it is on all of them.
+
 An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
 first, so that there is room for the others then.
 """
@@ -13,14 +16,17 @@ first, so that there is room for the others then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from serve_warm import compiler, graphs
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.ranks import Ranks
 from serve_warm.report import Counts, InputResult, Stage
 
 logger = logging.getLogger(__name__)
@@ -98,6 +104,7 @@ class Replay:
         deadline: Deadline,
         input_deadline_s: float,
         max_passes: int,
+        ranks: Ranks | None = None,
         waits_for: Sequence[str] = (),
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,6 +114,7 @@ class Replay:
         self._deadline = deadline
         self._input_deadline_s = input_deadline_s
         self._max_passes = max_passes
+        self._ranks = ranks or Ranks()
         self._waits_for = tuple(waits_for)
         self._changed = changed
 
@@ -117,16 +125,21 @@ class Replay:
             ReplayFailed: an input raised, or memory did not suffice for any.
             WarmupTimeout: a deadline passed.
             NotProven: `max_passes` passes, and the last one still compiled.
+            RankFailed: another rank does not come as far.
         """
         for _ in range(self._max_passes):
             before = self._seen.counts()
             await self._one_pass()
             changed = self._seen.counts() - before
-            if changed.quiet:
+            quiet = await self._agree(f"pass {self.progress.passes}", changed.quiet)
+            if all(quiet):
                 return
+        what = f"{_described(changed)} in the last pass"
+        if changed.quiet:
+            what = f"on rank {quiet.index(False)}, not here"
         raise NotProven(
             f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs the model "
-            f"still compiles ({_described(changed)} in the last pass)",
+            f"still compiles ({what})",
             hint="look for inputs that change from call to call (Python numbers, strides, new "
             f"shapes); the last reason was: {_last_reason(self._seen) or 'none given'}",
             stage=Stage.REPLAYING.value,
@@ -150,23 +163,38 @@ class Replay:
         Raises:
             ReplayFailed: an input raised for another reason than the proof.
             WarmupTimeout: a deadline passed.
+            RankFailed: another rank does not come as far.
         """
         for attempt in range(1, attempts + 1):
             await self._proof_pass()
             # More passes change nothing about what the recompile limit has made eager.
             hopeless = self._runs_eagerly()
-            failed = [
+            mine = [
                 name
                 for name, why in self.progress.unproven.items()
                 if why != hopeless and name not in self.progress.left_out
             ]
+            failed = sum(await self._agree("inputs to replay again", len(mine)))
             if not failed or attempt == attempts:
+                await self._prove_together()
                 return
-            logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, len(failed))
+            logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, failed)
             try:
                 await self.until_quiet()
             except NotProven:
+                await self._prove_together()
                 return  # what the last proof has found stands
+
+    async def _prove_together(self) -> None:
+        """Take what is not proven on another rank for not proven: its calls are calls of all."""
+        progress = self.progress
+        for rank, unproven in enumerate(await self._agree("the proof", progress.unproven)):
+            for name, why in unproven.items():
+                progress.proven.discard(name)
+                progress.unproven.setdefault(name, f"rank {rank}: {why}")
+
+    async def _agree(self, what: str, mine: Any) -> list[Any]:
+        return await self._ranks.agree(what, mine, timeout_s=max(0.1, self._deadline.left()))
 
     async def _one_pass(self) -> None:
         progress = self.progress
@@ -190,20 +218,25 @@ class Replay:
         progress.proven.clear()
         progress.unproven.clear()
         progress.unproven.update(progress.left_out)
-        with self._seen.calling_threads() as threads, compiler.forbid():
+        # Ranks only count. One that refuses to compile makes no further call, and the others wait
+        # for it in their collectives, or meet it in that of another input.
+        alone = self._ranks.size == 1
+        forbidding = compiler.forbid() if alone else contextlib.nullcontext()
+        with self._seen.calling_threads() as threads, forbidding:
             for item in progress.inputs:
                 if item.name in progress.left_out:
                     progress.done += 1
                     continue
                 before = self._seen.counts()
-                seconds, error = await self._replay_reporting(item)
+                with contextlib.nullcontext() if alone else compiler.falls_counted():
+                    seconds, error = await self._replay_reporting(item)
                 change = self._seen.counts() - before
                 if change.eager_falls:
                     progress.unproven[item.name] = self._runs_eagerly()
                 elif change.forbidden:
                     reason = _last_reason(self._seen)
                     progress.unproven[item.name] = f"would compile: {reason}"
-                elif error is not None and graphs.ran_out_of_memory(error):
+                elif error is not None and self._may_be_left_out(error):
                     # Passes that follow a failed proof show whether it has to be left out.
                     progress.unproven[item.name] = f"memory does not suffice: {_raised(error)}"
                     error = None
@@ -239,7 +272,7 @@ class Replay:
             seconds, error = await self._replay_reporting(item)
             if error is None:
                 return seconds
-            if not graphs.ran_out_of_memory(error):
+            if not self._may_be_left_out(error):
                 raise error
             why = _raised(error)
             # What it holds goes first: the frames that ran out of memory, with their tensors.
@@ -247,6 +280,10 @@ class Replay:
             graphs.free_memory()
         self._leave_out(item, why)
         return None
+
+    def _may_be_left_out(self, error: ReplayFailed) -> bool:
+        # Not on one of several ranks: the others are in the middle of the same call.
+        return self._ranks.size == 1 and graphs.ran_out_of_memory(error)
 
     def _leave_out(self, item: Input, why: str) -> None:
         """Note that memory does not suffice for an input, and raise where it does for none."""

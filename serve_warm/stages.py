@@ -32,6 +32,7 @@ from serve_warm import (
     kernels,
     pgo,
     prefetch,
+    ranks,
     transfer,
     unfinished,
 )
@@ -41,6 +42,7 @@ from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
     CompilerMissing,
+    ConfigError,
     NotProven,
     ServeWarmError,
     StoreDenied,
@@ -196,6 +198,7 @@ class Warmup:
         self._warnings: list[str] = []
         self._artifact: ArtifactUse | None = None
         self._replay: Replay | None = None
+        self._ranks = ranks.Ranks()
         self._compiled_early = 0
         self._has_libraries = False
         self._libraries_only = False
@@ -242,12 +245,16 @@ class Warmup:
             self._prefetch.init_ended()
         try:
             try:
-                await self._prepare(deadline)
-                await asyncio.to_thread(self._resume)
-                await self._load(deadline)
-                await self._replay_and_prove(deadline)
+                with self._together() as self._ranks:
+                    await self._prepare(deadline)
+                    await asyncio.to_thread(self._resume)
+                    await self._load(deadline)
+                    await self._replay_and_prove(deadline)
+                    # None serves before all may: its first request would wait for the others.
+                    await self._ranks.agree("being ready", None, timeout_s=deadline.left())
             except WarmupTimeout as error:
-                if self._config.on_deadline == "fail":
+                # Of several ranks the others are in the middle of what this one has left.
+                if self._config.on_deadline == "fail" or self._ranks.size > 1:
                     raise
                 self._verdict = Verdict.LATE
                 self._degraded.append(f"late: {error.message}")
@@ -384,6 +391,14 @@ class Warmup:
         Once per process, after `run()`. Replays the inputs once more where something was handed
         to `serve_warm.compile`, and makes an entry for each kind of call.
         """
+        with self._together() as self._ranks:
+            return await self._pack()
+
+    def _together(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
+        alone = contextlib.nullcontext(ranks.Ranks())
+        return ranks.joined() if self._config.ranks == "together" else alone
+
+    async def _pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         if self.cache_directory is None or self._replay is None:  # pragma: no cover  (after run)
             raise AssertionError
         facts = dict(build_facts(self.report()))
@@ -428,6 +443,7 @@ class Warmup:
             deadline=Deadline(self._config.deadline_s),
             input_deadline_s=self._config.input_deadline_s,
             max_passes=self._config.max_passes,
+            ranks=self._ranks,
             changed=self._input_done,
         )
 
@@ -459,6 +475,7 @@ class Warmup:
             declared = await self._declared(deadline)
             self.inputs = ordered(declared, of=type(self._replica.owner).__name__)
             self._replica.check(self.inputs)
+            await self._plan_together(deadline)
             self._seen = compiler.watch()
             self._at_start = self._seen.counts()
             compiler.isa_checks()
@@ -538,6 +555,31 @@ class Warmup:
                 stage=Stage.PENDING.value,
             ) from error
 
+    async def _plan_together(self, deadline: Deadline) -> None:
+        """Have all ranks replay the same, equally often."""
+        if self._ranks.size > 1 and self._config.after_ready == "forbid":
+            raise ConfigError(
+                "after_ready: forbid is not for ranks that compute together: one that refuses a "
+                "request leaves the others waiting for it",
+                hint="leave it at count; compiles in traffic are seen all the same",
+            )
+        plan = {
+            "inputs": [item.name for item in self.inputs],
+            "max_passes": self._config.max_passes,
+            "on_uncovered": self._config.on_uncovered,
+        }
+        plans = await self._ranks.agree("its inputs", plan, timeout_s=deadline.left())
+        for rank, theirs in enumerate(plans):
+            differing = [name for name, value in plan.items() if theirs[name] != value]
+            if differing:
+                name = differing[0]
+                raise ConfigError(
+                    f"rank {self._ranks.rank} has {name} {plan[name]}, and rank {rank} has "
+                    f"{theirs[name]}",
+                    hint="all ranks replay the same inputs under the same settings: each of them "
+                    "waits for the others in every collective",
+                )
+
     def _resume(self) -> None:
         """Go on from what an unfinished build of the same compiled, and keep what this one does."""
         begin = self._config.unfinished
@@ -570,11 +612,34 @@ class Warmup:
         uri = self._config.artifact
         if uri is not None:
             await self._load_from(uri, deadline)
+        await self._load_together(deadline)
         if self._libraries_only and not self._has_libraries:
             # It compiles after all: at a build, or where nothing was loaded.
             with self._timed(Stage.PENDING):
                 await self._import_compiler()
             compiler.require_compiler(environment())
+
+    async def _load_together(self, deadline: Deadline) -> None:
+        """Put aside what this rank has loaded, if another one has nothing.
+
+        Warm, it would wait in its first collective for as long as the other one compiles, and the
+        process group may end that first. All of them compiling takes no longer.
+        """
+        if self._ranks.size == 1:
+            return
+        used = self._artifact
+        mine = (used.reason if used else "no artifact is configured") or None
+        with self._timed(Stage.LOADING):
+            reasons = await self._ranks.agree("its artifact", mine, timeout_s=deadline.left())
+        without = [rank for rank, reason in enumerate(reasons) if reason]
+        if without and not mine:
+            first = without[0]
+            error = ArtifactNotFound(
+                f"it is not used, since rank {first} of {self._ranks.size} has none: "
+                + reasons[first].splitlines()[0],
+                hint="publish one for each rank: all of them start warm, or none does",
+            )
+            self._not_loaded(Verdict.MISS, error, self._config.on_missing)
 
     async def _load_from(self, uri: str, deadline: Deadline) -> None:
         self._artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
@@ -793,6 +858,7 @@ class Warmup:
             deadline=deadline,
             input_deadline_s=config.input_deadline_s,
             max_passes=config.max_passes,
+            ranks=self._ranks,
             waits_for=self._replica.waits_for(),
             changed=self._input_done,
         )

@@ -37,6 +37,7 @@ LEVELS = (
     "tests/test_entries.py",
     "tests/test_facts.py",
     "tests/test_parity.py",
+    "tests/test_ranks.py",
 )
 """Whatever touches torch: the watch, the caches, cold against warm, and levels 2 and 3."""
 

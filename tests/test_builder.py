@@ -19,8 +19,8 @@ from artifacts import new_key, trusting
 from reports import FULL
 from serve_warm.artifact import pack_directory
 from serve_warm.builder import _accept, build, load_app
-from serve_warm.errors import BuildFailed, ConfigError
-from serve_warm.fingerprint import Fingerprint
+from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
+from serve_warm.fingerprint import Fingerprint, rank_factor
 from serve_warm.unfinished import Unfinished, key_of
 
 if TYPE_CHECKING:
@@ -319,24 +319,28 @@ NOTE = "resuming: 2 kernels of an interrupted build of 2026-01-31 09:15 UTC"
 
 
 class Ready:
-    """A replica that is ready, and its own handle."""
+    """Replicas that are ready: one, or the ranks of a gang."""
 
-    def __init__(self, cache: Path, report: dict[str, Any]) -> None:
-        self.handle = self.warmup_artifact = self
+    def __init__(self, cache: Path, report: dict[str, Any], ranks: int = 1) -> None:
         self._cache = cache
-        self.report = lambda: report
+        self._report = report
+        self._ranks = ranks
 
-    def remote(self) -> Ready:
-        return self
-
-    def result(self, *, timeout_s: float) -> dict[str, Any]:
-        return {
-            "fingerprint": HERE.to_json(),
-            "parts": {"cache": pack_directory(self._cache)},
-            "facts": {},
-            "report": self.report(),
-            "note": NOTE,
-        }
+    def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        if method == "warmup_report":
+            return [self._report] * self._ranks
+        return [
+            {
+                "fingerprint": Fingerprint(
+                    machine=HERE.machine, app={**HERE.app, **rank_factor((rank, self._ranks))}
+                ).to_json(),
+                "parts": {"cache": pack_directory(self._cache)},
+                "facts": {},
+                "report": self._report,
+                "note": NOTE,
+            }
+            for rank in range(self._ranks)
+        ]
 
 
 class Starts:
@@ -344,8 +348,11 @@ class Starts:
 
     place = "here"
 
-    def __init__(self, cache: Path, *outcomes: dict[str, Any] | BaseException) -> None:
+    def __init__(
+        self, cache: Path, *outcomes: dict[str, Any] | BaseException, ranks: int = 1
+    ) -> None:
         self._cache = cache
+        self._ranks = ranks
         self._outcomes = list(outcomes)
         self.settings: list[dict[str, Any]] = []
 
@@ -361,7 +368,7 @@ class Starts:
             # As often as the state of the replica is looked at.
             notice(NOTE)
             notice(NOTE)
-        yield Ready(self._cache, outcome)
+        yield Ready(self._cache, outcome, self._ranks)
 
 
 @pytest.fixture
@@ -425,3 +432,38 @@ def test_what_was_compiled_stays_until_the_build_is_over(tmp_path, kept, outcome
         build_on(Starts(tmp_path / "none", *outcomes), tmp_path / "store")
 
     assert kept.exists() == stays
+
+
+# Gangs: a real one is built in integration/test_gang.py ---------------------------------------
+
+
+def test_a_variant_of_each_rank_is_published(tmp_path: Path):
+    """Two ranks are two variants, and sizes are those of both."""
+    (tmp_path / "none").mkdir()
+    one, two = (
+        build_on(Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n), tmp_path / str(n))
+        for n in (1, 2)
+    )
+
+    statements = [path for path in (tmp_path / "2").rglob("*") if path.suffix == ".json"]
+    assert one.ranks == ()
+    assert len(set(two.ranks)) == 2
+    assert two.ranks[0] == two.statement
+    assert len(statements) == 2
+    assert two.stored_bytes == 2 * one.stored_bytes
+    assert two.parts == {"cache": 2 * one.parts["cache"]}
+
+
+def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
+    """Variants of one build go together: to keep one and make another anew would mix two."""
+    (tmp_path / "none").mkdir()
+    starts = [Starts(tmp_path / "none", round_trip(), round_trip(), ranks=2) for _ in range(3)]
+    store = tmp_path / "store"
+    whole = build_on(starts[0], store)
+    kept = build_on(starts[1], store, if_published="keep")
+    (store / whole.ranks[1]).unlink()
+
+    with pytest.raises(AlreadyPublished):
+        build_on(starts[2], store, if_published="keep")
+
+    assert kept.published == "kept"

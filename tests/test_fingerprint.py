@@ -631,12 +631,62 @@ def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
         assert any(path.startswith(prefix) for path in directories)
 
 
-def test_devices_are_listed_in_order() -> None:
-    """Equal neighbours are counted, and the order stays: a device's index is in torch's key."""
-    listed = fingerprint._device_list(["H200 sm_90", "H200 sm_90", "L4 sm_89", "H200 sm_90"])
+H200, L4 = "H200 sm_90", "L4 sm_89"
 
-    assert listed == "2 x H200 sm_90, L4 sm_89, H200 sm_90"
-    assert fingerprint._device_list([]) == "none"
+
+@pytest.mark.parametrize(
+    ("visible", "current", "named"),
+    [
+        ([H200], 0, H200),
+        ([H200] * 8, 0, H200),
+        ([H200] * 8, 3, f"{H200} as cuda:3"),
+        ([H200, L4, L4], 0, f"{H200}, beside {L4}"),
+        ([H200, L4], 0, f"{H200}, beside {L4}"),
+        ([H200, L4], 1, f"{L4} as cuda:1, beside {H200}"),
+    ],
+)
+def test_the_device_in_use_is_named(visible: list[str], current: int, named: str) -> None:
+    """An artifact fits however many equal GPUs are visible, and not beside other kinds."""
+    assert fingerprint._device_in_use(visible, current) == named
+
+
+def test_the_current_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that sees several GPUs and has chosen the third describes that one."""
+    import torch
+
+    devices = [
+        SimpleNamespace(
+            name=name, major=major, minor=0, multi_processor_count=132, total_memory=80 * 2**30
+        )
+        for name, major in (("A", 8), ("B", 9), ("B", 9))
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
+
+    assert (
+        read_machine(os.environ)["gpu"]
+        == "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
+    )
+
+
+def test_a_rank_is_a_factor_of_its_own() -> None:
+    """The graphs of a rank fit no other one, nor a process by itself, which has no such factor."""
+    import torch.distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    alone = read_app(os.environ)
+    in_groups = []
+    for rank, size in ((0, 1), (1, 2), (2, 4)):
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        try:
+            in_groups.append(read_app(os.environ))
+        finally:
+            torch.distributed.destroy_process_group()
+
+    assert in_groups == [alone, {**alone, "rank": "1 of 2"}, {**alone, "rank": "2 of 4"}]
+    assert "rank" not in alone
 
 
 def test_a_part_of_a_device_is_another_device() -> None:

@@ -33,7 +33,7 @@ LAYERS = (
     ("folders", "wholefiles"),
     ("keys",),
     ("fingerprint", "inputs", "config", "envelopes", "trust", "facts"),
-    ("trustfiles",),
+    ("trustfiles", "ranks"),
     ("artifact", "disassembly", "recorder", "stores", "verification", "ownkey"),
     ("landing", "ahead", "unfinished", "statements"),
     ("nodecache", "calls", "parts", "choosing"),

@@ -19,6 +19,7 @@ from compiled import compiled, double, stance
 from serve_warm import compiler
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.ranks import Ranks
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Progress, Replay
 
 if TYPE_CHECKING:
@@ -518,3 +519,70 @@ def test_a_deadline_in_the_proof_says_how_much_is_proven():
     error = failure(WarmupTimeout, replay([shape(2), shape(1)], call, deadline_s=0.3))
 
     assert "2 of 2 inputs were replayed, 1 proven" in error.message
+
+
+# --- ranks that compute together: test_ranks.py has real ones --------------------------------
+
+
+class Echo(Ranks):
+    """One of two ranks, whose peer always says the same as it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+        self.asked: list[str] = []
+
+    async def agree(self, what: str, mine: Any, *, timeout_s: float) -> list[Any]:
+        self.asked.append(what)
+        return [mine, mine]
+
+
+def test_a_rank_forbids_nothing_in_its_proof():
+    """A call that raises would leave the other ranks in their collectives: it is counted."""
+    model = compiled(double)
+    stances: list[str] = []
+
+    async def call(item: Input) -> None:
+        stances.append(stance())
+        model(*item.args)
+        if len(stances) == 3:  # the proof
+            model(torch.ones(5))
+
+    progress = run(replay([shape(2)], call, ranks=Echo()))
+
+    assert set(stances) == {"default"}
+    assert progress.passes == 5
+    assert progress.proven == {"size 2"}
+
+
+def test_what_runs_eagerly_on_a_rank_is_not_proven():
+    """The recompile limit makes calls eager without a word, and without a refusal here either."""
+    model = compiled(double)
+    sizes = range(2, 2 + RECOMPILE_LIMIT + 2)
+
+    progress = run(replay([shape(size) for size in sizes], calling(model), ranks=Echo()))
+
+    assert len(progress.proven) == RECOMPILE_LIMIT
+    assert len(progress.unproven) == 2
+    assert all("runs eagerly" in why for why in progress.unproven.values())
+
+
+def test_a_rank_leaves_no_input_out():
+    """Where memory does not suffice on one rank, the others are in the middle of the same call."""
+
+    async def call(item: Input) -> None:
+        if item.name == "size 4":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    error = failure(ReplayFailed, replay([shape(4), shape(2)], call, ranks=Echo()))
+
+    assert "'size 4' raised OutOfMemoryError" in error.message
+
+
+def test_ranks_come_to_the_same_points():
+    """What they agree on is the same however the passes go: each pass, what failed, the proof."""
+    ranks = Echo()
+
+    run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
+
+    assert ranks.asked == ["pass 1", "pass 2", "inputs to replay again", "the proof"]

@@ -99,6 +99,8 @@ def build(
     ratio = warm["to_proof_s"] / cold["to_proof_s"]
     done = "published" if built.published == "new" else "kept, as it was published before,"
     click.echo(f"{done} {built.statement}")
+    for rank, statement in enumerate(built.ranks[1:], start=1):
+        click.echo(f"and for rank {rank} {statement}")
     click.echo(f"  store       {built.store}")
     click.echo(f"  variant     {built.variant}")
     for name, count in built.parts.items():

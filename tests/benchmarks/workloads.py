@@ -363,6 +363,14 @@ ALL = {
         ),
         Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
         Workload(
+            name="tiny_gpu",
+            title="tiny, 2 inputs, CUDA graphs",
+            build=build_tiny,
+            inputs=tiny_inputs,
+            device="cuda",
+            arguments=REDUCE_OVERHEAD,
+        ),
+        Workload(
             name="skewed",
             title="wrong when compiled",
             build=build_skewed,

@@ -1,0 +1,145 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""On real Ray: the replicas of a gang are ranks of one process group, and start together."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from artifacts import build, packed_cache, trusting
+from compiled import compiled, double
+from integration import apps as shapes
+from serve_warm import Input, WarmupMixin, bench, builder
+from serve_warm.deployment import ATTRIBUTE
+from serve_warm.errors import ConfigError
+from serve_warm.fingerprint import Fingerprint
+from serve_warm.publish import push
+from serve_warm.stores.local import LocalStore
+
+pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")
+
+from ray import serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.ray
+
+HANG_S = 300.0
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+"""The same in every process that imports this."""
+STEPS = 3
+
+
+@shapes.deployment(
+    num_replicas=2,
+    ray_actor_options={"num_cpus": 0.5},
+    gang_scheduling_config={"gang_size": 2},
+)
+class Sharded(WarmupMixin):
+    """A sum over the ranks, between two things that are compiled; the second rank compiles more."""
+
+    warmup_trust = trusting(KEY)
+
+    def __init__(self) -> None:
+        work = self.__dict__[ATTRIBUTE]._prefetch
+        self.came = work is not None and work._taken.result(HANG_S) is not None
+        gang = serve.get_replica_context().gang_context
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{tempfile.gettempdir()}/{gang.gang_id}",
+            rank=gang.rank,
+            world_size=gang.world_size,
+        )
+        self.before, self.after = compiled(double), compiled(double)
+        self.steps = [compiled(double) for _ in range(STEPS * gang.rank)]
+
+    def warmup_inputs(self) -> list[Input]:
+        return [Input(target=self.predict, args=(torch.ones(n),), size=n) for n in (2, 3)]
+
+    async def predict(self, x: torch.Tensor) -> torch.Tensor:
+        if self.steps:
+            self.steps.pop()(torch.ones(2))
+        part = self.before(x)
+        torch.distributed.all_reduce(part)
+        return self.after(part)
+
+    async def told(self) -> dict[str, Any]:
+        return {"came": self.came, **self.warmup_report()}
+
+
+app = Sharded.bind()
+
+
+def told(app: Any) -> list[dict[str, Any]]:
+    """Return what each replica says, by its rank. A request would go to one of them alone."""
+    said = app.handle.broadcast("told").results(timeout_s=HANG_S)
+    return sorted(said, key=lambda one: one["fingerprint"]["app"]["rank"])
+
+
+def test_a_gang_starts_together(start, tmp_path: Path):
+    """All members make as many passes as the one that needs most; each takes its own artifact."""
+    cold = told(start(Sharded.bind()).ready())
+    store = LocalStore(root=tmp_path / "store")
+    keys = [published(store, said["fingerprint"], tmp_path / str(n)) for n, said in enumerate(cold)]
+    config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
+
+    warm = told(start(Sharded.options(user_config={"warmup": config}).bind()).ready())
+
+    assert [said["fingerprint"]["app"]["rank"] for said in cold] == ["0 of 2", "1 of 2"]
+    assert [said["stage"] for said in cold] == ["READY", "READY"]
+    assert [said["passes"] for said in cold] == [4, 4]
+    assert [said["covered"] for said in cold] == [{"expected": 2, "proven": 2}] * 2
+    assert [said["verdict"] for said in warm] == ["full_hit", "full_hit"]
+    assert [said["artifact"]["statement"] for said in warm] == keys
+    assert [said["came"] for said in warm] == [True, True]
+
+
+def test_a_member_without_an_artifact_keeps_the_gang_cold(start, tmp_path: Path):
+    """The other one has an artifact that fits, and says whose is missing."""
+    cold = told(start(Sharded.bind()).ready())
+    store = LocalStore(root=tmp_path / "store")
+    published(store, cold[0]["fingerprint"], tmp_path / "built")
+    config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
+
+    warm = start(Sharded.options(user_config={"warmup": config}).bind()).ready()
+    first, second = told(warm)
+
+    assert [first["verdict"], second["verdict"]] == ["miss", "miss"]
+    assert "since rank 1 of 2 has none" in first["artifact"]["reason"]
+    assert first["came"]
+    assert not second["came"]
+    assert first["passes"] == second["passes"]
+
+
+def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
+    """A build starts the whole gang, and publishes a variant for each rank that all load."""
+    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    loaded = builder.load_app("integration.test_gang:app")
+    uri = str(tmp_path / "store")
+
+    built = builder.build(loaded, uri, on=on, key=KEY)
+
+    warmup = {"artifact": uri, "on_missing": "fail", "node_cache_dir": str(tmp_path / "blobs")}
+    replica = start(Sharded.options(user_config={"warmup": warmup}).bind()).ready()
+    warm = told(replica)
+    assert (loaded.replicas, loaded.num_cpus) == (2, 1.0)
+    assert built.statement == built.ranks[0]
+    assert [said["verdict"] for said in warm] == ["full_hit", "full_hit"]
+    assert tuple(said["artifact"]["statement"] for said in warm) == built.ranks
+    with pytest.raises(ConfigError, match="a gang of 2 replicas"):
+        bench.run(loaded, uri, on=on)
+
+
+def published(store: LocalStore, built_for: dict[str, Any], folder: Path) -> str:
+    manifest, stored = build(
+        deployment="Sharded",
+        built_for=Fingerprint(**built_for),
+        raw={"cache": packed_cache(folder)},
+    )
+    return push(store, manifest, stored, [KEY])
