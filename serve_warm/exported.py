@@ -39,6 +39,10 @@ SMALL = {
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them. Only
 those that this torch has are set; 2.11 has neither."""
 
+DEVICES = ("cpu",)
+"""Where a library is made for. That for a GPU (`cuda`) is written, and is asked for by tests/gpu
+alone until it has run there: until then such a call has an entry of level 2."""
+
 ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 """Kernels go into the library, which has no other files."""
 
@@ -128,10 +132,8 @@ class _Graph:
         self._fakes = [_fake(node) for node in graph.graph.nodes if node.op == "placeholder"]
         devices = sorted({str(fake.device) for fake in self._fakes})
         self._device = devices[0].partition(":")[0]
-        if len(devices) > 1 or self._device not in ("cpu", "cuda"):
-            raise NoEntry(
-                f"it computes on {' and '.join(devices)}, and a library is for the CPU or one GPU"
-            )
+        if len(devices) > 1 or self._device not in DEVICES:
+            raise NoEntry(f"it computes on {' and '.join(devices)}, and a library is for the CPU")
         if self._device == "cuda":
             self._settings.update(ON_A_GPU)
         self._graph = graph

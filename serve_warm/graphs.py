@@ -5,7 +5,7 @@
 No cache holds a graph. Every process captures its own, and with Inductor's graph trees in more than
 one call: the first call of a path runs eagerly in the graphs' memory pool, the second is captured.
 Such an eager run compiles nothing and is not yet what traffic gets, so it is counted as well.
-Libraries (level 3) have no graph trees: theirs are captured here (`Graphed`).
+Libraries (level 3) have no graph trees: `graphed` captures theirs.
 
 Where a capture fails, for memory or for an operation that cannot be captured, torch raises in every
 call of that path. Here the path runs without a graph from then on: a skip, with its reason.
@@ -430,114 +430,14 @@ def _event(
     )
 
 
-# Graphs of libraries --------------------------------------------------------------------------
-
-
-MOST_CAPTURES = 64
-"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the oldest."""
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.pools: dict[int, Any] = {}
-
-
-_of_thread = _OfThread()
-"""One memory pool for the graphs of all libraries, by the stream that they are launched on: what
-runs on one stream runs one after another, so that they may use the same memory."""
-
-
-class Graphed:
-    """Native code that is captured at the first call of a kind, and launched from then on.
-
-    A kind is a stream, the addresses of weights, and the sizes of what a call brings. As with
-    torch's own, each thread captures for itself. What is returned is a copy.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[Sequence[Any]], Sequence[Any]],
-        *,
-        name: str,
-        brought: Sequence[int],
-        inputs: int,
-    ) -> None:
-        """Take the code, and which of its inputs are the call's own; the others are weights."""
-        self._run = run
-        self._name = name
-        self._brought = tuple(brought)
-        self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
-        self._local = threading.local()
-
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run on tensors as they are, and return the outputs.
-
-        Raises:
-            RuntimeError: it failed, without a graph too.
-        """
-        import torch
-
-        stream = torch.cuda.current_stream().cuda_stream
-        sizes = tuple([inputs[index].shape for index in self._brought])
-        key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
-        kept: dict[Any, Any] = vars(self._local).setdefault("kept", {})
-        if key not in kept:
-            if len(kept) >= MOST_CAPTURES:
-                kept.pop(next(iter(kept)))
-            kept[key] = self._captured(inputs, stream, again=sum(k[:2] == key[:2] for k in kept))
-        outputs: Sequence[Any] = kept[key](inputs)
-        return outputs
-
-    def _captured(self, inputs: Sequence[Any], stream: int, *, again: int) -> Any:
-        """Return the graph of a call like this one; or the code itself, where none can be had."""
-        import torch
-
-        start = time.perf_counter()
-        # Its own tensors are written into in whatever mode a call is made.
-        with torch.inference_mode(mode=False), torch.no_grad():
-            static = list(inputs)
-            for index in self._brought:
-                static[index] = _like(inputs[index])
-            try:
-                # What is loaded or chosen at a first run cannot be captured.
-                self._run(static)
-                pools = _of_thread.pools
-                if stream not in pools:
-                    pools[stream] = torch.cuda.graph_pool_handle()
-                graph = torch.cuda.CUDAGraph()
-                with (
-                    _counted_elsewhere(),
-                    # As graph trees do: what another thread allocates meanwhile is no error.
-                    torch.cuda.graph(graph, pool=pools[stream], capture_error_mode="thread_local"),
-                ):
-                    outputs = self._run(static)
-            except RuntimeError as error:
-                skipped(f"{self._name} cannot be captured: {str(error).partition(chr(10))[0]}")
-                return self._run
-        brought = {f"input {index}": inputs[index] for index in self._brought}
-        _note(
-            _event(
-                "capture",
-                self._name,
-                signature=str(InputSignature.of(brought)),
-                reason=f"captured {again} times before: its weights have moved" if again else "",
-                seconds=time.perf_counter() - start,
-            )
-        )
-        moved = [(index, static[index]) for index in self._brought]
-
-        def launch(inputs: Sequence[Any]) -> list[Any]:
-            for index, tensor in moved:
-                tensor.copy_(inputs[index])
-            graph.replay()
-            return [output.clone() for output in outputs]
-
-        return launch
-
-
-def _like(tensor: Any) -> Any:
-    """Return a copy with the strides of a tensor, which code was compiled for."""
-    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+@contextlib.contextmanager
+def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
+    """Count what is captured in the block as one capture of `function`, if it succeeds."""
+    start = time.perf_counter()
+    with _counted_elsewhere():
+        yield
+    seconds = time.perf_counter() - start
+    _note(_event("capture", function, signature=signature, reason=reason, seconds=seconds))
 
 
 def skipped(reason: str) -> None:

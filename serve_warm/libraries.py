@@ -26,6 +26,7 @@ import torch
 
 from serve_warm import ahead, facts, graphs
 from serve_warm.facts import NoEntry
+from serve_warm.graphed import Graphed
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
@@ -150,7 +151,7 @@ def _graphed(
         graphs.skipped(why_not)
         return native
     brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
-    return graphs.Graphed(native, name="a library", brought=brought, inputs=len(inputs))
+    return Graphed(native, brought=brought, inputs=len(inputs))
 
 
 def describe(tensor: Any, *, free: bool) -> str:
@@ -296,10 +297,12 @@ class NativeOnGpu(Native):
     Work is queued on the current stream of the calling thread, as torch's own is.
     """
 
+    DEVICE = b"cuda"
+
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
-        return int(create(model, 1, b"cuda", None))
+        return int(create(model, 1, self.DEVICE, None))
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)
@@ -312,8 +315,10 @@ class NativeOnGpu(Native):
         return run
 
     def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
-        stream = torch.cuda.current_stream().cuda_stream
-        return int(self._run(model, given, len(given), outputs, len(outputs), stream, None))
+        return int(self._run(model, given, len(given), outputs, len(outputs), self._stream(), None))
+
+    def _stream(self) -> int | None:
+        return int(torch.cuda.current_stream().cuda_stream)
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -721,6 +721,9 @@ class Dispatcher:
             try:
                 made = exported.make(function, self.callee, tensors, arguments)
                 error = self._error(function, made, tensors)
+                if made.plan.get("captures") == "":
+                    # What was captured by that call is launched by this one.
+                    error = max(error, self._error(function, made, tensors))
             except NoEntry as failure:
                 level, reason = 2, str(failure)
         if level == 2:

@@ -559,6 +559,34 @@ def test_an_operator_of_python_is_refused():
         made_of(Custom(), torch.randn(3, 4))
 
 
+class AsOnAGpu(libraries.NativeOnGpu):
+    """The way that a library for a GPU is opened and called, with one for the CPU."""
+
+    DEVICE = b"cpu"
+
+    def _stream(self) -> None:
+        return None
+
+
+def test_a_library_runs_as_one_for_a_gpu_is_run(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a container of one model, by the functions that a GPU's has."""
+    monkeypatch.setattr(libraries, "NativeOnGpu", AsOnAGpu)
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+
+    fn = libraries.load(path, {**perceptron.made.plan, "device": "cuda"})
+
+    model, x = perceptron.model, perceptron.x
+    with torch.inference_mode():
+        wanted = model(x)
+        outputs = [fn(model, x) for _ in range(2)]
+    assert isinstance(fn.native, AsOnAGpu)
+    for output in outputs:
+        torch.testing.assert_close(output["y"], wanted["y"])
+
+
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
 def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
     option: str, refused: bool, tmp_path: Path

@@ -38,6 +38,7 @@ LAYERS = (
     ("landing", "ahead", "unfinished", "statements"),
     ("nodecache", "calls", "parts", "choosing"),
     ("graphs", "kernels"),
+    ("graphed",),
     ("libraries",),
     ("entries", "parity"),
     ("transfer", "compiler", "exported", "pgo"),

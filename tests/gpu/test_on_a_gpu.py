@@ -19,7 +19,7 @@ from gpus import ON_A_GPU
 from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compile_regions, compiler, graphs, kernels
+from serve_warm import compile_regions, compiler, exported, graphs, kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,6 +146,27 @@ def test_an_entry_is_called_in_another_thread_than_it_was_loaded_in(tmp_path: Pa
     assert [each.quiet for each in found] == [False, False, True]
 
 
+@pytest.fixture
+def libraries_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported, "DEVICES", ("cpu", "cuda"))
+
+
+for_a_gpu = pytest.mark.usefixtures("libraries_for_a_gpu")
+
+
+def test_what_a_library_cannot_do_yet_has_an_entry(tmp_path: Path):
+    """At level 3 a model on the GPU gets an entry of level 2, and the reason is said."""
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(model(), level=3)
+
+    library = build(tmp_path / "entries", lambda: compiled(x))
+
+    [made] = library.described()
+    assert made["level"] == 2
+    assert "a library is for the CPU" in made["reason"]
+
+
+@for_a_gpu
 def test_a_library_computes_on_a_gpu(tmp_path: Path):
     """At level 3, without graphs where none are asked for."""
     eager = model()
@@ -164,6 +185,7 @@ def test_a_library_computes_on_a_gpu(tmp_path: Path):
     torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
 
 
+@for_a_gpu
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     """With the mode of torch.compile that asks for graphs; each call has its own numbers."""
     eager = model()
@@ -184,6 +206,7 @@ def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
+@for_a_gpu
 def test_a_captured_library_sees_weights_change(tmp_path: Path):
     """Written into they are seen, and moved they are captured anew, with that for a reason."""
     eager = model()
@@ -211,6 +234,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
     torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
 
 
+@for_a_gpu
 def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
     """Two that launch one graph would write into one another's tensors."""
     eager = model()
@@ -241,6 +265,7 @@ class WritesIntoItsArgument(torch.nn.Module):
         return x + 1
 
 
+@for_a_gpu
 def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path):
     """A graph would write into a copy. It is launched kernel by kernel, and the reason is said."""
     eager = WritesIntoItsArgument()

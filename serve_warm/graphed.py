@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs of libraries (level 3), which come without those of Inductor.
+
+As with torch's own, each thread captures for itself, and a call's tensors are copied to where the
+graph reads them. Otherwise than with those, what is returned is a copy and stays right.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from serve_warm import graphs
+from serve_warm.inputs import InputSignature
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+"""Native code: tensors in, tensors out."""
+
+MOST_CAPTURES = 64
+"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the oldest."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.pools: dict[int, Any] = {}
+
+
+_of_thread = _OfThread()
+"""One memory pool for the graphs of all libraries, by the stream that they are launched on: what
+runs on one stream runs one after another, so that they may use the same memory."""
+
+
+class Graphed:
+    """Native code that is captured at the first call of a kind, and launched from the second on.
+
+    A kind is a stream, the addresses of weights, and the sizes of what a call brings. The first
+    call runs the code as it is, which also loads and chooses what no capture could; so what it
+    writes is written once.
+    """
+
+    def __init__(self, run: Run, *, brought: Sequence[int], inputs: int) -> None:
+        """Take the code, and which of its inputs are the call's own; the others are weights."""
+        self._run = run
+        self._brought = tuple(brought)
+        self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
+        self._local = threading.local()
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run on tensors as they are, and return the outputs.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        stream = torch.cuda.current_stream().cuda_stream
+        sizes = tuple([inputs[index].shape for index in self._brought])
+        key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
+        kept: dict[Any, Run] = vars(self._local).setdefault("kept", {})
+        if key in kept:
+            return kept[key](inputs)
+        outputs = self._run(inputs)
+        while len(kept) >= MOST_CAPTURES:
+            kept.pop(next(iter(kept)))
+        kept[key] = self._captured(inputs, stream, again=sum(k[:2] == key[:2] for k in kept))
+        return outputs
+
+    def _captured(self, inputs: Sequence[Any], stream: int, *, again: int) -> Run:
+        """Return the graph for calls like this one; or the code itself, where none can be had."""
+        brought = {f"input {index}": inputs[index] for index in self._brought}
+        reason = f"captured {again} times before: its weights have moved" if again else ""
+        pools = _of_thread.pools
+        try:
+            # Tensors of its own are written into in whatever mode a call is made.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                given = list(inputs)
+                for index in self._brought:
+                    tensor = inputs[index]
+                    # With its strides, which the code was compiled for.
+                    given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
+                if stream not in pools:
+                    pools[stream] = torch.cuda.graph_pool_handle()
+                graph = torch.cuda.CUDAGraph()
+                with (
+                    graphs.capturing("a library", str(InputSignature.of(brought)), reason=reason),
+                    # As graph trees do: what another thread allocates meanwhile is no error.
+                    torch.cuda.graph(graph, pool=pools[stream], capture_error_mode="thread_local"),
+                ):
+                    outputs = self._run(given)
+        except RuntimeError as error:
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            graphs.skipped(f"a library cannot be captured: {words[0]}")
+            return self._run
+        own = [(index, given[index]) for index in self._brought]
+
+        def launch(inputs: Sequence[Any]) -> list[Any]:
+            for index, tensor in own:
+                tensor.copy_(inputs[index])
+            graph.replay()
+            return [output.clone() for output in outputs]
+
+        return launch
