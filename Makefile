@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo demo-s3 test check bench stress matrix release-check clean
+.PHONY: setup preflight demo demo-s3 test check bench gpu stress matrix release-check clean
 
 setup: $(READY)
 
@@ -86,6 +86,19 @@ bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench_call.py | tee $(RESULTS)/call.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
+	$(BIN)/python tests/benchmarks/figures.py
+
+# On a machine with a GPU, about half an hour: tests, and what docs/gpu.md says of memory, starts and
+# requests. Torch is the one of the constraints file, which pip takes a CUDA build of there.
+gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python tests/gpu/capture_order.py
+	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
+	  --workloads resnet152_gpu,recipe64_gpu,recipe64_regions_gpu,decoder24_gpu \
+	  --systems floor,eager,cold,torch_bytes,copied_dir,serve_warm --levels 1,2 \
+	  --json $(RESULTS)/startup_gpu.json
+	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
+	$(BIN)/python tests/gpu/eight_replicas.py
 	$(BIN)/python tests/benchmarks/figures.py
 
 stress: $(READY)

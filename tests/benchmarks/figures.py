@@ -26,6 +26,7 @@ README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 LEVELS = ROOT / "docs" / "levels.md"
+GPU = ROOT / "docs" / "gpu.md"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -453,10 +454,37 @@ def comparison_line() -> str:
     return side_by_side(load("startup"))
 
 
+def on_a_gpu() -> str:
+    """Return the starts that were measured on a GPU, and what is asked of them."""
+    found = load("startup_gpu")
+    machine = found["machine"]
+    lines = [
+        (
+            f"`{found['command']}`, medians of {found['repeats']} turns on one {machine['gpu']} "
+            f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
+            f"{machine['torch']}, Python {machine['python']}, serve_warm "
+            f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
+        ),
+    ]
+    for workload, title in found["titles"].items():
+        rows = [row for row in found["rows"] if row["workload"] == workload]
+        lines += ["", f"**{title}**", "", *starts(rows)]
+    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
+    checked = limits.checks_on_a_gpu(found)
+    for check in checked:
+        verdict = "held" if check.held else "**missed**"
+        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
+    for claim, *_, limit in limits.ON_A_GPU:
+        if claim not in {check.claim for check in checked}:
+            lines.append(f"| {claim} | {part(limit)} | not measured in one run so far | |")
+    return "\n".join(lines)
+
+
 SECTIONS = {
     "figures": (README, figures),
     "comparison line": (README, comparison_line),
     "comparison": (BENCHMARKS, comparison),
+    "starts on a GPU": (GPU, on_a_gpu),
     "loading": (LEVELS, loading),
     "architectures": (LEVELS, architectures),
     "probe cost": (REFERENCE, probe_cost),

@@ -48,6 +48,28 @@ MISSED: Mapping[tuple[str, str], str] = {
 hold fails a test, as a check that is missed without one does."""
 
 
+_LEVEL_2 = ("resnet152_gpu", "serve_warm", 2)
+_REGIONS = ("recipe64_regions_gpu", "cold", None)
+
+ON_A_GPU = (
+    ("ResNet-152, level 2 of cold", _LEVEL_2, ("resnet152_gpu", "cold", None), "to_proof_s", 1 / 8),
+    (
+        "ResNet-152, level 2 of torch's bytes",
+        *(_LEVEL_2, ("resnet152_gpu", "torch_bytes", None), "to_proof_s", 1 / 4),
+    ),
+    (
+        "64-layer recipe, cold by regions of cold as a whole",
+        *(_REGIONS, ("recipe64_gpu", "cold", None), "past_import_s", 1 / 5),
+    ),
+    (
+        "64-layer recipe by regions, level 2 of cold",
+        *(("recipe64_regions_gpu", "serve_warm", 2), _REGIONS, "past_import_s", 1 / 3),
+    ),
+)
+"""Claim, the two rows that it compares, the clock, and the largest part that the first may be.
+What is compiled by regions is held against a compile, without the compiler's import on any side."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """A claim about one workload: `value` is to be `limit` at most."""
@@ -85,6 +107,18 @@ def checks(found: Mapping[str, Any]) -> Sequence[Check]:
             if level in FASTER:
                 result += _faster(workload, level, row, [other for other in others if other])
     return result
+
+
+def checks_on_a_gpu(found: Mapping[str, Any]) -> Sequence[Check]:
+    """Return what `ON_A_GPU` claims and a document has both rows of."""
+    rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
+    return [
+        Check(
+            workload=one[0], claim=claim, value=rows[one][clock] / rows[other][clock], limit=limit
+        )
+        for claim, one, other, clock, limit in ON_A_GPU
+        if one in rows and other in rows
+    ]
 
 
 def _of_level(workload: str, level: int, row: Mapping[str, Any]) -> Iterator[Check]:
