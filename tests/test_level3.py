@@ -316,7 +316,7 @@ def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    """Where there is nothing to capture the templates of `max-autotune` are all that is asked for."""
+    """Where there is nothing to capture, `max-autotune` asks for its templates alone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
 
