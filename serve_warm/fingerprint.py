@@ -173,6 +173,7 @@ def read_machine(
     environ: Mapping[str, str],
     *,
     cpu: Cpu = "native",
+    device: int | None = None,
     on_no_torch: Literal["raise", "note"] = "raise",
 ) -> dict[str, str]:
     """Read what this machine and its installed software are; imports torch.
@@ -183,10 +184,13 @@ def read_machine(
     With `cpu="portable"` the factors of the CPU are the same on every machine that has all of
     `PORTABLE_ISA`, and this machine's own on any other: it fits no portable artifact.
 
-    Looks up `ATEN_CPU_CAPABILITY`, `CXX` and `PATH` in `environ`. Asks CUDA for its devices only in
-    a torch that can see some. Costs one `g++ --version` a process, and some milliseconds.
+    `device` is the index of the GPU in use; without it, that of the calling thread is.
+
+    Looks up `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` in `environ`. Asks CUDA
+    for its devices only in a torch that can see some. Costs one `g++ --version` a process, and some
+    milliseconds.
     """
-    from_torch = _read_from_torch(on_no_torch)
+    from_torch = _read_from_torch(environ, device, on_no_torch)
     isa = read_cpu_isa()
     # Eager kernels and the vector width of generated code both follow this variable, and it is
     # in no key. It has a value named "default" that means no vectors, hence "unset".
@@ -217,7 +221,9 @@ def read_machine(
     }
 
 
-def _read_from_torch(on_no_torch: Literal["raise", "note"]) -> dict[str, str]:
+def _read_from_torch(
+    environ: Mapping[str, str], device: int | None, on_no_torch: Literal["raise", "note"]
+) -> dict[str, str]:
     """Return the factors that nothing but an imported torch can tell."""
     try:
         import torch
@@ -226,7 +232,7 @@ def _read_from_torch(on_no_torch: Literal["raise", "note"]) -> dict[str, str]:
             raise
         absent = dict.fromkeys(("torch_install", "torch"), NOT_INSTALLED)
         return {**absent, **dict.fromkeys(("cuda", "gpu", "driver"), UNKNOWN)}
-    gpu = _read_gpu()
+    gpu = _read_gpu(environ, device)
     return {
         "torch_install": str(Path(torch.__file__).parent),
         "torch": f"{torch.__version__} {(torch.version.git_version or UNKNOWN)[:12]}",
@@ -423,15 +429,26 @@ def _read_toolkit() -> str:
     return NONE
 
 
-def _read_gpu() -> str:
+def _read_gpu(environ: Mapping[str, str], device: int | None) -> str:
     import torch
 
     if not torch.cuda.is_available():
         # A replica that falls back to its CPU here is not one of those that have no GPU.
-        return UNKNOWN if why_no_gpu() else NONE
+        return UNKNOWN if why_no_gpu(environ) else NONE
     visible = range(torch.cuda.device_count())
     found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
-    return _device_in_use(found, torch.cuda.current_device())
+    return _device_in_use(found, torch.cuda.current_device() if device is None else device)
+
+
+def gpu_in_use() -> int:
+    """Return the index of the GPU that the calling thread uses; 0 where CUDA is not used so far.
+
+    Each thread has one of its own, by `torch.cuda.set_device`, and begins with 0.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.current_device())
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
@@ -449,15 +466,22 @@ def _device_in_use(visible: Sequence[str], current: int) -> str:
 _HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
 """What torch says where there is nothing wrong: no GPU, or none made visible (2.13, c10)."""
 
+_HIDES_GPUS = ("", "-1", "NoDevFiles")
+"""Values of `CUDA_VISIBLE_DEVICES` for a process of the CPU. Ray gives the first one to actors that
+ask for no GPU."""
 
-def why_no_gpu() -> str:
+
+def why_no_gpu(environ: Mapping[str, str]) -> str:
     """Return in a sentence why torch cannot use the GPU that is here.
 
     Empty where it can, where there is none, and for a torch without CUDA. `is_available()` says why
-    in a warning alone, to whoever in the process asks first; so CUDA is asked once more.
+    in a warning alone, to whoever in the process asks first; so CUDA is asked once more. Empty too
+    where `environ` hides all GPUs: CUDA looks at its driver first, and finds fault with an old one.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.version.cuda or torch.cuda.is_available():
+        return ""
+    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDES_GPUS:
         return ""
     try:
         torch.cuda.init()

@@ -50,7 +50,14 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.fingerprint import NOT_NEEDED, Fingerprint, read_app, read_machine, why_no_gpu
+from serve_warm.fingerprint import (
+    NOT_NEEDED,
+    Fingerprint,
+    gpu_in_use,
+    read_app,
+    read_machine,
+    why_no_gpu,
+)
 from serve_warm.inputs import Input, ordered
 from serve_warm.redaction import redact
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
@@ -479,11 +486,11 @@ class Warmup:
             self._seen = compiler.watch()
             self._at_start = self._seen.counts()
             compiler.isa_checks()
-            # On this thread, not in a worker: grad mode and autocast are the thread's.
-            cpu = self._config.cpu
+            # On this thread, not in a worker: grad mode, autocast and current GPU are the thread's.
+            cpu, device = self._config.cpu, gpu_in_use()
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
-            machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu)
-            why = await asyncio.to_thread(why_no_gpu)
+            machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu, device=device)
+            why = await asyncio.to_thread(why_no_gpu, environment())
             if why:
                 self._warnings.append(why)
                 logger.warning("%s", why)

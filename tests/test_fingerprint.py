@@ -278,6 +278,7 @@ def cuda_without_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
         def init() -> None:
             raise RuntimeError(why)
 
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "init", init)
@@ -294,7 +295,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
     machine = read_machine(os.environ)
 
     assert machine["gpu"] == "unknown"
-    assert why_no_gpu().endswith(
+    assert why_no_gpu(os.environ).endswith(
         " (CUDA 13.0) cannot use this machine's GPU, and no artifact fits: "
         "The NVIDIA driver on your system is too old (found version 12020); "
         "update the driver, or install a torch for the CUDA that it has"
@@ -314,7 +315,21 @@ def test_a_machine_without_a_gpu_has_none(
     machine = read_machine(os.environ)
 
     assert (machine["gpu"], machine["driver"]) == ("none", "none")
-    assert why_no_gpu() == ""
+    assert why_no_gpu(os.environ) == ""
+
+
+@pytest.mark.parametrize(("hidden", "gpu"), [("", "none"), ("-1", "none"), ("0", "unknown")])
+def test_a_replica_of_the_cpu_does_not_mind_an_old_driver(
+    cuda_without_devices: Callable[[str], None], hidden: str, gpu: str
+) -> None:
+    """CUDA finds fault with the driver of a GPU that is hidden, too (seen with torch 2.11)."""
+    cuda_without_devices(TOO_OLD)
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": hidden}
+
+    machine = read_machine(environ)
+
+    assert machine["gpu"] == gpu
+    assert bool(why_no_gpu(environ)) == (gpu == "unknown")
 
 
 def test_unknown_fits_nothing() -> None:

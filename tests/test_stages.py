@@ -17,6 +17,7 @@ import pwd
 import tempfile
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,33 @@ def test_the_stages_with_an_artifact(store: LocalStore):
     order = ["PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"]
     assert stages_of(told) == [*order, "READY"]
     assert [time.stage.value for time in report.stages] == order
+
+
+def test_the_gpu_that_is_read_is_the_serving_threads(monkeypatch: pytest.MonkeyPatch):
+    """CUDA has a current device for each thread, and `__init__` sets that of the event loop."""
+    serving = threading.get_ident()
+    found = types.SimpleNamespace(
+        name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 * 2**30
+    )
+    for name, value in {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 2,
+        "get_allocator_backend": "none that is known",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(
+        torch.cuda, "current_device", lambda: 1 if threading.get_ident() == serving else 0
+    )
+
+    replica = StandIn()
+    replica.owner.model = double  # Dynamo would ask for a device, too
+
+    start = warm_up(replica)
+
+    assert start.fingerprint is not None
+    assert start.fingerprint.machine["gpu"] == "A sm_90 132 SMs 80 GiB as cuda:1"
 
 
 def test_reports_follow_each_pass():
