@@ -474,6 +474,8 @@ def two_gpus(
         "is_initialized": lambda: True,
         "get_allocator_backend": lambda: backend,
         "device_count": lambda: 2,
+        "current_device": lambda: 0,
+        "current_stream": lambda: None,
         "memory_snapshot": snapshot,
         "memory_reserved": held,
         "max_memory_reserved": lambda device: 2 * held(device),
