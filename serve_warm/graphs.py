@@ -21,6 +21,7 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import sys
@@ -336,7 +337,8 @@ def _hook_threads(trees: ModuleType) -> None:
     """Let each thread capture, as torch does by itself where it has `_initialize_tls` (2.13).
 
     Before, a thread other than the one that imported this module, which may be the one that loaded
-    an artifact, got an AssertionError.
+    an artifact, got an AssertionError. Autograd's threads still know that one thread's graphs only:
+    no backward pass is captured for others.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
         return
@@ -347,16 +349,16 @@ def _hook_threads(trees: ModuleType) -> None:
 
     def get_obj(local: Any, attr_name: str) -> Any:
         if not hasattr(local, attr_name) and not of_threads._is_key_in_tls(attr_name):
-            made: dict[str, Any] = {
-                "tree_manager_containers": {},
-                "tree_manager_locks": defaultdict(threading.Lock),
-            }
-            for name, value in made.items():
-                setattr(local, name, value)
-                of_threads._stash_obj_in_tls(name, value)
+            # Not by `_stash_obj_in_tls` as well, which in 2.11 takes no reference: when the thread
+            # ends torch gives one back, and somebody else's object may lie there by then.
+            local.tree_manager_containers = {}
+            local.tree_manager_locks = defaultdict(threading.Lock)
         return original(local, attr_name)
 
     trees.get_obj = get_obj  # type: ignore[attr-defined]
+    for stashed in vars(trees.local).values():
+        # What torch has stashed for this thread, which may end: the reference that it did not take.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stashed))
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:

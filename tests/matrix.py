@@ -38,15 +38,21 @@ LEVELS = (
     "tests/test_facts.py",
     "tests/test_parity.py",
     "tests/test_ranks.py",
+    "tests/test_graphs.py",
+    "tests/test_kernels.py",
+    "tests/test_tuning.py",
 )
-"""Whatever touches torch: the watch, the caches, cold against warm, and levels 2 and 3."""
+"""Whatever touches torch: the watch, the caches, cold against warm, levels 2 and 3, and what of
+CUDA graphs, kernels and tunings is seen without a GPU."""
 
 REPLICAS = (
     "tests/integration/test_lifecycle.py",
     "tests/integration/test_deployment_shapes.py",
     "tests/integration/test_policies.py",
+    "tests/integration/test_gang.py",
 )
-"""Whatever touches Serve: the hook, the gate, threads, routes, and what happens to the killed."""
+"""Whatever touches Serve: the hook, the gate, threads, routes, gangs where it has them, and what
+happens to the killed."""
 
 NAMED = ("python", "torch", "triton", "ray", "fastapi", "transformers")
 """Versions that the table shows."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,12 @@ import pytest
 import torch
 
 import serve_warm
+from conftest import wait_until
 from levels import build, served, started
 from serve_warm import compiler, graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from serve_warm.report import CompileEvent
@@ -339,6 +341,40 @@ def test_every_thread_has_graphs_of_its_own():
     assert theirs is theirs_again
     assert theirs is not mine
     assert locks["any device"].acquire(blocking=False)
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_what_a_thread_held_for_its_graphs_is_not_freed_twice(imports: bool):
+    """In torch 2.11 the end of a thread gives back a reference to it that nobody had taken."""
+    here, held = of_one_thread(), []
+    hooked(here)
+
+    def thread() -> None:
+        module = here
+        if imports:  # as Inductor's module does where it is imported
+            module = of_one_thread()
+            for name, value in vars(module.local).items():
+                torch._C._stash_obj_in_tls(name, value)
+            hooked(module)
+        names = ("tree_manager_containers", "tree_manager_locks")
+        held.extend(module.get_obj(module.local, name) for name in names)
+
+    run_to_its_end(thread)
+
+    [of_a_list] = [sys.getrefcount(each) for each in [object()]]
+    assert [sys.getrefcount(each) >= of_a_list for each in held] == [True, True]
+
+
+def run_to_its_end(call: Callable[[], None]) -> None:
+    """Run it in a thread, and wait until nothing of that thread is left, torch's things included.
+
+    `Thread.join` returns when Python is through with it.
+    """
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    task = Path("/proc/self/task", str(thread.native_id))
+    wait_until("the thread has ended", lambda: not task.exists())
 
 
 def test_sizes_that_the_app_leaves_out_are_named_once():

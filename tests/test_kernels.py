@@ -98,6 +98,7 @@ def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
         inductor_meta={},
         compile_results=[SimpleNamespace(config=each) for each in configurations],
         is_statically_launchable=lambda: True,
+        _could_rblock_scale=False,  # 2.15 asks for it
         save_cache_hook=cache.save,
     )
 

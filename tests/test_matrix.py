@@ -70,3 +70,16 @@ def test_a_row_that_crashed_has_failed(tmp_path: Path):
 def test_the_tests_of_a_row_are_there(row: matrix.Row):
     """With one file missing pytest runs none of the others."""
     assert [path for path in row.tests if not (matrix.ROOT / path).is_file()] == []
+
+
+def test_what_asks_torch_for_names_is_in_its_rows():
+    """A name of torch's that one version lacks is noticed in the row of that version."""
+    ask = {
+        str(path.relative_to(matrix.ROOT))
+        for path in (matrix.ROOT / "tests").glob("test_*.py")
+        if "def test_torch_has_" in path.read_text() and path != Path(__file__)
+    }
+
+    assert ask
+    for row in matrix.ROWS:
+        assert "torch" not in row.name or ask <= set(row.tests)
