@@ -113,7 +113,7 @@ def compile_regions(
 
     Raises:
         ConfigError: nothing repeats, or a named class is not there; the text lists what is. Or CUDA
-            graphs are asked for, which blocks cannot have one by one.
+            graphs are asked for where there is a GPU: blocks cannot have them one by one.
     """
     if level != 2:
         raise ConfigError(
@@ -121,7 +121,8 @@ def compile_regions(
             hint="blocks have levels 1 and 2; for a library hand over the whole model, "
             "serve_warm.compile(model, level=3)",
         )
-    if ahead.captures(arguments):
+    # Without a GPU torch captures nothing, and the rest of such a mode is as good as ever.
+    if torch.cuda.is_available() and ahead.captures(arguments):
         raise ConfigError(
             "serve_warm.compile_regions was asked for CUDA graphs, by mode or options",
             hint="torch ends what one compiled call returned when the next one begins, and a block "

@@ -306,12 +306,23 @@ def test_another_level_is_refused(level: Any):
 @pytest.mark.parametrize(
     "arguments", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
 )
-def test_regions_have_no_graphs(arguments: Any):
+def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch):
     """With torch alone a block's result is gone when the next block reads it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
 
     with pytest.raises(ConfigError, match="CUDA graphs"):
         serve_warm.compile_regions(blocks, **arguments)
+
+
+def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Where there is nothing to capture, `max-autotune` asks for its templates alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
+
+    regions = serve_warm.compile_regions(blocks, mode="max-autotune")
+
+    assert regions is blocks
 
 
 def test_regions_have_no_libraries():
