@@ -693,17 +693,20 @@ def compile_arguments(owner: Any) -> dict[str, str]:
         if hasattr(type(value), "serve_warm_level3") and value.serve_warm_level3:
             found[name] = value.serve_warm_level3
             continue
-        backend = _backend_of(value)
-        if backend is None:
-            continue
-        config = dict(getattr(backend, "config", {}) or {})
-        words = [
-            str(getattr(backend, "compiler_name", type(backend).__name__)),
-            f"dynamic={getattr(backend, 'dynamic', None)}",
-            *(f"{key}={config[key]}" for key in sorted(config)),
-        ]
-        found[name] = ",".join(words)
+        backends = [_described(backend) for backend in _backends_of(value)]
+        if backends:
+            found[name] = ";".join(dict.fromkeys(backends))
     return found
+
+
+def _described(backend: Any) -> str:
+    config = dict(getattr(backend, "config", {}) or {})
+    words = [
+        str(getattr(backend, "compiler_name", type(backend).__name__)),
+        f"dynamic={getattr(backend, 'dynamic', None)}",
+        *(f"{key}={config[key]}" for key in sorted(config)),
+    ]
+    return ",".join(words)
 
 
 def how_to_raise_the_limit(limit: int) -> str:
@@ -722,26 +725,31 @@ def uses_cuda_graphs(owner: Any) -> bool:
 
     if not torch.cuda.is_available():
         return False
-    backends = [_backend_of(value) for value in vars(owner).values()]
-    return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends if b)
+    backends = [backend for value in vars(owner).values() for backend in _backends_of(value)]
+    return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends)
 
 
-def _backend_of(value: Any) -> Any:
-    """Return the backend object of a compiled module or function, or `None`."""
+def _backends_of(value: Any) -> list[Any]:
+    """Return the backend objects of a compiled function, or of what is compiled of a module."""
     import torch
 
     if "torch._dynamo" not in sys.modules:  # which torch.compile imports
-        return None
-    from torch._dynamo.eval_frame import innermost_backend
-
+        return []
     # By type: a DeploymentHandle has every attribute that it is asked for.
     if isinstance(value, torch.nn.Module):
-        compiled: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
-        compiled = compiled or _method_of(value) or value
+        whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
+        compiled = [whole] if whole else _methods_of(value) or [value]
     elif inspect.isroutine(value) or hasattr(type(value), "serve_warm_level1"):
-        compiled = value
+        compiled = [value]
     else:
-        return None
+        return []
+    return [backend for each in compiled if (backend := _backend_of(each)) is not None]
+
+
+def _backend_of(compiled: Any) -> Any:
+    """Return the backend object that a callable was compiled with; `None` if it was not."""
+    from torch._dynamo.eval_frame import innermost_backend
+
     if hasattr(type(compiled), "serve_warm_level1"):
         compiled = compiled.serve_warm_level1
     context = getattr(compiled, "dynamo_ctx", None)
@@ -760,20 +768,24 @@ def _region_of(module: Any) -> Any:
     return next((call for call in calls if hasattr(type(call), "serve_warm_level1")), None)
 
 
-def _method_of(module: Any) -> Any:
-    """Return a compiled function that stands in a module for a method, as in guides for decoders.
+def _methods_of(module: Any) -> list[Any]:
+    """Return the compiled functions that stand in a module for methods, as in guides for decoders.
 
     model.forward = torch.compile(model.forward, mode="reduce-overhead")
     """
     if hasattr(module, "dynamo_ctx"):  # torch.compile's own module, whose `forward` is one
-        return None
-    for name, value in vars(module).items():
-        if hasattr(type(value), "serve_warm_level1"):
-            return value
-        is_method = inspect.isroutine(value) and hasattr(type(module), name)
-        if is_method and hasattr(value, "_torchdynamo_orig_callable"):
-            return value
-    return None
+        return []
+    return [
+        value
+        for name, value in vars(module).items()
+        if hasattr(type(value), "serve_warm_level1")
+        # Dynamo's mark is on what it is told to leave alone, too, which has no backend.
+        or (
+            inspect.isroutine(value)
+            and hasattr(type(module), name)
+            and hasattr(value, "_torchdynamo_orig_callable")
+        )
+    ]
 
 
 def clone_outputs(value: Any) -> Any:

@@ -8,6 +8,7 @@ Compiler processes are counted in test_cold_warm.py, where some are run anyway.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import pwd
@@ -416,6 +417,30 @@ def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
     found = compiler.compile_arguments(Owner())
 
     assert "triton.cudagraphs=True" in found["model"]
+
+
+class Codec(torch.nn.Module):
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [torch.compiler.disable, functools.partial(torch.compile, dynamic=True)],
+    ids=["disabled", "compiled"],
+)
+def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
+    """What captures among several methods is seen, since its outputs have to be copied."""
+    owner = SimpleNamespace(model=Codec())
+    owner.model.encode = first(owner.model.encode)
+    owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert compiler.uses_cuda_graphs(owner)
+    assert "triton.cudagraphs=True" in compiler.compile_arguments(owner)["model"]
 
 
 def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
