@@ -222,14 +222,17 @@ def _imported(config: Mapping[str, Any]) -> Any:
             f"import_path {config['import_path']!r} cannot be imported: {error}",
             hint="run from the folder that `serve run` would be run from",
         ) from error
+    args = config.get("args") or {}
     try:
-        return call_user_app_builder_with_args_if_necessary(bound, config.get("args") or {})
+        return call_user_app_builder_with_args_if_necessary(bound, args)
     except TypeError as error:
         raise ConfigError(
             f"import_path {config['import_path']!r} names no application: {error}",
             hint="bind the deployment, app = TextEmbedder.bind(), and name the result",
         ) from error
     except ValueError as error:  # also pydantic's, for what the function's argument does not take
+        if not args and not hasattr(error, "errors"):
+            raise  # the function's own
         raise ConfigError(
             f"import_path {config['import_path']!r} does not take these args: "
             f"{' '.join(str(error).split())}",

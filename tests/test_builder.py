@@ -229,6 +229,21 @@ def test_args_that_an_application_does_not_take_are_refused(written, example, at
     assert "import_path" in error.hint
 
 
+def test_what_an_application_raises_without_args_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is said of args that nobody gave: user code has failed, and where is to be seen."""
+    (tmp_path / "failing_application.py").write_text(
+        "def app(args: dict):\n    raise ValueError('no weights')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "failing_application", raising=False)
+
+    with pytest.raises(ValueError, match=r"^no weights$"):
+        load_app("failing_application:app")
+
+
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
 def test_a_target_that_is_neither_is_refused(target):
     """What is neither a YAML nor module:app is refused with an example of both."""
