@@ -533,7 +533,7 @@ def build(
     say = _once(notice)
     with on.running(app, cold, progress=_prefixed(progress, "compile"), notice=say) as start:
         progress("compile: packing")
-        by_rank = start.ask("warmup_artifact", timeout_s=600)
+        by_rank = _one_each(start.ask("warmup_artifact", timeout_s=600))
     portable: dict[str, Any] = {}
     for packed in by_rank:
         say(packed["note"])
@@ -557,7 +557,8 @@ def build(
             with _discarded_if_refused(build_keys):
                 for report in reports:
                     _accept(report, without_compiler=proves)
-    statements = [report["artifact"]["statement"] for report in reports]
+    used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
+    statements = list(used)
     if not keep:
         progress("publish")
         on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
@@ -572,9 +573,8 @@ def build(
         ranks=tuple(statements) if len(statements) > 1 else (),
         variant=manifests[0].fingerprint.key,
         # Of one that is trusted by the replicas and not here only they know it.
-        stored_bytes=sum(published.values())
-        or sum(report["artifact"]["stored_bytes"] for report in reports),
-        raw_bytes=sum(report["artifact"]["raw_bytes"] for report in reports)
+        stored_bytes=sum(published.values()) or sum(each["stored_bytes"] for each in used.values()),
+        raw_bytes=sum(each["raw_bytes"] for each in used.values())
         if keep
         else sum(part.raw_bytes for manifest in manifests for part in manifest.parts),
         parts=published,
@@ -584,6 +584,17 @@ def build(
         note=by_rank[0]["note"],
         round_trip=reports[0],
     )
+
+
+def _one_each(packed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what is for the same machine and app as one before it.
+
+    A gang without a process group has no ranks: each of its replicas can start from any of them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for each in packed:
+        found.setdefault(Fingerprint.from_json(each["fingerprint"]).key, each)
+    return list(found.values())
 
 
 def _check_trusted(app: App, key: Ed25519PrivateKey) -> None:

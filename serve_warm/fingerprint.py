@@ -169,11 +169,16 @@ class Fingerprint:
         )
 
 
+NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
+"""One of them is there where an NVIDIA driver is, the last in WSL. Looking asks no driver."""
+
+
 def read_machine(
     environ: Mapping[str, str],
     *,
     cpu: Cpu = "native",
     device: int | None = None,
+    driver: Sequence[Path] = NVIDIA,
     on_no_torch: Literal["raise", "note"] = "raise",
 ) -> dict[str, str]:
     """Read what this machine and its installed software are; imports torch.
@@ -184,13 +189,14 @@ def read_machine(
     With `cpu="portable"` the factors of the CPU are the same on every machine that has all of
     `PORTABLE_ISA`, and this machine's own on any other: it fits no portable artifact.
 
-    `device` is the index of the GPU in use; without it, that of the calling thread is.
+    `device` is the index of the GPU in use; without it, that of the calling thread is. `driver` are
+    paths of which one is there where an NVIDIA driver is.
 
     Looks up `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` in `environ`. Asks CUDA
     for its devices only in a torch that can see some. Costs one `g++ --version` a process, and some
     milliseconds.
     """
-    from_torch = _read_from_torch(environ, device, on_no_torch)
+    from_torch = _read_from_torch(environ, device, driver, on_no_torch)
     isa = read_cpu_isa()
     # Eager kernels and the vector width of generated code both follow this variable, and it is
     # in no key. It has a value named "default" that means no vectors, hence "unset".
@@ -222,7 +228,10 @@ def read_machine(
 
 
 def _read_from_torch(
-    environ: Mapping[str, str], device: int | None, on_no_torch: Literal["raise", "note"]
+    environ: Mapping[str, str],
+    device: int | None,
+    driver: Sequence[Path],
+    on_no_torch: Literal["raise", "note"],
 ) -> dict[str, str]:
     """Return the factors that nothing but an imported torch can tell."""
     try:
@@ -232,7 +241,7 @@ def _read_from_torch(
             raise
         absent = dict.fromkeys(("torch_install", "torch"), NOT_INSTALLED)
         return {**absent, **dict.fromkeys(("cuda", "gpu", "driver"), UNKNOWN)}
-    gpu = _read_gpu(environ, device)
+    gpu = _read_gpu(environ, device, driver)
     return {
         "torch_install": str(Path(torch.__file__).parent),
         "torch": f"{torch.__version__} {(torch.version.git_version or UNKNOWN)[:12]}",
@@ -429,12 +438,12 @@ def _read_toolkit() -> str:
     return NONE
 
 
-def _read_gpu(environ: Mapping[str, str], device: int | None) -> str:
+def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[Path]) -> str:
     import torch
 
     if not torch.cuda.is_available():
         # A replica that falls back to its CPU here is not one of those that have no GPU.
-        return UNKNOWN if why_no_gpu(environ) else NONE
+        return UNKNOWN if why_no_gpu(environ, driver=driver) else NONE
     visible = range(torch.cuda.device_count())
     found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
     return _device_in_use(found, torch.cuda.current_device() if device is None else device)
@@ -471,17 +480,21 @@ _HIDES_GPUS = ("", "-1", "NoDevFiles")
 ask for no GPU."""
 
 
-def why_no_gpu(environ: Mapping[str, str]) -> str:
+def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
     """Return in a sentence why torch cannot use the GPU that is here.
 
     Empty where it can, where there is none, and for a torch without CUDA. `is_available()` says why
     in a warning alone, to whoever in the process asks first; so CUDA is asked once more. Empty too
     where `environ` hides all GPUs: CUDA looks at its driver first, and finds fault with an old one.
+    And where none of the paths of a `driver` is there: images have libraries of the driver, or
+    stubs of them, on machines without one, which CUDA calls an error.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.version.cuda or torch.cuda.is_available():
         return ""
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDES_GPUS:
+        return ""
+    if not any(path.exists() for path in driver):
         return ""
     try:
         torch.cuda.init()

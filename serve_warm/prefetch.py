@@ -37,6 +37,7 @@ from serve_warm import artifact, compiler, folders, kernels, transfer
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import (
+    NVIDIA,
     Fingerprint,
     rank_factor,
     read_app,
@@ -60,9 +61,6 @@ milliseconds; a store that does not answer is no reason to have nothing done."""
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
 """Factors that `__init__` makes. The others are read as they are before it; where it changes one
 (threads, the default dtype) another variant fits, and what was fetched is thrown away."""
-
-NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
-"""One of them is there where an NVIDIA driver is, the last in WSL. Looking asks no driver."""
 
 
 @dataclass(frozen=True, kw_only=True)

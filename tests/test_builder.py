@@ -336,10 +336,13 @@ NOTE = "resuming: 2 kernels of an interrupted build of 2026-01-31 09:15 UTC"
 class Ready:
     """Replicas that are ready: one, or the ranks of a gang."""
 
-    def __init__(self, cache: Path, report: dict[str, Any], ranks: int = 1) -> None:
+    def __init__(
+        self, cache: Path, report: dict[str, Any], ranks: int = 1, group: str = "of ranks"
+    ) -> None:
         self._cache = cache
         self._report = report
         self._ranks = ranks
+        self._group = group
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
         if method == "warmup_report":
@@ -347,7 +350,8 @@ class Ready:
         return [
             {
                 "fingerprint": Fingerprint(
-                    machine=HERE.machine, app={**HERE.app, **rank_factor((rank, self._ranks))}
+                    machine=HERE.machine,
+                    app={**HERE.app, **rank_factor((rank, self._ranks) if self._group else None)},
                 ).to_json(),
                 "parts": {"cache": pack_directory(self._cache)},
                 "facts": {},
@@ -364,10 +368,15 @@ class Starts:
     place = "here"
 
     def __init__(
-        self, cache: Path, *outcomes: dict[str, Any] | BaseException, ranks: int = 1
+        self,
+        cache: Path,
+        *outcomes: dict[str, Any] | BaseException,
+        ranks: int = 1,
+        group: str = "of ranks",
     ) -> None:
         self._cache = cache
         self._ranks = ranks
+        self._group = group
         self._outcomes = list(outcomes)
         self.settings: list[dict[str, Any]] = []
 
@@ -383,7 +392,7 @@ class Starts:
             # As often as the state of the replica is looked at.
             notice(NOTE)
             notice(NOTE)
-        yield Ready(self._cache, outcome, self._ranks)
+        yield Ready(self._cache, outcome, self._ranks, self._group)
 
 
 @pytest.fixture
@@ -467,6 +476,21 @@ def test_a_variant_of_each_rank_is_published(tmp_path: Path):
     assert len(statements) == 2
     assert two.stored_bytes == 2 * one.stored_bytes
     assert two.parts == {"cache": 2 * one.parts["cache"]}
+
+
+def test_a_gang_without_a_process_group_has_one_variant(tmp_path: Path):
+    """Its replicas describe themselves alike, and each can start from what any of them made."""
+    (tmp_path / "none").mkdir()
+    one, three = (
+        build_on(
+            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n, group=""),
+            tmp_path / str(n),
+        )
+        for n in (1, 3)
+    )
+
+    assert three.ranks == ()
+    assert (three.variant, three.stored_bytes) == (one.variant, one.stored_bytes)
 
 
 def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):

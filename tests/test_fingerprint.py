@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +29,6 @@ from serve_warm.fingerprint import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 from types import SimpleNamespace
 
 MACHINE_FACTORS = (
@@ -269,6 +269,10 @@ TOO_OLD = (
 )
 
 
+DRIVER = [Path(os.devnull)]
+"""Stands for the files of a driver, wherever these tests run."""
+
+
 @pytest.fixture
 def cuda_without_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return what makes this torch one for CUDA that finds no device, for a reason."""
@@ -292,10 +296,10 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
     """With a driver that is too old a machine is not one without a GPU: nothing fits, and why."""
     cuda_without_devices(TOO_OLD)
 
-    machine = read_machine(os.environ)
+    machine = read_machine(os.environ, driver=DRIVER)
 
     assert machine["gpu"] == "unknown"
-    assert why_no_gpu(os.environ).endswith(
+    assert why_no_gpu(os.environ, driver=DRIVER).endswith(
         " (CUDA 13.0) cannot use this machine's GPU, and no artifact fits: "
         "The NVIDIA driver on your system is too old (found version 12020); "
         "update the driver, or install a torch for the CUDA that it has"
@@ -312,10 +316,10 @@ def test_a_machine_without_a_gpu_has_none(
     """A torch for CUDA on a node without one, or with none made visible, is as it should be."""
     cuda_without_devices(why)
 
-    machine = read_machine(os.environ)
+    machine = read_machine(os.environ, driver=DRIVER)
 
     assert (machine["gpu"], machine["driver"]) == ("none", "none")
-    assert why_no_gpu(os.environ) == ""
+    assert why_no_gpu(os.environ, driver=DRIVER) == ""
 
 
 @pytest.mark.parametrize(("hidden", "gpu"), [("", "none"), ("-1", "none"), ("0", "unknown")])
@@ -326,10 +330,22 @@ def test_a_replica_of_the_cpu_does_not_mind_an_old_driver(
     cuda_without_devices(TOO_OLD)
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": hidden}
 
-    machine = read_machine(environ)
+    machine = read_machine(environ, driver=DRIVER)
 
     assert machine["gpu"] == gpu
-    assert bool(why_no_gpu(environ)) == (gpu == "unknown")
+    assert bool(why_no_gpu(environ, driver=DRIVER)) == (gpu == "unknown")
+
+
+def test_a_library_of_a_driver_alone_is_no_gpu(
+    cuda_without_devices: Callable[[str], None], tmp_path: Path
+) -> None:
+    """An image for GPUs on a machine without one, where CUDA fails in one way or another."""
+    cuda_without_devices("CUDA driver initialization failed, you might not have a CUDA gpu.")
+
+    machine = read_machine(os.environ, driver=[tmp_path / "nvidiactl"])
+
+    assert machine["gpu"] == "none"
+    assert read_machine(os.environ, driver=DRIVER)["gpu"] == "unknown"
 
 
 def test_unknown_fits_nothing() -> None:

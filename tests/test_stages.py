@@ -728,6 +728,10 @@ def test_a_gpu_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    # A driver is there, wherever this test runs.
+    exists, driver = Path.exists, Path("/dev/nvidiactl")
+    monkeypatch.setattr(Path, "exists", lambda path, **how: path == driver or exists(path, **how))
 
     report = warm_up(StandIn()).report()
 
