@@ -131,10 +131,11 @@ class _Graph:
         _without_sizes(graph)
         self._fakes = [_fake(node) for node in graph.graph.nodes if node.op == "placeholder"]
         devices = sorted({str(fake.device) for fake in self._fakes})
-        self._device = devices[0].partition(":")[0]
-        if len(devices) > 1 or self._device not in DEVICES:
+        self._device = devices[0]
+        kind = self._device.partition(":")[0]
+        if len(devices) > 1 or kind not in DEVICES:
             raise NoEntry(f"it computes on {' and '.join(devices)}, and a library is for the CPU")
-        if self._device == "cuda":
+        if kind == "cuda":
             self._settings.update(ON_A_GPU)
         self._graph = graph
         # What Inductor finds out about sizes becomes a condition while Dynamo is at it, and not
@@ -223,7 +224,7 @@ class _Graph:
 
     def _same_random_numbers(self) -> contextlib.AbstractContextManager[None]:
         """Leave torch's random numbers as they are, where the graph uses any."""
-        devices = [] if self._device == "cpu" else [torch.cuda.current_device()]
+        devices = [] if self._device == "cpu" else [self._device]
         return torch.random.fork_rng(devices=devices)
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:

@@ -27,11 +27,16 @@ MOST_CAPTURES = 64
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.pools: dict[int, Any] = {}
+        """One for the graphs of all libraries, by the stream that they are launched on: what runs
+        on one stream runs one after another, so that they may use the same memory."""
+        self.streams: dict[Any, Any] = {}
+        """What is captured on, by device: torch's own is one for all threads."""
 
 
 _of_thread = _OfThread()
-"""One memory pool for the graphs of all libraries, by the stream that they are launched on: what
-runs on one stream runs one after another, so that they may use the same memory."""
+
+_one_at_a_time = threading.Lock()
+"""Captures may not overlap (`torch.cuda.graph`), and torch's own hold no lock before 2.13."""
 
 
 class Graphed:
@@ -42,9 +47,10 @@ class Graphed:
     writes is written once.
     """
 
-    def __init__(self, run: Run, *, brought: Sequence[int], inputs: int) -> None:
+    def __init__(self, run: Run, *, device: str, brought: Sequence[int], inputs: int) -> None:
         """Take the code, and which of its inputs are the call's own; the others are weights."""
         self._run = run
+        self._device = device
         self._brought = tuple(brought)
         self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
         self._local = threading.local()
@@ -55,7 +61,7 @@ class Graphed:
         Raises:
             RuntimeError: it failed.
         """
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream(self._device).cuda_stream
         sizes = tuple([inputs[index].shape for index in self._brought])
         key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
         kept: dict[Any, Run] = vars(self._local).setdefault("kept", {})
@@ -71,7 +77,8 @@ class Graphed:
         """Return the graph for calls like this one; or the code itself, where none can be had."""
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = f"captured {again} times before: its weights have moved" if again else ""
-        pools = _of_thread.pools
+        pools, streams = _of_thread.pools, _of_thread.streams
+        before = torch.cuda.current_stream(self._device)
         try:
             # Tensors of its own are written into in whatever mode a call is made.
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -82,14 +89,25 @@ class Graphed:
                     given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
                 if stream not in pools:
                     pools[stream] = torch.cuda.graph_pool_handle()
+                if self._device not in streams:
+                    cuda: Any = torch.cuda
+                    streams[self._device] = cuda.Stream(self._device)
                 graph = torch.cuda.CUDAGraph()
                 with (
+                    _one_at_a_time,
                     graphs.capturing("a library", str(InputSignature.of(brought)), reason=reason),
-                    # As graph trees do: what another thread allocates meanwhile is no error.
-                    torch.cuda.graph(graph, pool=pools[stream], capture_error_mode="thread_local"),
+                    torch.cuda.graph(
+                        graph,
+                        pool=pools[stream],
+                        stream=streams[self._device],
+                        # As graph trees do: what another thread allocates meanwhile is no error.
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     outputs = self._run(given)
         except RuntimeError as error:
+            # The end of a capture that was broken raises before it gives the stream back.
+            torch.cuda.set_stream(before)
             words = str(error).strip().splitlines() or [type(error).__name__]
             graphs.skipped(f"a library cannot be captured: {words[0]}")
             return self._run

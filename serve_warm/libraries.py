@@ -65,8 +65,9 @@ def load(path: Path, plan: Mapping[str, Any]) -> Function:
             raise NoEntry(f"its library {path.name} is damaged")
         inputs = tuple(Input(**plain) for plain in plan["inputs"])
         result = _result(plan["result"])
-        kind = NativeOnGpu if plan.get("device") == "cuda" else Native
-        native = kind(path, inputs=len(inputs), outputs=int(plan["outputs"]))
+        device = str(plan.get("device", "cpu"))
+        kind = Native if device == "cpu" else NativeOnGpu
+        native = kind(path, device=device, inputs=len(inputs), outputs=int(plan["outputs"]))
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
     return Function(
@@ -83,7 +84,7 @@ class Function:
 
     def __init__(
         self,
-        native: Callable[[Sequence[Any]], Sequence[Any]],
+        native: Native,
         inputs: Sequence[Input],
         *,
         result: Build,
@@ -91,7 +92,7 @@ class Function:
         captures: str | None = None,
     ) -> None:
         self.native = native
-        self._run = native
+        self._run: Callable[[Sequence[Any]], Sequence[Any]] = native
         if captures is not None:
             self._run = _graphed(native, inputs, captures)
         self.result = result
@@ -145,13 +146,13 @@ class Function:
 
 
 def _graphed(
-    native: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input], why_not: str
+    native: Native, inputs: Sequence[Input], why_not: str
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if why_not:
         graphs.skipped(why_not)
         return native
     brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
-    return Graphed(native, brought=brought, inputs=len(inputs))
+    return Graphed(native, device=native.device, brought=brought, inputs=len(inputs))
 
 
 def describe(tensor: Any, *, free: bool) -> str:
@@ -224,7 +225,8 @@ class Native:
     It is never closed: the code may be running, and torch keeps what it registered.
     """
 
-    def __init__(self, path: Path, *, inputs: int, outputs: int) -> None:
+    def __init__(self, path: Path, *, device: str, inputs: int, outputs: int) -> None:
+        self.device = device
         self._library = ctypes.CDLL(str(path))  # its calls release Python's lock
         self._run = self._runner()
         self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
@@ -294,15 +296,13 @@ class Native:
 class NativeOnGpu(Native):
     """The same on a GPU, where a model is a container of one, with its kernels inside.
 
-    Work is queued on the current stream of the calling thread, as torch's own is.
+    Work is queued on the device's current stream of the calling thread, as torch's own is.
     """
-
-    DEVICE = b"cuda"
 
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
-        return int(create(model, 1, self.DEVICE, None))
+        return int(create(model, 1, self.device.encode(), None))
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)
@@ -318,7 +318,7 @@ class NativeOnGpu(Native):
         return int(self._run(model, given, len(given), outputs, len(outputs), self._stream(), None))
 
     def _stream(self) -> int | None:
-        return int(torch.cuda.current_stream().cuda_stream)
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -562,7 +562,9 @@ def test_an_operator_of_python_is_refused():
 class AsOnAGpu(libraries.NativeOnGpu):
     """The way that a library for a GPU is opened and called, with one for the CPU."""
 
-    DEVICE = b"cpu"
+    def _create(self, model: Any) -> int:
+        self.device = "cpu"
+        return super()._create(model)
 
     def _stream(self) -> None:
         return None
@@ -576,7 +578,7 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
     path = tmp_path / "library.so"
     path.write_bytes(perceptron.made.data)
 
-    fn = libraries.load(path, {**perceptron.made.plan, "device": "cuda"})
+    fn = libraries.load(path, {**perceptron.made.plan, "device": "cuda:0"})
 
     model, x = perceptron.model, perceptron.x
     with torch.inference_mode():
