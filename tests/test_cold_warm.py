@@ -201,6 +201,11 @@ def by_profile_of_one(machine: Machine) -> Started:
     return start_profiled(machine, [1, 8], load=True)
 
 
+TUNED = 3 if torch.__version__.startswith("2.11.") else 1
+"""Of the model's three products those that there are several ways for: 2.11 tries two for a layer
+with a bias, `addmm` and `bias_addmm`; 2.13 and 2.15 have one."""
+
+
 def start_tuned(machine: Machine, **options: Any) -> Started:
     chosen: dict[str, Any] = {"mode": "max-autotune-no-cudagraphs", "batches": [8]}
     return machine.start(store=machine.store.with_name("tuned"), **chosen, **options)
@@ -323,7 +328,7 @@ def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned
     """Torch's own counter says that it was: a cached graph adds what was counted for it before."""
     cold, warm = tuned.report["warmup"], by_tuned.report["warmup"]
 
-    assert cold["tunings"] == 1
+    assert cold["tunings"] == TUNED
     assert cold["compile_s"] > cold["tuning_s"] > 0
     assert (warm["tunings"], warm["tuning_s"], warm["compiles"]) == (0, 0, 1)
     assert (warm["fx_hits"], warm["fx_misses"], by_tuned.report["verdict"]) == (1, 0, "full_hit")
@@ -331,7 +336,7 @@ def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned
 
 def test_what_no_build_has_tuned_is_tuned_in_traffic(by_tuned: Started):
     """So the counts of the test above can be others than zero."""
-    assert by_tuned.report["after_ready"]["tunings"] == 1
+    assert by_tuned.report["after_ready"]["tunings"] == TUNED
 
 
 @pytest.mark.parametrize(
