@@ -11,8 +11,8 @@ Where a capture fails, for memory or for an operation that cannot be captured, t
 call of that path. Here the path runs without a graph from then on: a skip, with its reason.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, `get_obj`, and `log_cudagraph_skip_and_bump_counter`, through which skips go. Seen
-in 2.13 alone: what `_Attempt` undoes, and `is_cudagraph_capture_sizes`.
+and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, what `_Attempt` undoes, and
+`log_cudagraph_skip_and_bump_counter`, through which skips go.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 `torch.cuda.CUDAGraph` is public; graphs that user code makes by itself, and those of
 `torch.cuda.make_graphed_callables`, go through it.
