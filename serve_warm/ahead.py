@@ -131,34 +131,38 @@ def capture(
         facts=facts.collect(guards, callee, modules=aliases),
         conditions=tuple(conditions),
         sources=_sources(entry),
-        plan=_asked_at_load(settings["options"]),
+        plan=_asked_at_load(arguments),
     )
 
 
 def captures(arguments: Mapping[str, Any]) -> bool:
-    """Return whether arguments of torch.compile ask for CUDA graphs."""
-    options, mode = dict(arguments.get("options") or {}), arguments.get("mode")
-    if mode not in (None, "default"):
-        from torch._inductor import list_mode_options
+    """Return whether CUDA graphs are asked for: by arguments of torch.compile, or for all of it."""
+    from torch._inductor import config
 
-        options = dict(list_mode_options(mode, arguments.get("dynamic")))
-    return bool(options.get(CAPTURES))
+    return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
+
+
+def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of Inductor that arguments of torch.compile stand for, by themselves."""
+    mode = arguments.get("mode")
+    if mode in (None, "default"):
+        return dict(arguments.get("options") or {})
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, arguments.get("dynamic")))
 
 
 CAPTURES = "triton.cudagraphs"
 """The setting by which CUDA graphs are captured."""
 
 
-def _asked_at_load(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _asked_at_load(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the setting by which graphs are captured, if they are: no entry says so by itself.
 
     torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
     (`_functorch/_aot_autograd/aot_autograd_result.py`), and that is at each load.
     """
-    from torch._inductor import config
-
-    asked = options.get(CAPTURES, config.triton.cudagraphs)
-    return {"settings": {CAPTURES: True}} if asked else {}
+    return {"settings": {CAPTURES: True}} if captures(arguments) else {}
 
 
 @contextlib.contextmanager
@@ -282,13 +286,8 @@ def _enabled() -> Iterator[None]:
 
 def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
     """Add a guard filter, which goes into `options`; a mode is turned into its options for that."""
-    from torch._inductor import list_mode_options
-
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
-    mode, options = arguments.get("mode"), dict(arguments.get("options") or {})
-    if mode not in (None, "default"):
-        options = dict(list_mode_options(mode, arguments.get("dynamic")))
-    return {**given, "options": {**options, "guard_filter_fn": take_all}}
+    return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
 def _guard(entry: Any) -> facts.Guard:

@@ -83,14 +83,11 @@ def make(
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of Inductor that stand behind arguments of torch.compile."""
-    from torch._inductor import config, list_mode_options
+    from torch._inductor import config
 
-    options = dict(arguments.get("options") or {})
-    if arguments.get("mode") not in (None, "default"):
-        options = dict(list_mode_options(arguments["mode"], arguments.get("dynamic")))
     known: Any = config
     small = {name: value for name, value in SMALL.items() if name in known._config}
-    given = {name.replace("-", "_"): value for name, value in options.items()}
+    given = {name.replace("-", "_"): value for name, value in ahead.options_of(arguments).items()}
     return {ahead.CAPTURES: config.triton.cudagraphs, **small, **given}
 
 
@@ -106,7 +103,7 @@ class _Graph:
         places: Mapping[int, Input],
         changes: Mapping[str, None],
     ) -> None:
-        # AOTInductor has no graphs: `graphs` captures what it makes.
+        # AOTInductor has no graphs: `graphed` captures what it makes.
         self._settings = {**settings, ahead.CAPTURES: False}
         self._captures = bool(settings[ahead.CAPTURES])
         self._places = places

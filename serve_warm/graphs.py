@@ -289,7 +289,8 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
         if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
             return True
         met.add(id(error))
-        error = error.__cause__ or error.__context__
+        # What `raise ... from None` puts aside is not what it came of.
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

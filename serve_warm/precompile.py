@@ -124,7 +124,7 @@ def compile_regions(
     # Without a GPU torch captures nothing, and the rest of such a mode is as good as ever.
     if torch.cuda.is_available() and ahead.captures(arguments):
         raise ConfigError(
-            "serve_warm.compile_regions was asked for CUDA graphs, by mode or options",
+            "serve_warm.compile_regions was asked for CUDA graphs, by mode, options or setting",
             hint="torch ends what one compiled call returned when the next one begins, and a block "
             "returns what the next one takes; leave them out, or hand over the whole model: "
             "serve_warm.compile(model, mode=...)",

@@ -964,6 +964,8 @@ class Warmup:
                 "graphs belong to their thread, and the warm-up made its calls on another one: "
                 "call the model with `await self.on_model_thread(self.model, ...)`"
             )
+        if event.kind == "capture" and event.reason:
+            return "what a graph reads has moved: write weights and caches in place, where they are"
         return "declare this input in warmup_inputs(), or pad to a bucket"
 
     # Bookkeeping -----------------------------------------------------------------------------

@@ -395,11 +395,14 @@ def test_memory_is_what_was_missing_however_it_is_said():
     """By torch, by CUDA, and below what somebody made of it; not by a word in any error."""
     wrapped = ValueError("the answer of the model")
     wrapped.__cause__ = out_of_memory()
+    instead = ValueError("what was raised from None, instead")
+    instead.__context__, instead.__suppress_context__ = out_of_memory(), True
     errors = [
         out_of_memory(),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"),
         RuntimeError("run_func_ failed: CUDA out of memory. Tried to allocate 9 GiB"),
         wrapped,
+        instead,
         RuntimeError("out of paper"),
         ValueError("CUDA error: out of memory"),
         None,
@@ -407,7 +410,7 @@ def test_memory_is_what_was_missing_however_it_is_said():
 
     answers = [graphs.ran_out_of_memory(error) for error in errors]
 
-    assert answers == [True, True, True, True, False, False, False]
+    assert answers == [True, True, True, True, False, False, False, False]
 
 
 def test_torch_has_what_is_hooked():

@@ -315,6 +315,18 @@ def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch)
         serve_warm.compile_regions(blocks, **arguments)
 
 
+def test_regions_have_no_graphs_that_are_asked_for_everywhere(monkeypatch: pytest.MonkeyPatch):
+    """By torch's setting for the process, which its environment variable sets as well."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+
+    with (
+        torch._inductor.config.patch("triton.cudagraphs", True),
+        pytest.raises(ConfigError, match="CUDA graphs"),
+    ):
+        serve_warm.compile_regions(blocks)
+
+
 def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """Where there is nothing to capture, `max-autotune` asks for its templates alone."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1054,6 +1054,23 @@ def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.Log
     assert start.report().after_ready.captures == 1
 
 
+def test_a_capture_that_is_made_again_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
+    """The input is declared, and what its graph reads lies somewhere else now."""
+    start = warm_up(StandIn(2))
+    reason = "captured 1 times before: static input 3 moved"
+
+    compiler.watch()._note(
+        dataclasses.replace(
+            CAPTURE, reason=reason, thread=threading.get_native_id(), at_unix=time.time()
+        )
+    )
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert "in place" in line
+    assert "warmup_inputs()" not in line
+    assert start.report().after_ready.captures == 1
+
+
 # --- observers -----------------------------------------------------------------------------
 
 

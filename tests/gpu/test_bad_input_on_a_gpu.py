@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gpus import ON_A_GPU
-from levels import build, started
+from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm import compiler
 from serve_warm.inputs import Input
@@ -84,17 +84,6 @@ def compiled(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return operator(x + 1) - 1
 
     return torch.compile(forward, mode="reduce-overhead", fullgraph=True, dynamic=False)
-
-
-def spans(call: Callable[[], Any], times: int) -> list[Any]:
-    """Return what was counted in each of some calls."""
-    watch, found = compiler.watch(), []
-    with torch.inference_mode():
-        for _ in range(times):
-            before = watch.counts()
-            call()
-            found.append(watch.counts() - before)
-    return found
 
 
 def last(kind: str) -> CompileEvent:
