@@ -487,8 +487,8 @@ def memory() -> tuple[DeviceMemory, ...]:
 
 def _allocating() -> Any:
     """Return torch where it has used a GPU by its own allocator, else `None`."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not _cuda_is_used():
         return None
+    torch = sys.modules["torch"]
     # Of cudaMallocAsync and of an allocator of the user's nothing is known: they raise.
     return torch if torch.cuda.get_allocator_backend() == "native" else None

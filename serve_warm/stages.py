@@ -52,6 +52,7 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import (
     NOT_NEEDED,
+    UNKNOWN,
     Fingerprint,
     gpu_in_use,
     read_app,
@@ -490,8 +491,8 @@ class Warmup:
             cpu, device = self._config.cpu, gpu_in_use()
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
             machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu, device=device)
-            why = await asyncio.to_thread(why_no_gpu, environment())
-            if why:
+            if machine["gpu"] == UNKNOWN:
+                why = await asyncio.to_thread(why_no_gpu, environment())
                 self._warnings.append(why)
                 logger.warning("%s", why)
             if self._libraries_only:
