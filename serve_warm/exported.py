@@ -39,9 +39,8 @@ SMALL = {
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them. Only
 those that this torch has are set; 2.11 has neither."""
 
-DEVICES = ("cpu",)
-"""Where a library is made for. That for a GPU (`cuda`) is written, and is asked for by tests/gpu
-alone until it has run there: until then such a call has an entry of level 2."""
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices that a library is made for; all of its inputs are on one device."""
 
 ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 """Kernels go into the library, which has no other files."""
@@ -131,7 +130,10 @@ class _Graph:
         self._device = devices[0]
         kind = self._device.partition(":")[0]
         if len(devices) > 1 or kind not in DEVICES:
-            raise NoEntry(f"it computes on {' and '.join(devices)}, and a library is for the CPU")
+            raise NoEntry(
+                f"it takes tensors on {' and '.join(devices)}, and a library is for one device, "
+                f"{' or '.join(DEVICES)}"
+            )
         if kind == "cuda":
             self._settings.update(ON_A_GPU)
         self._graph = graph

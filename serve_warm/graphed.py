@@ -8,7 +8,9 @@ graph reads them. Otherwise than with those, what is returned is a copy and stay
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +26,46 @@ MOST_CAPTURES = 64
 """Graphs that one library keeps in a thread. One more, of a dynamic size, frees the oldest."""
 
 
+class _Pool:
+    """Memory that graphs share, and an empty graph that keeps it.
+
+    Without one torch refuses all that are captured after the last of the pool's graphs is gone
+    (`use_count > 0`; 2.0 to 2.13). Its own graph trees keep theirs in the same way.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.keep(stream)
+
+    def keep(self, stream: Any) -> None:
+        """Capture the empty graph, on `stream`.
+
+        After a capture that failed it is the one that ends well: until then torch's random numbers
+        believe that they are being captured.
+        """
+        empty = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            with self.capturing(empty, stream):
+                pass
+        self._kept_by = empty
+
+    def capturing(self, graph: Any, stream: Any) -> contextlib.AbstractContextManager[None]:
+        """Capture what is queued in the block, by this thread, into `graph`."""
+        cuda: Any = torch.cuda
+        block: contextlib.AbstractContextManager[None] = cuda.graph(
+            graph,
+            pool=self.handle,
+            stream=stream,
+            # As graph trees do: what another thread allocates meanwhile is no error.
+            capture_error_mode="thread_local",
+        )
+        return block
+
+
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.pools: dict[int, Any] = {}
+        self.pools: dict[int, _Pool] = {}
         """One for the graphs of all libraries, by the stream that they are launched on: what runs
         on one stream runs one after another, so that they may use the same memory."""
         self.streams: dict[Any, Any] = {}
@@ -87,27 +126,25 @@ class Graphed:
                     tensor = inputs[index]
                     # With its strides, which the code was compiled for.
                     given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
-                if stream not in pools:
-                    pools[stream] = torch.cuda.graph_pool_handle()
                 if self._device not in streams:
                     cuda: Any = torch.cuda
                     streams[self._device] = cuda.Stream(self._device)
-                graph = torch.cuda.CUDAGraph()
+                on, graph = streams[self._device], torch.cuda.CUDAGraph()
                 with (
                     _one_at_a_time,
                     graphs.capturing("a library", str(InputSignature.of(brought)), reason=reason),
-                    torch.cuda.graph(
-                        graph,
-                        pool=pools[stream],
-                        stream=streams[self._device],
-                        # As graph trees do: what another thread allocates meanwhile is no error.
-                        capture_error_mode="thread_local",
-                    ),
                 ):
-                    outputs = self._run(given)
+                    if stream not in pools:
+                        pools[stream] = _Pool(on)
+                    with pools[stream].capturing(graph, on):
+                        outputs = self._run(given)
         except RuntimeError as error:
-            # The end of a capture that was broken raises before it gives the stream back.
+            # What raises at the beginning of a capture, or at its end, does not give it back.
             torch.cuda.set_stream(before)
+            if stream in pools:
+                graphs.end_broken(before.device_index, pools[stream].handle)
+                with _one_at_a_time, contextlib.suppress(RuntimeError):
+                    pools[stream].keep(streams[self._device])
             words = str(error).strip().splitlines() or [type(error).__name__]
             graphs.skipped(f"a library cannot be captured: {words[0]}")
             return self._run

@@ -243,12 +243,7 @@ class _Attempt:
         if self._stream is None:
             return
         torch.cuda.set_stream(self._stream)
-        allocator: Any = torch._C
-        of = manager.device_index, manager.cuda_graphs_thread_pool
-        # A capture that was broken has not ended for it; one that was short of memory has.
-        with contextlib.suppress(RuntimeError):
-            allocator._cuda_endAllocateToPool(*of)
-            allocator._cuda_releasePool(*of)
+        end_broken(manager.device_index, manager.cuda_graphs_thread_pool)
 
     def _free(self) -> None:
         import torch
@@ -275,6 +270,17 @@ class _Attempt:
         if is_empty:
             manager.graph, manager.cuda_graphs_thread_pool = graph, pool
         torch.cuda.empty_cache()
+
+
+def end_broken(device_index: int, pool: Any) -> None:
+    """End a capture into a pool that has failed, for torch's allocator."""
+    import torch
+
+    allocator: Any = torch._C
+    # One that was broken has not ended for it; one that was short of memory has.
+    with contextlib.suppress(RuntimeError):
+        allocator._cuda_endAllocateToPool(device_index, pool)
+        allocator._cuda_releasePool(device_index, pool)
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:

@@ -8,6 +8,7 @@ On a GPU: tests/gpu/test_on_a_gpu.py.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class Device:
         self.breaks = ""
         self.pools: list[object] = []
         self._captures: Graph | None = None
+        self._graphs: dict[object, weakref.WeakSet[Graph]] = {}
+        self._under_way: set[object] = set()
 
     def set_stream(self, stream: Any) -> None:
         self.stream = stream.cuda_stream
@@ -56,13 +59,30 @@ class Device:
     def graph(
         self, graph: Graph, *, pool: object, stream: object, capture_error_mode: str
     ) -> Iterator[None]:
-        self.pools.append(pool)
-        self._captures, self.stream, before = graph, 99, self.stream
+        self.stream, before = 99, self.stream
+        # As the allocator does, before anything is captured.
+        if pool in self._under_way:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        if not self._graphs.setdefault(pool, weakref.WeakSet([graph])):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self._graphs[pool].add(graph)
+        self._under_way.add(pool)
+        self._captures = graph
         try:
             yield
         finally:
             self._captures = None
+        if graph.queued:
+            self.pools.append(pool)
+        self._under_way.remove(pool)
         self.stream = before  # as torch 2.11 does: not where the end of a capture raises
+
+    def end(self, index: int, pool: object) -> None:
+        """End for the allocator what has broken."""
+        if pool not in self._under_way:
+            raise RuntimeError("not currently recording to mempool_id")
+        assert index == 0
+        self._under_way.remove(pool)
 
 
 @pytest.fixture
@@ -72,8 +92,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "graph", device.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=device.stream)
+        torch.cuda,
+        "current_stream",
+        lambda _: SimpleNamespace(cuda_stream=device.stream, device_index=0),
     )
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", device.end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: None, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: object())
     monkeypatch.setattr(torch.cuda, "set_stream", device.set_stream)
     monkeypatch.setattr(graphed, "_of_thread", graphed._OfThread())
@@ -206,6 +230,38 @@ def test_what_cannot_be_captured_runs_as_it_is(device: Device):
     assert (found.captures, found.graph_skips) == (0, 1)
     first_line = device.breaks.splitlines()[0]
     assert watch.events()[-1].reason == f"a library cannot be captured: {first_line}"
+
+
+def test_others_are_captured_after_one_that_cannot_be(device: Device):
+    """The capture that broke has ended for the pool, which is kept."""
+    watch = compiler.watch()
+    _, run, (weight, calls) = scaled(device)
+    device.breaks = "CUDA error: operation not permitted when stream is capturing"
+    run([torch.ones(2), weight, calls])
+    device.breaks = ""
+    before = watch.counts()
+
+    outputs = [run([torch.ones(size), weight, calls])[0].tolist() for size in (3, 3, 4, 4)]
+
+    assert outputs == [[3.0] * 3, [3.0] * 3, [3.0] * 4, [3.0] * 4]
+    found = watch.counts() - before
+    assert (found.captures, found.graph_skips) == (2, 0), watch.events()[-1]
+
+
+def test_a_pool_outlives_its_graphs(device: Device):
+    """Of an artifact that was taken out of use, before another one is loaded."""
+    watch = compiler.watch()
+    code, run, (weight, calls) = scaled(device)
+    run([torch.ones(2), weight, calls])
+    del code, run
+    before = watch.counts()
+
+    _, again, _ = scaled(device)
+    again([torch.ones(2), weight, calls])
+
+    found = watch.counts() - before
+    assert (found.captures, found.graph_skips) == (1, 0), watch.events()[-1]
+    assert device.pools[0] is device.pools[1]
 
 
 def test_of_sizes_without_end_the_oldest_graphs_go(device: Device, monkeypatch: pytest.MonkeyPatch):
