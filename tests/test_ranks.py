@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from torch.distributed import HashStore
 
 from artifacts import new_key
+from processes import search_path
 from serve_warm import ranks
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
@@ -190,7 +191,7 @@ class Group:
                     text=True,
                     env={
                         **{k: v for k, v in os.environ.items() if not k.startswith("TORCH")},
-                        "PYTHONPATH": str(HERE.parent),
+                        "PYTHONPATH": search_path(),
                         "TMPDIR": str(temporary),
                         "OMP_NUM_THREADS": "1",
                         "GLOO_SOCKET_IFNAME": "lo",
