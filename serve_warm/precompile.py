@@ -130,11 +130,13 @@ def compile_regions(
             "serve_warm.compile(model, mode=...)",
         )
     found = _repeated(model) if blocks is None else _named(model, blocks)
-    for block in found:
+    # With an artifact they are not called: a start saves 1 to 2 ms for each (2.11, 2.13).
+    stocks = [_WhenCalled(ahead.call_of(block), arguments) for block in found]
+    stocks[0].compiled()  # wrong arguments are an error here, and not in the first request
+    for block, stock in zip(found, stocks, strict=True):
         # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
-        call = ahead.call_of(block)
-        stock = torch.compile(call, **arguments)
-        ahead.compile_in_place(block, Dispatcher(call, stock=stock, arguments=arguments))
+        dispatcher = Dispatcher(stock.target, stock=stock, arguments=arguments)
+        ahead.compile_in_place(block, dispatcher)
     return model
 
 
@@ -285,19 +287,19 @@ class _WhenCalled:
     """torch.compile of something, at the first call of it: that imports Dynamo."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
-        self._target = target
+        self.target = target
         self._arguments = arguments
         self._compiled: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        compiled = self._compiled
-        if compiled is None:
-            with self._lock:
-                compiled = self._compiled = self._compiled or torch.compile(
-                    self._target, **self._arguments
-                )
-        return compiled(*args, **kwargs)
+        return (self._compiled or self.compiled())(*args, **kwargs)
+
+    def compiled(self) -> Callable[..., Any]:
+        """Return what torch.compile makes, once."""
+        with self._lock:
+            self._compiled = self._compiled or torch.compile(self.target, **self._arguments)
+            return self._compiled
 
 
 class _CompiledFunction:
@@ -508,6 +510,8 @@ class Dispatcher:
     def serve_warm_level1(self) -> Callable[..., Any]:
         """What torch.compile made; `compiler.compile_arguments` looks for this name."""
         stock = self.stock
+        if isinstance(stock, _WhenCalled):
+            return stock.compiled()
         return stock.func if isinstance(stock, functools.partial) else stock
 
     @property
