@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -450,34 +451,144 @@ def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def comparison_line() -> str:
-    """Return what the README says of the comparison."""
-    return side_by_side(load("startup"))
+    """Return what the README says of the comparison, and of starts and requests on a GPU."""
+    return f"{side_by_side(load('startup'))}\n{gpu_line()}"
+
+
+def gpu_line() -> str:
+    """Return the sentences on a GPU: starts of the reference case, and requests after one."""
+    found, libraries, asked = (
+        load(name) for name in ("startup_gpu", "startup_gpu_level3", "requests_gpu")
+    )
+    machine, ours, naive = found["machine"], asked["serve_warm"], asked["naive"]
+
+    def to_proof(run: Mapping[str, Any], system: str, level: int | None = None) -> str:
+        [row] = [
+            row
+            for row in run["rows"]
+            if (row["workload"], row["system"], row["level"]) == ("resnet152_gpu", system, level)
+        ]
+        return f"{row['to_proof_s']:.1f}"
+
+    grown = {key: ours["after_ready"][key] for key in ("compiles", "captures", "tunings")}
+    counts = ", ".join(f"{count} {key}" for key, count in grown.items())
+    others = [to_proof(found, system) for system in ("cold", "torch_bytes")]
+    warm = [to_proof(found, "serve_warm", level) for level in (1, 2)]
+    beside = [to_proof(libraries, "serve_warm", 3), to_proof(libraries, "cold")]
+    return (
+        f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 at batch 32 with CUDA "
+        f"graphs takes from the built model to the proof {others[0]} s cold, {others[1]} by "
+        f"torch's bytes, {warm[0]} and {warm[1]} at levels 1 and 2; in a run of its own "
+        f"{beside[0]} at level 3, {beside[1]} cold. Then {ours['together']['requests']:,} "
+        f"requests from {ours['together']['clients']} clients met {counts}, and "
+        f"{ours['together']['wrong']} wrong answers; a naive warm-up in `__init__` with a sync "
+        f"route gave {naive['together']['wrong']} wrong ones of "
+        f"{naive['together']['requests']:,} ([docs/gpu.md](docs/gpu.md))."
+    )
 
 
 def on_a_gpu() -> str:
     """Return the starts that were measured on a GPU, and what is asked of them."""
     found = load("startup_gpu")
-    machine = found["machine"]
+    lines = starts_of(found)
+    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
+    for check in limits.checks_on_a_gpu(found):
+        verdict = "held" if check.held else "**missed**"
+        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
+    return "\n".join(lines)
+
+
+def libraries_on_a_gpu() -> str:
+    """Return the starts that were measured on a GPU beside one at level 3."""
+    return "\n".join(starts_of(load("startup_gpu_level3")))
+
+
+def starts_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a run of starts on a GPU: its command, and a table for each model."""
+    machine, repeats = found["machine"], found["repeats"]
+    turns = f"medians of {repeats} turns" if repeats > 1 else "one turn"
     lines = [
         (
-            f"`{found['command']}`, medians of {found['repeats']} turns on one {machine['gpu']} "
-            f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
-            f"{machine['torch']}, Python {machine['python']}, serve_warm "
-            f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
+            f"`{found['command']}`, {turns} on one {machine['gpu']} and {machine['cpus']} cores "
+            f"({machine['cpu']}), {found['threads']} thread; torch {machine['torch']}, Python "
+            f"{machine['python']}, serve_warm {machine['serve_warm']}; "
+            f"{found['took_s'] / 60:.0f} minutes."
         ),
     ]
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
         lines += ["", f"**{title}**", "", *starts(rows)]
-    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
-    checked = limits.checks_on_a_gpu(found)
-    for check in checked:
-        verdict = "held" if check.held else "**missed**"
-        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
-    for claim, *_, limit in limits.ON_A_GPU:
-        if claim not in {check.claim for check in checked}:
-            lines.append(f"| {claim} | {part(limit)} | not measured in one run so far | |")
+    return lines
+
+
+def requests_on_a_gpu() -> str:
+    """Return what clients saw of a replica on a GPU, and of a naive one beside it."""
+    found = load("requests_gpu")
+    machine, ours, naive = found["machine"], found["serve_warm"], found["naive"]
+    sides = (ours, naive)
+
+    def row(name: str, *cells: str) -> str:
+        return f"| {name} | {' | '.join(cells)} |"
+
+    def alone(side: Mapping[str, Any], key: str, digits: int) -> str:
+        least, most = extremes(one[key] for one in side["alone"])
+        if least == most:
+            return f"{least:.{digits}f}"
+        middle = statistics.median(one[key] for one in side["alone"])
+        return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+    def ready(side: Mapping[str, Any]) -> str:
+        all_s = side["ready_s"] if isinstance(side["ready_s"], list) else [side["ready_s"]]
+        return f"{statistics.median(all_s):.1f}"
+
+    def after(side: Mapping[str, Any], key: str) -> str:
+        return str((side.get("after_ready") or side["after_init"])[key])
+
+    together = [side["together"] for side in sides]
+    lines = [
+        (
+            f"`python tests/gpu/serve_requests.py`, `{found['config']}`: {len(ours['alone'])} "
+            f"replicas of serve_warm and one that is naive, on an {machine['gpu']} and "
+            f"{machine['cpus']} cores; torch {machine['torch']}, Ray {machine['ray']}, Python "
+            f"{machine['python']}."
+        ),
+        "",
+        "| | serve_warm | naive |",
+        "|---|---:|---:|",
+        row("ready, s", *map(ready, sides)),
+        row("first request, ms", *(alone(side, "first_ms", 1) for side in sides)),
+        row("median of the 100 after it, ms", *(alone(side, "p50_ms", 1) for side in sides)),
+        row("first of the median", *(alone(side, "first_to_p50", 2) for side in sides)),
+        row(
+            f"answers to {together[0]['clients']} clients",
+            *(f"{each['requests']:,} in {each['seconds']:.0f} s" for each in together),
+        ),
+        row("median and p99, ms", *(f"{e['p50_ms']:.0f}, {e['p99_ms']:.0f}" for e in together)),
+        row("other answers than eager's", *(str(each["wrong"]) for each in together)),
+    ]
+    counted = ("compiles", "captures", "kernels", "tunings")
+    lines += [row(f"{key} after ready", *(after(side, key) for side in sides)) for key in counted]
+    lines.append(
+        row("graphs given up after ready", *(after(each, "graph_skips") for each in sides))
+    )
     return "\n".join(lines)
+
+
+def at_once_on_gpus() -> str:
+    """Return how replicas that start at the same moment compare with one that starts alone."""
+    found = load("replicas_gpu")
+    *runs, summary = found["runs"]
+    together = [run for run in runs if run["run"] == "together"]
+    warm = sum(run["verdict"] == "full_hit" for run in together)
+    counted = sum(run[key] for run in together for key in ("compiles", "kernels", "tunings"))
+    return (
+        f"{summary['replicas']} replicas of `{summary['workload']}` at level {summary['level']} on "
+        f"{found['gpus']} {found['machine']['gpu']} and {found['machine']['cpus']} cores: "
+        f"{warm} full hits, {counted} compiles, kernels and tunings, one download of "
+        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. From the built model to the proof one alone "
+        f"took {summary['alone_s']:.1f} s, and of all at once the median "
+        f"{summary['together_median_s']:.1f} s, the slowest {summary['together_slowest_s']:.1f} s."
+    )
 
 
 SECTIONS = {
@@ -485,6 +596,9 @@ SECTIONS = {
     "comparison line": (README, comparison_line),
     "comparison": (BENCHMARKS, comparison),
     "starts on a GPU": (GPU, on_a_gpu),
+    "level 3 on a GPU": (GPU, libraries_on_a_gpu),
+    "requests on a GPU": (GPU, requests_on_a_gpu),
+    "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "loading": (LEVELS, loading),
     "architectures": (LEVELS, architectures),
     "probe cost": (REFERENCE, probe_cost),

@@ -3,6 +3,7 @@
 """Replicas of one node that start at the same moment from one artifact, and one that starts alone.
 
     python tests/gpu/eight_replicas.py [--replicas 8] [--workload recipe64_gpu] [--level 2]
+        [--json out.json]
 
 Without Ray: a process is a replica, with its own cache directory as in Serve, and the folder of
 the node's downloads is all that they share. Each has a GPU for itself where there are enough, else
@@ -162,17 +163,25 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--workload", default="recipe64_gpu")
     parser.add_argument("--level", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="a file to write all of it to as well")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
         sys.stdout.write(json.dumps(start(json.loads(chosen.one))) + "\n")
         return
+    from serve_warm.bench import machine
+
+    runs = []
     with tempfile.TemporaryDirectory(prefix="serve_warm-replicas-") as folder:
         for line in compare(
             Path(folder), replicas=chosen.replicas, workload=chosen.workload, level=chosen.level
         ):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
+            runs.append(line)
+    if chosen.json:
+        found = {"machine": machine(), "gpus": len(visible_gpus()), "runs": runs}
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -433,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "machine": bench.machine(),
             "config": options.config,
             "build_s": round(build_s, 1),
-            "build": built.stdout.splitlines()[:12],
+            "build": built.stdout.replace(store, "STORE").splitlines()[:12],
             "serve_warm": of_serve_warm(app, store, asked, options),
         }
         found["naive"] = of_naive(app, args, asked, options)

@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What of a cold start is torch's work once in a process, and what is the compile of one input.
+
+    python tests/gpu/two_compiles.py [recipe64_regions_gpu] [--profile out.pstats]
+
+Calls a model by torch.compile with its first input and then with its second, another size, in
+fresh cache directories. Both compile as much, so that what the first takes beyond the second is
+what torch does once: tables of patterns, keys of its own code and Triton's, a module for the
+driver. Prints a line of JSON. The compiler is imported before, and the eager model was called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workload", nargs="?", default="recipe64_regions_gpu")
+    parser.add_argument("--profile", type=Path, help="a file for what cProfile finds in the calls")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as caches:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/inductor"
+        os.environ["TRITON_CACHE_DIR"] = f"{caches}/triton"
+        sys.stdout.write(json.dumps(calls_of(chosen.workload, chosen.profile)) + "\n")
+
+
+def calls_of(name: str, profile: Path | None) -> dict[str, object]:
+    import torch
+
+    from benchmarks import start_process, workloads
+
+    torch.set_num_threads(1)
+    workload = workloads.ALL[name]
+    workload.import_libraries()
+    start_process.import_compiler()
+    module = workload.place_module()
+    inputs = [workload.place_example(example) for example in workload.inputs()]
+    profiler = cProfile.Profile()
+    calls_s = []
+    with torch.inference_mode():
+        module(*inputs[0].args, **inputs[0].kwargs)
+        workload.wait()
+        compiled = workload.compiled_by_torch(module)
+        for example in inputs:
+            begin = time.perf_counter()
+            if profile:
+                profiler.enable()
+            compiled(*example.args, **example.kwargs)
+            profiler.disable()
+            workload.wait()
+            calls_s.append(round(time.perf_counter() - begin, 3))
+    if profile:
+        profiler.dump_stats(profile)
+    return {"workload": name, "calls_s": calls_s, "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    main()
