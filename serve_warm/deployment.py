@@ -46,6 +46,7 @@ from starlette.responses import Response
 from serve_warm import __version__, compiler, metrics, node
 from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
+from serve_warm.fingerprint import read_rank
 from serve_warm.folders import user_folder
 from serve_warm.inputs import Input
 from serve_warm.prefetch import Prefetch
@@ -417,7 +418,8 @@ class _Replica:
 
     async def _run(self) -> None:
         config = self._config
-        if config.ranks == "gang" and _gang() is not None:
+        # A gang without a process group computes nothing together.
+        if config.ranks == "gang" and _gang() is not None and read_rank() is not None:
             config = config.model_copy(update={"ranks": "together"})
         warmup = Warmup(
             self,

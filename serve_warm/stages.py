@@ -57,6 +57,7 @@ from serve_warm.fingerprint import (
     gpu_in_use,
     read_app,
     read_machine,
+    read_rank,
     why_no_gpu,
 )
 from serve_warm.inputs import Input, ordered
@@ -477,6 +478,7 @@ class Warmup:
                 await self._import_compiler()
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
+            self._warn_of_no_group()
             self._compiled_early = (
                 compiler.unwatched_compiles() - self._replica.unwatched_compiles_before
             )
@@ -543,6 +545,15 @@ class Warmup:
                 f"{', '.join(on)}: torch loads what it finds in its remote cache without any "
                 "signature; switch it off where an artifact is used"
             )
+
+    def _warn_of_no_group(self) -> None:
+        if self._config.ranks == "together" and read_rank() is None:
+            text = (
+                "ranks: together does nothing here: this process has no process group of several "
+                "ranks. Call torch.distributed.init_process_group in __init__"
+            )
+            self._warnings.append(text)
+            logger.warning("%s", text)
 
     def _warn_of_late_settings(self) -> None:
         late = self._prefetch.set_too_late if self._prefetch is not None else ()

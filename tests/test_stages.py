@@ -1264,6 +1264,16 @@ def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     assert not [w for w in off.warnings if "REMOTE" in w]
 
 
+def test_ranks_without_a_process_group_are_warned_of():
+    """Such a process starts by itself, as it does where nothing was asked for."""
+    asked = warm_up(StandIn(), ranks="together").report()
+    not_asked = warm_up(StandIn()).report()
+
+    assert [w for w in asked.warnings if w.startswith("ranks: together does nothing here")]
+    assert asked.stage is Stage.READY
+    assert not [w for w in not_asked.warnings if "ranks" in w]
+
+
 def test_a_torch_without_profiles_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
     """The setting does nothing there, and costs nothing: the start is as without it."""
     monkeypatch.delattr("torch._dynamo.pgo.reset_code_state")
