@@ -174,8 +174,11 @@ class Dynamic:
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Return whether all conditions hold for these tensors."""
         names = {"L": {f"t{index}": tensor for index, tensor in enumerate(tensors)}, "math": math}
-        # Written by torch at the build, and signed with the rest of the entry.
-        return all(eval(condition, names) for condition in self.conditions)  # noqa: S307
+        try:
+            # Written by torch at the build, and signed with the rest of the entry.
+            return all(eval(condition, names) for condition in self.conditions)  # noqa: S307
+        except AttributeError:  # of the tensor that a view is of, and this one is none
+            return False
 
 
 def module_of(callee: Any) -> torch.nn.Module | None:

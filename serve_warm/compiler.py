@@ -725,7 +725,8 @@ def uses_cuda_graphs(owner: Any) -> bool:
 
     if not torch.cuda.is_available():
         return False
-    backends = [backend for value in vars(owner).values() for backend in _backends_of(value)]
+    values = list(vars(owner).values())  # another thread may set one meanwhile
+    backends = [backend for value in values for backend in _backends_of(value)]
     return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends)
 
 

@@ -292,6 +292,7 @@ class _Replica:
         self._executor: ThreadPoolExecutor | None = None
         self._model_thread_id = 0
         self._own_outputs = False
+        self._asked_with_compiler = False
         self._lock = threading.Lock()
         self._packed = False
         self.unwatched_compiles_before = compiler.unwatched_compiles()
@@ -661,14 +662,9 @@ class _Replica:
     ) -> Result:
         if self._executor is None:
             self._begin_model_thread()
-        if self._task is None or not self._task.done():
-            # At each call of the start: the first ones may load and compile the model.
-            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
         # torch.*.config is per context: the model sees the request's, as it would inline.
         run = contextvars.copy_context().run
-        call = functools.partial(run, fn, *args, **kwargs)
-        if self._own_outputs:
-            call = functools.partial(_then_clone, call)
+        call = functools.partial(self._then_clone, functools.partial(run, fn, *args, **kwargs))
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def _begin_model_thread(self) -> None:
@@ -679,11 +675,23 @@ class _Replica:
             self._model_thread_id = executor.submit(threading.get_native_id).result()
             self._executor = executor
 
+    def _then_clone(self, call: Callable[[], Result]) -> Result:
+        """Return what a call returned; copies, where the next call would overwrite it.
 
-def _then_clone(call: Callable[[], Result]) -> Result:
-    # On the model thread: the next call on it is what would overwrite them.
-    cloned: Result = compiler.clone_outputs(call())
-    return cloned
+        On the model thread, where that next call comes.
+        """
+        result = call()
+        # Asked after the call, in the start after each: it may have loaded and compiled the model.
+        # And again when torch's compiler was imported, by a call that had no library.
+        imported = compiler.is_imported()
+        starting = self._task is None or not self._task.done()
+        if starting or imported != self._asked_with_compiler:
+            self._asked_with_compiler = imported
+            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
+        if not self._own_outputs:
+            return result
+        cloned: Result = compiler.clone_outputs(result)
+        return cloned
 
 
 async def _join(task: asyncio.Task[None]) -> None:

@@ -12,51 +12,66 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from serve_warm import graphs
+from serve_warm.facts import NoEntry
 from serve_warm.inputs import InputSignature
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Native code: tensors in, tensors out."""
 
+
+class Code(Protocol):
+    """Native code that several threads may run."""
+
+    def __call__(self, inputs: Sequence[Any], /) -> Sequence[Any]:
+        """Run on tensors as they are, and return the outputs."""
+
+    def reserved(self) -> contextlib.AbstractContextManager[Run]:
+        """Have a run of it that nobody else has for as long as the block lasts."""
+
+
 MOST_CAPTURES = 64
-"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the oldest."""
+"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the one that was
+not launched for the longest time."""
 
 
 class _Pool:
     """Memory that graphs share, and an empty graph that keeps it.
 
     Without one torch refuses all that are captured after the last of the pool's graphs is gone
-    (`use_count > 0`; 2.0 to 2.13). Its own graph trees keep theirs in the same way.
+    (`use_count > 0`). Its own graph trees keep theirs in the same way (2.11 to 2.15):
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
     """
 
-    def __init__(self, stream: Any) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
-        self.keep(stream)
+    def __init__(self) -> None:
+        """Take the current device."""
+        cuda: Any = torch.cuda
+        self.handle = cuda.graph_pool_handle()
+        # One for each pool: cuBLAS has a workspace for each stream that it is captured on, and
+        # graphs of one pool alone are launched one after another.
+        self._stream = cuda.Stream()
+        self._kept_by: Any = None
 
-    def keep(self, stream: Any) -> None:
-        """Capture the empty graph, on `stream`.
-
-        After a capture that failed it is the one that ends well: until then torch's random numbers
-        believe that they are being captured.
-        """
+    def keep(self) -> None:
+        """Capture the empty graph."""
         empty = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            with self.capturing(empty, stream):
+            with graphs.counted_elsewhere(), self.capturing(empty):
                 pass
         self._kept_by = empty
 
-    def capturing(self, graph: Any, stream: Any) -> contextlib.AbstractContextManager[None]:
-        """Capture what is queued in the block, by this thread, into `graph`."""
+    def capturing(self, graph: Any) -> contextlib.AbstractContextManager[None]:
+        """Capture what this thread queues in the block into `graph`."""
         cuda: Any = torch.cuda
         block: contextlib.AbstractContextManager[None] = cuda.graph(
             graph,
             pool=self.handle,
-            stream=stream,
+            stream=self._stream,
             # As graph trees do: what another thread allocates meanwhile is no error.
             capture_error_mode="thread_local",
         )
@@ -65,17 +80,12 @@ class _Pool:
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.pools: dict[int, _Pool] = {}
-        """One for the graphs of all libraries, by the stream that they are launched on: what runs
-        on one stream runs one after another, so that they may use the same memory."""
-        self.streams: dict[Any, Any] = {}
-        """What is captured on, by device: torch's own is one for all threads."""
+        self.pools: dict[tuple[str, int], _Pool] = {}
+        """One for the graphs of all libraries, by the device and stream that they are launched on:
+        what runs on one stream runs one after another, so that it may use the same memory."""
 
 
 _of_thread = _OfThread()
-
-_one_at_a_time = threading.Lock()
-"""Captures may not overlap (`torch.cuda.graph`), and torch's own hold no lock before 2.13."""
 
 
 class Graphed:
@@ -86,9 +96,9 @@ class Graphed:
     writes is written once.
     """
 
-    def __init__(self, run: Run, *, device: str, brought: Sequence[int], inputs: int) -> None:
+    def __init__(self, code: Code, *, device: str, brought: Sequence[int], inputs: int) -> None:
         """Take the code, and which of its inputs are the call's own; the others are weights."""
-        self._run = run
+        self._code = code
         self._device = device
         self._brought = tuple(brought)
         self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
@@ -100,60 +110,129 @@ class Graphed:
         Raises:
             RuntimeError: it failed.
         """
+        if graphs.is_under_way():
+            return self._code(inputs)  # becomes a part of that graph
         stream = torch.cuda.current_stream(self._device).cuda_stream
         sizes = tuple([inputs[index].shape for index in self._brought])
         key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
-        kept: dict[Any, Run] = vars(self._local).setdefault("kept", {})
-        if key in kept:
-            return kept[key](inputs)
-        outputs = self._run(inputs)
-        while len(kept) >= MOST_CAPTURES:
-            kept.pop(next(iter(kept)))
-        kept[key] = self._captured(inputs, stream, again=sum(k[:2] == key[:2] for k in kept))
-        return outputs
+        mine = vars(self._local)
+        kept: dict[Any, Run] = mine.setdefault("kept", {})
+        launch = kept.pop(key, None)
+        if launch is None:
+            if "never" in mine:
+                return self._code(inputs)
+            # Nobody else may have it before it is captured: one that is made in a capture, for
+            # want of an idle one, loads its kernels there.
+            with self._code.reserved() as run:
+                outputs = run(inputs)
+                while len(kept) >= MOST_CAPTURES:
+                    kept.pop(next(iter(kept)))
+                again = sum(other[:2] == key[:2] for other in kept)
+                kept[key] = self._captured(run, inputs, outputs, stream, again=again)
+            return outputs
+        kept[key] = launch  # the last one to be freed
+        return launch(inputs)
 
-    def _captured(self, inputs: Sequence[Any], stream: int, *, again: int) -> Run:
-        """Return the graph for calls like this one; or the code itself, where none can be had."""
+    def _captured(
+        self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, again: int
+    ) -> Run:
+        """Return the graph for calls like this one, whose outputs are `like` these.
+
+        Or the code itself, where no graph can be had.
+        """
+        if any(map(_overlaps_itself, like)):
+            return self._never("an output of it is expanded, and cannot be copied")
+        try:
+            return self._attempt(run, inputs, stream, again=again)
+        except (RuntimeError, NoEntry) as error:
+            short, reason = graphs.ran_out_of_memory(error), _words(error)
+        if short:
+            # Not in the handler, whose traceback holds what was allocated until then.
+            graphs.free_memory()
+            try:
+                return self._attempt(run, inputs, stream, again=again)
+            except (RuntimeError, NoEntry) as error:
+                short, reason = graphs.ran_out_of_memory(error), _words(error)
+        if short:
+            graphs.skipped(reason)
+            return self._code
+        return self._never(reason)
+
+    def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, again: int) -> Run:
+        """Capture a call like this one, and return its launch.
+
+        Raises:
+            RuntimeError, NoEntry: it cannot be captured.
+        """
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = f"captured {again} times before: its weights have moved" if again else ""
-        pools, streams = _of_thread.pools, _of_thread.streams
-        before = torch.cuda.current_stream(self._device)
-        try:
-            # Tensors of its own are written into in whatever mode a call is made.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                given = list(inputs)
-                for index in self._brought:
-                    tensor = inputs[index]
-                    # With its strides, which the code was compiled for.
-                    given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
-                if self._device not in streams:
-                    cuda: Any = torch.cuda
-                    streams[self._device] = cuda.Stream(self._device)
-                on, graph = streams[self._device], torch.cuda.CUDAGraph()
-                with (
-                    _one_at_a_time,
-                    graphs.capturing("a library", str(InputSignature.of(brought)), reason=reason),
-                ):
-                    if stream not in pools:
-                        pools[stream] = _Pool(on)
-                    with pools[stream].capturing(graph, on):
-                        outputs = self._run(given)
-        except RuntimeError as error:
-            # What raises at the beginning of a capture, or at its end, does not give it back.
-            torch.cuda.set_stream(before)
-            if stream in pools:
-                graphs.end_broken(before.device_index, pools[stream].handle)
-                with _one_at_a_time, contextlib.suppress(RuntimeError):
-                    pools[stream].keep(streams[self._device])
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            graphs.skipped(f"a library cannot be captured: {words[0]}")
-            return self._run
+        signature = str(InputSignature.of(brought))
+        pools, place = _of_thread.pools, (self._device, stream)
+        # Both are given back whatever happens; a capture that fails does not do it.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
+            try:
+                # Tensors of its own are written into in whatever mode a call is made.
+                with torch.inference_mode(mode=False), torch.no_grad(), graphs.alone():
+                    given = list(inputs)
+                    for index in self._brought:
+                        tensor = inputs[index]
+                        # With its strides, which the code was compiled for.
+                        given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
+                    if place not in pools:
+                        pools[place] = _Pool()
+                        pools[place].keep()
+                    graph = torch.cuda.CUDAGraph()
+                    with (
+                        graphs.capturing("a library", signature, reason=reason),
+                        pools[place].capturing(graph),
+                    ):
+                        outputs = run(given)
+            except (RuntimeError, NoEntry):
+                self._recover(place)
+                raise
         own = [(index, given[index]) for index in self._brought]
 
         def launch(inputs: Sequence[Any]) -> list[Any]:
             for index, tensor in own:
                 tensor.copy_(inputs[index])
             graph.replay()
-            return [output.clone() for output in outputs]
+            return [
+                output.new_empty_strided(output.shape, output.stride()).copy_(output)
+                for output in outputs
+            ]
 
         return launch
+
+    def _never(self, reason: str) -> Run:
+        """Capture nothing more in this thread: what has failed would fail for each size."""
+        graphs.skipped(reason)
+        vars(self._local)["never"] = reason
+        return self._code
+
+    def _recover(self, place: tuple[str, int]) -> None:
+        """Have another pool after a capture that failed; graphs that live keep theirs.
+
+        Torch takes none into a pool that a broken capture was under way for. The empty graph of
+        the new one is also the capture that ends well: until then torch's random numbers believe
+        that they are being captured.
+        """
+        pools = _of_thread.pools
+        failed = pools.pop(place, None)
+        if failed is None:
+            return
+        graphs.end_broken(torch.cuda.current_device(), failed.handle)
+        pool = _Pool()
+        with contextlib.suppress(RuntimeError), graphs.alone():
+            pool.keep()
+            pools[place] = pool
+
+
+def _words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"a library cannot be captured: {lines[0]}"
+
+
+def _overlaps_itself(tensor: Any) -> bool:
+    """Return whether elements share memory, as those of an expanded tensor do."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and not step for size, step in sizes)

@@ -11,7 +11,7 @@ Where a capture fails, for memory or for an operation that cannot be captured, t
 call of that path. Here the path runs without a graph from then on: a skip, with its reason.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, what `_Attempt` undoes, and
+and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, what `_Attempt` and `end_broken` undo, and
 `log_cudagraph_skip_and_bump_counter`, through which skips go.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 `torch.cuda.CUDAGraph` is public; graphs that user code makes by itself, and those of
@@ -71,13 +71,35 @@ class _Elsewhere(threading.local):
 _elsewhere = _Elsewhere()
 
 
+def is_under_way() -> bool:
+    """Return whether this thread is at a step of a capture, by torch's graph trees or by a user."""
+    torch: Any = sys.modules["torch"]
+    return _elsewhere.counted or bool(torch.cuda.is_current_stream_capturing())
+
+
 @contextlib.contextmanager
-def _counted_elsewhere() -> Iterator[None]:
+def counted_elsewhere() -> Iterator[None]:
+    """Leave captures of this thread to be counted by who makes them."""
     before, _elsewhere.counted = _elsewhere.counted, True
     try:
         yield
     finally:
         _elsewhere.counted = before
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keep others of this process from capturing: what one does may break another's capture.
+
+    Torch's graph trees have a lock for it from 2.13 on; before, they take ours (`_hook_trees`).
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
+    with theirs, _one_at_a_time:
+        yield
 
 
 def _hook_trees(
@@ -86,6 +108,10 @@ def _hook_trees(
     manager_class: Any = trees.CUDAGraphTreeManager
     begin, record = manager_class.__init__, manager_class.record_function
     run_eager = manager_class.run_eager
+    # Torch's own lock is held by who calls these, and taken first.
+    lock: Any = _one_at_a_time
+    if hasattr(trees, "graph_capture_lock"):
+        lock = contextlib.nullcontext()
     captured_by: dict[int, str] = {}
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -101,14 +127,15 @@ def _hook_trees(
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
-        with _counted_elsewhere():
+        with lock, counted_elsewhere():
             begin(self, *args, **kwargs)
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
         reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
         attempt = _Attempt(self, new_inputs, function_id, give_up)
         start = time.perf_counter()
-        result = attempt.made(record, new_inputs, can_fail="for any reason")
+        with lock:
+            result = attempt.made(record, new_inputs, can_fail="for any reason")
         if attempt.given_up:
             return result
         captured_by[threading.get_native_id()] = threading.current_thread().name
@@ -128,7 +155,8 @@ def _hook_trees(
         attempt = _Attempt(self, new_inputs, function_id, give_up)
         # What it writes to may be written to when it fails: such a function is not run once more.
         writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
-        return attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
+        with lock:
+            return attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
 
     def give_up(attempt: _Attempt, why: str) -> None:
         """Have a function run without a graph from now on."""
@@ -201,7 +229,7 @@ class _Attempt:
         why, handled = "", sys.exc_info()[1]
         for again in (False, True):
             try:
-                with _counted_elsewhere():
+                with counted_elsewhere():
                     inputs = self._inputs() if again else new_inputs
                     return step(self.manager, inputs, self.function_id)
             except RuntimeError as error:
@@ -219,7 +247,8 @@ class _Attempt:
             self._free()
             if not short:
                 break
-        result = self.manager.ids_to_funcs[self.function_id].model(self._inputs())
+        with counted_elsewhere():
+            result = self.manager.ids_to_funcs[self.function_id].model(self._inputs())
         self._without(why)
         return result
 
@@ -260,7 +289,7 @@ class _Attempt:
         graph = torch.cuda.CUDAGraph()
         with (
             warnings.catch_warnings(record=True),
-            _counted_elsewhere(),
+            counted_elsewhere(),
             torch.cuda.device(manager.device_index),
             torch.cuda.graph(
                 graph, pool=pool, stream=manager.stream, capture_error_mode="thread_local"
@@ -391,16 +420,20 @@ def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> No
     graph: Any = graphs.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
     broken: list[Any] = []
+    """Kept for good: torch's allocators go on asking one about each stream, by its address."""
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         self._serve_warm_began_s = time.perf_counter()
-        begin(self, *args, **kwargs)
+        try:
+            begin(self, *args, **kwargs)
+        except RuntimeError:
+            broken.append(self)
+            raise
 
     def capture_end(self: Any) -> None:
         try:
             end(self)
         except RuntimeError:
-            # torch's allocators go on asking it about each stream, by its address.
             broken.append(self)
             raise
         if not _elsewhere.counted:
@@ -443,7 +476,7 @@ def _event(
 def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
     """Count what is captured in the block as one capture of `function`, if it succeeds."""
     start = time.perf_counter()
-    with _counted_elsewhere():
+    with counted_elsewhere():
         yield
     seconds = time.perf_counter() - start
     _note(_event("capture", function, signature=signature, reason=reason, seconds=seconds))

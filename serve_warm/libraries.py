@@ -14,10 +14,11 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_runtime
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 
 from serve_warm import ahead, facts, graphs
 from serve_warm.facts import NoEntry
-from serve_warm.graphed import Graphed
+from serve_warm.graphed import Graphed, Run
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
@@ -274,10 +275,34 @@ class Native:
         Raises:
             RuntimeError: it failed.
         """
+        model = self._taken()
+        tensors = self._run_model(model, inputs)
+        self._idle.append(model)
+        return tensors
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[Run]:
+        """Have a run of one model that nobody else has for as long as the block lasts."""
+        model = self._taken()
+        failed: list[bool] = []
+
+        def run(inputs: Sequence[Any]) -> list[Any]:
+            failed.append(True)
+            tensors = self._run_model(model, inputs)
+            failed.clear()
+            return tensors
+
+        yield run
+        if not failed:
+            self._idle.append(model)
+
+    def _taken(self) -> ctypes.c_void_p:
         try:
-            model = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            model = self._model()
+            return self._model()
+
+    def _run_model(self, model: ctypes.c_void_p, inputs: Sequence[Any]) -> list[Any]:
         outputs = self._outputs()
         # Owned by what runs from now on, also where it fails.
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
@@ -286,7 +311,6 @@ class Native:
         if failed:
             # What it was at is unknown, so that this model is not used again.
             raise RuntimeError(f"the library of a compiled call failed: {self._why()}")
-        self._idle.append(model)
         tensors: list[Any] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
             [_capsule(output, None, None) for output in outputs]
         )

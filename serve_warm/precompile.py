@@ -169,6 +169,11 @@ def _has_work(module: torch.nn.Module) -> bool:
 
 
 def _named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
+    if not names:
+        raise ConfigError(
+            "compile_regions was given no class to compile",
+            hint="name some, or leave the argument out: then repeated blocks are looked for",
+        )
     found = [module for module in model.modules() if type(module).__name__ in names]
     missing = set(names) - {type(module).__name__ for module in found}
     if missing:
@@ -231,6 +236,12 @@ class LightModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Do the same without hooks."""
         return self.__dict__["_serve_warm"](*args, **kwargs)
+
+    @property
+    def serve_warm_level1(self) -> Callable[..., Any]:
+        """As of a dispatcher."""
+        stock: Callable[..., Any] = self.__dict__["_serve_warm"].serve_warm_level1
+        return stock
 
     @property
     def serve_warm_level3(self) -> str:

@@ -279,3 +279,12 @@ def test_inference_mode_is_not_no_grad(made_in: bool, called_in: bool):
         there = same(plain)
 
     assert (here, there) == (True, False)
+
+
+def test_a_condition_on_what_a_view_is_of_does_not_hold_for_others():
+    """A tensor of the same sizes and strides may be no view, and have no base to ask."""
+    dynamic = calls.Dynamic(conditions=("L['t0']._base.size()[0] == L['t0'].size()[0]",))
+    view = t(4, 2)[:]
+
+    assert dynamic.holds([view])
+    assert not dynamic.holds([t(4, 2)])

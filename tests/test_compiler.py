@@ -29,6 +29,7 @@ import torch
 from torch._inductor import config
 from torch._inductor.codecache import FxGraphCache
 
+import serve_warm
 from artifacts import container
 from compiled import compiled, double, fresh, stance
 from serve_warm import compile as serve_warm_compile
@@ -800,6 +801,14 @@ def test_an_entry_that_torch_cannot_read_is_found_at_load_or_is_a_miss(
     found = list(FxGraphCache.iterate_over_candidates(True, None, "fkey")) if loaded else []
     assert not found
     assert not loaded or any(file.is_file() for file in tmp_path.rglob("*"))
+
+
+def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """A call that has no library is torch.compile's, and its graph overwrites what it returned."""
+    owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert compiler.uses_cuda_graphs(owner)
 
 
 def test_outputs_of_the_cpu_are_not_copied():

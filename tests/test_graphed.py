@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from serve_warm import compiler, graphed
+from serve_warm import compiler, graphed, graphs
+from serve_warm.facts import NoEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,35 +39,53 @@ class Device:
 
     def __init__(self) -> None:
         self.stream = 7
-        self.breaks = ""
+        self.index = 0
+        self.breaks: BaseException | None = None
         self.pools: list[object] = []
+        self.captured_on: list[object] = []
         self._captures: Graph | None = None
         self._graphs: dict[object, weakref.WeakSet[Graph]] = {}
         self._under_way: set[object] = set()
+        self._host_under_way: set[object] = set()
 
-    def set_stream(self, stream: Any) -> None:
-        self.stream = stream.cuda_stream
+    @contextlib.contextmanager
+    def using(self, device: str) -> Iterator[None]:
+        before, self.index = self.index, int(device.partition(":")[2])
+        try:
+            yield
+        finally:
+            self.index = before
+
+    @contextlib.contextmanager
+    def streaming(self, stream: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.stream = stream.cuda_stream
 
     def do(self, work: Callable[[], Any]) -> None:
         if self._captures is None:
             work()
             return
         if self.breaks:
-            raise RuntimeError(self.breaks)
+            raise self.breaks
         self._captures.queued.append(work)
 
     @contextlib.contextmanager
     def graph(
         self, graph: Graph, *, pool: object, stream: object, capture_error_mode: str
     ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         self.stream, before = 99, self.stream
-        # As the allocator does, before anything is captured.
-        if pool in self._under_way:
+        # As the allocators do, of the device and of memory that it copies from, before anything
+        # is captured.
+        if pool in self._under_way or pool in self._host_under_way:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         if not self._graphs.setdefault(pool, weakref.WeakSet([graph])):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
         self._graphs[pool].add(graph)
         self._under_way.add(pool)
+        self._host_under_way.add(pool)
         self._captures = graph
         try:
             yield
@@ -74,15 +93,21 @@ class Device:
             self._captures = None
         if graph.queued:
             self.pools.append(pool)
+            self.captured_on.append(stream)
         self._under_way.remove(pool)
+        self._host_under_way.remove(pool)
         self.stream = before  # as torch 2.11 does: not where the end of a capture raises
 
     def end(self, index: int, pool: object) -> None:
-        """End for the allocator what has broken."""
+        """End for the device's allocator what has broken."""
         if pool not in self._under_way:
             raise RuntimeError("not currently recording to mempool_id")
-        assert index == 0
+        assert index == self.index
         self._under_way.remove(pool)
+
+    @property
+    def captures(self) -> bool:
+        return bool(self._captures or self._under_way)
 
 
 @pytest.fixture
@@ -92,14 +117,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "graph", device.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(
-        torch.cuda,
-        "current_stream",
-        lambda _: SimpleNamespace(cuda_stream=device.stream, device_index=0),
+        torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=device.stream)
     )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device.index)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "device", device.using)
+    monkeypatch.setattr(torch.cuda, "stream", device.streaming)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", device.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: None, raising=False)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: object())
-    monkeypatch.setattr(torch.cuda, "set_stream", device.set_stream)
+    # A thread that nothing was captured in yet.
     monkeypatch.setattr(graphed, "_of_thread", graphed._OfThread())
     return device
 
@@ -118,6 +145,10 @@ class Scaled:
         self.device.do(lambda: out.copy_(x * weight))
         self.device.do(lambda: calls.add_(1))
         return [out]
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+        yield self
 
 
 def scaled(device: Device) -> tuple[Scaled, graphed.Graphed, list[torch.Tensor]]:
@@ -213,39 +244,144 @@ def test_each_thread_captures_for_itself(device: Device):
     assert (watch.counts() - before).captures == 2
 
 
+BROKEN = "CUDA error: operation not permitted when stream is capturing"
+
+
 def test_what_cannot_be_captured_runs_as_it_is(device: Device):
-    """From then on, on the stream of before, and without another attempt; torch says why."""
+    """From then on, in every size, and without another attempt; torch says why."""
     watch = compiler.watch()
     before = watch.counts()
     code, run, (weight, calls) = scaled(device)
-    device.breaks = "CUDA error: operation not permitted when stream is capturing\nMore about it"
+    device.breaks = RuntimeError(f"{BROKEN}\nMore about it")
 
     outputs = [run([torch.ones(2), weight, calls])[0].tolist() for _ in range(3)]
+    other = run([torch.ones(1), weight, calls])[0].tolist()
 
-    assert outputs == [[3.0, 3.0]] * 3
-    assert calls.item() == 3
-    assert device.stream == 7
-    assert code.runs == 4  # the attempt, too
+    assert (outputs, other) == ([[3.0, 3.0]] * 3, [3.0])
+    assert calls.item() == 4
+    assert (device.stream, device.index, device.captures) == (7, 0, False)
+    assert code.runs == 5  # the attempt, too
     found = watch.counts() - before
     assert (found.captures, found.graph_skips) == (0, 1)
-    first_line = device.breaks.splitlines()[0]
-    assert watch.events()[-1].reason == f"a library cannot be captured: {first_line}"
+    assert watch.events()[-1].reason == f"a library cannot be captured: {BROKEN}"
 
 
-def test_others_are_captured_after_one_that_cannot_be(device: Device):
-    """The capture that broke has ended for the pool, which is kept."""
+@pytest.mark.parametrize("error", [RuntimeError(BROKEN), NoEntry("its library cannot be started")])
+def test_other_libraries_are_captured_after_one_that_cannot_be(device: Device, error: Exception):
+    """Into another pool: torch takes none into that of a capture that has broken."""
     watch = compiler.watch()
-    _, run, (weight, calls) = scaled(device)
-    device.breaks = "CUDA error: operation not permitted when stream is capturing"
-    run([torch.ones(2), weight, calls])
-    device.breaks = ""
+    _, good, (weight, calls) = scaled(device)
+    good([torch.ones(2), weight, calls])
+    device.breaks = error
+    _, bad, _ = scaled(device)
+    bad([torch.ones(2), weight, calls])
+    device.breaks = None
     before = watch.counts()
 
-    outputs = [run([torch.ones(size), weight, calls])[0].tolist() for size in (3, 3, 4, 4)]
+    again = [good([torch.ones(size), weight, calls])[0].tolist() for size in (2, 3, 3)]
+    outputs = [scaled(device)[1]([torch.ones(2), weight, calls])[0].tolist() for _ in range(2)]
 
-    assert outputs == [[3.0] * 3, [3.0] * 3, [3.0] * 4, [3.0] * 4]
+    assert (again, outputs) == ([[3.0] * 2, [3.0] * 3, [3.0] * 3], [[3.0] * 2] * 2)
     found = watch.counts() - before
-    assert (found.captures, found.graph_skips) == (2, 0), watch.events()[-1]
+    assert (found.captures, found.graph_skips) == (3, 0), watch.events()[-1]
+    assert (device.stream, device.index, device.captures) == (7, 0, False)
+
+
+def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(device: Device):
+    """Each of them is tried, and one that had none is not tried again."""
+    watch = compiler.watch()
+    code, run, (weight, calls) = scaled(device)
+    device.breaks = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    run([torch.ones(8), weight, calls])
+    device.breaks = None
+    before = watch.counts()
+
+    for size in (8, 2, 2):
+        run([torch.ones(size), weight, calls])
+
+    found = watch.counts() - before
+    assert (found.captures, found.graph_skips) == (1, 0)
+    assert code.runs == 6  # one attempt more, after all was given back that was free
+
+
+def test_memory_that_is_kept_for_later_is_given_back_for_a_graph(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """Once: then the capture is made once more."""
+    watch = compiler.watch()
+    _, run, (weight, calls) = scaled(device)
+    device.breaks = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    monkeypatch.setattr(graphs, "free_memory", lambda: setattr(device, "breaks", None))
+    before = watch.counts()
+
+    outputs = [run([torch.ones(2), weight, calls])[0].tolist() for _ in range(2)]
+
+    found = watch.counts() - before
+    assert (found.captures, found.graph_skips) == (1, 0)
+    assert outputs == [[3.0] * 2] * 2
+
+
+def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """A capture of its own would break that one."""
+    watch = compiler.watch()
+    code, run, (weight, calls) = scaled(device)
+    before = watch.counts()
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    run([torch.ones(2), weight, calls])
+
+    found = watch.counts() - before
+    assert (found.captures, found.graph_skips, code.runs) == (0, 0, 1)
+
+
+def test_devices_have_pools_of_their_own(device: Device):
+    """Their default streams have one number."""
+    codes = [Scaled(device) for _ in range(2)]
+    on = [
+        graphed.Graphed(code, device=f"cuda:{index}", brought=[0], inputs=3)
+        for index, code in enumerate(codes)
+    ]
+    weights = torch.tensor(3.0), torch.zeros(())
+
+    for run in on:
+        run([torch.ones(2), *weights])
+
+    assert device.pools[0] is not device.pools[1]
+    assert device.captured_on[0] is not device.captured_on[1]
+    assert device.index == 0
+
+
+class Strided(Scaled):
+    """Returns what its input is, in steps of two and expanded."""
+
+    def __init__(self, device: Device, *, expanded: bool) -> None:
+        super().__init__(device)
+        self.expanded = expanded
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        self.runs += 1
+        out = torch.empty(4)[::2]
+        self.device.do(lambda: out.copy_(inputs[0]))
+        return [out.expand(3, 2) if self.expanded else out]
+
+
+def test_strides_are_those_of_the_first_call(device: Device):
+    """What comes behind may be compiled for them; an expanded output cannot be had as a copy."""
+    watch = compiler.watch()
+    before = watch.counts()
+    found = {}
+    for expanded in (False, True):
+        code = Strided(device, expanded=expanded)
+        run = graphed.Graphed(code, device="cuda:0", brought=[0], inputs=1)
+        outputs = [run([torch.tensor([1.0, 2.0]) * n])[0] for n in range(3)]
+        found[expanded] = [(out.stride(), out.sum().item()) for out in outputs]
+
+    assert found[False] == [((2,), 0.0), ((2,), 3.0), ((2,), 6.0)]
+    assert found[True] == [((0, 2), 0.0), ((0, 2), 9.0), ((0, 2), 18.0)]
+    counts = watch.counts() - before
+    assert (counts.captures, counts.graph_skips) == (1, 1)
 
 
 def test_a_pool_outlives_its_graphs(device: Device):
@@ -264,18 +400,20 @@ def test_a_pool_outlives_its_graphs(device: Device):
     assert device.pools[0] is device.pools[1]
 
 
-def test_of_sizes_without_end_the_oldest_graphs_go(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Their memory is the pool's again."""
+def test_of_sizes_without_end_the_coldest_graphs_go(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """Their memory is the pool's again; one that is launched now and then stays."""
     monkeypatch.setattr(graphed, "MOST_CAPTURES", 2)
     watch = compiler.watch()
     _, run, (weight, calls) = scaled(device)
-    for size in (1, 2, 3):
+    for size in (1, 2, 1, 3, 1):
         run([torch.ones(size), weight, calls])
     before = watch.counts()
 
-    run([torch.ones(3), weight, calls])
-    kept = watch.counts() - before
     run([torch.ones(1), weight, calls])
+    kept = watch.counts() - before
+    run([torch.ones(2), weight, calls])
 
     assert kept.captures == 0
     assert (watch.counts() - before).captures == 1

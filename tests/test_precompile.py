@@ -24,6 +24,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -640,6 +641,30 @@ def test_one_entry_serves_all_layers(tmp_path: Path):
 
 
 @torch.inference_mode()
+def test_blocks_are_compiled_by_torch_when_they_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With entries for all calls that is the first one alone, which shows wrong arguments."""
+    by_torch = mock.Mock(side_effect=torch.compile)
+    model = Stack(*[Block() for _ in range(4)]).eval()
+    monkeypatch.setattr(torch, "compile", by_torch)
+
+    serve_warm.compile_regions(model, dynamic=False)
+    assert by_torch.call_count == 1
+    build(tmp_path, lambda: model(x()))
+    by_torch.reset_mock()
+    with started(tmp_path), compiler.forbid():
+        model(x())
+    assert by_torch.call_count == 0
+    with eager_below():
+        model(x())
+
+    assert by_torch.call_count == 3
+    with pytest.raises(RuntimeError, match="Unrecognized mode"):
+        serve_warm.compile_regions(Stack(Block(), Block()), mode="fast")
+
+
+@torch.inference_mode()
 def test_hooks_of_blocks_fire(tmp_path: Path):
     """A hook that was there at the build is part of the call."""
     model = Stack(Block(), Block()).eval()
@@ -669,9 +694,10 @@ def test_named_blocks_are_compiled_and_no_others():
     [
         (lambda: serve_warm.compile_regions(nn.Linear(2, 2)), "no repeated block in Linear"),
         (lambda: serve_warm.compile_regions(Stack(Block()), ["Blok"]), r"no module of.*Blok"),
+        (lambda: serve_warm.compile_regions(Stack(Block()), []), "was given no class"),
         (lambda: serve_warm.compile(5), "got a int, which cannot be called"),
     ],
-    ids=["nothing repeats", "unknown name", "not callable"],
+    ids=["nothing repeats", "unknown name", "no name", "not callable"],
 )
 def test_what_cannot_be_compiled_is_said(call: Any, why: str):
     """An error at once, with a hint, and not at the first request."""
