@@ -88,7 +88,7 @@ bench: $(READY)
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py
 
-# On a machine with a GPU, about half an hour: tests, and what docs/gpu.md says of memory, starts and
+# On a machine with a GPU, more than an hour: tests, and what docs/gpu.md says of memory, starts and
 # requests. Torch is the one of the constraints file, which pip takes a CUDA build of there.
 gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu

@@ -256,7 +256,8 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count() or 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "platform": platform.platform(),
+        # Without the kernel's release: it names builds and clouds of whoever measured.
+        "platform": f"{platform.system()}-{platform.machine()}-with-{''.join(platform.libc_ver())}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         # Starts are measured where there is no Ray, too.

@@ -347,6 +347,20 @@ def test_what_is_allowed_is_no_violation(
     assert list(check(source, module, is_package=module in {"stores", "cli"})) == []
 
 
+def test_newcomers_are_shown_the_same_layers() -> None:
+    """In their order, with what is planned in parentheses."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    block = text.partition("Imports point down, never up:\n\n")[2].partition("\n\n")[0]
+
+    assert [tuple(line.split()) for line in block.splitlines()] == [
+        tuple(unit if exists(unit) else f"({unit})" for unit in row) for row in LAYERS
+    ]
+
+
+def exists(unit: str) -> bool:
+    return any((PACKAGE / name).exists() for name in (f"{unit}.py", unit))
+
+
 def test_permissions_are_in_use() -> None:
     """A permission that nothing needs any more is taken back, not kept for later."""
     found = {

@@ -57,7 +57,7 @@ def main() -> None:
         for how in ("in passes", "in a row"):
             ended = subprocess.run(
                 [sys.executable, __file__, json.dumps([sizes, how])],
-                capture_output=True,
+                stdout=subprocess.PIPE,
                 text=True,
                 check=True,
             )
