@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of libraries, with a stand-in for CUDA that notes what a capture is to do at each launch.
 
-On a GPU: tests/gpu/test_on_a_gpu.py.
+On a GPU: tests/gpu/test_libraries_on_a_gpu.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,256 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries (level 3) compute on a real GPU, and their calls are captured as CUDA graphs.
+
+    PYTHONPATH=.:tests python -m pytest tests/gpu/test_libraries_on_a_gpu.py --confcutdir tests/gpu
+
+With a stand-in for CUDA: tests/test_graphed.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from gpus import ON_A_GPU
+from levels import build, spans, started
+from serve_warm import compile as serve_warm_compile
+from serve_warm import compiler, graphs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = ON_A_GPU
+
+
+def model(device: str = "cuda") -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
+    return torch.nn.Sequential(*layers).to(device).eval()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
+    """At level 3 such a call gets an entry of level 2, and the reason is said."""
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y.cuda()
+
+    x, y = torch.rand(8, 16, device="cuda"), torch.rand(8, 16)
+    compiled = serve_warm_compile(forward, level=3)
+
+    library = build(tmp_path / "entries", lambda: compiled(x, y))
+
+    [made] = library.described()
+    assert made["level"] == 2
+    assert "it takes tensors on cpu and cuda:0" in made["reason"]
+
+
+def test_a_library_computes_on_a_gpu(tmp_path: Path):
+    """At level 3, without graphs where none are asked for."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, level=3)
+    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
+    [made] = library.described()
+    assert (made["level"], made.get("reason", "")) == (3, "")
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        found = spans(lambda: compiled(x), 2)
+        y = torch.rand(8, 16, device="cuda")
+        out, wanted = compiled(y), eager(y)
+
+    assert all(each.quiet for each in found)
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
+    """With the mode of torch.compile that asks for graphs; each call has its own numbers."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
+    assert not library.refused
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: compiled(x), 3)
+        with torch.inference_mode():
+            inputs = [torch.rand(8, 16, device="cuda") for _ in range(3)]
+            outputs = [compiled(each) for each in inputs]
+            wanted = [eager(each) for each in inputs]
+
+    assert [each.captures for each in found] == [1, 0, 0]
+    assert [each.quiet for each in found] == [False, True, True]
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_captured_library_sees_weights_change(tmp_path: Path):
+    """Written into they are seen, and moved they are captured anew, with that for a reason."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(x), level=3)
+    others = [model(), model()]
+    for number, other in enumerate(others):
+        for parameter in other.parameters():
+            parameter.data.mul_(number + 2)
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        compiled(x)
+        eager.load_state_dict(others[0].state_dict())
+        [written] = spans(lambda: compiled(x), 1)
+        first = compiled(x)
+        for mine, new in zip(eager.parameters(), others[1].parameters(), strict=True):
+            mine.data = new.data
+        [moved] = spans(lambda: compiled(x), 1)
+        second = compiled(x)
+        wanted = [other(x) for other in others]
+
+    assert (written.captures, moved.captures) == (0, 1)
+    assert compiler.watch().events()[-1].reason.endswith("its weights have moved")
+    torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
+    """Two that launch one graph would write into one another's tensors."""
+    eager = model()
+    inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(inputs[0]), level=3)
+    both = threading.Barrier(2)
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        both.wait()
+        with torch.inference_mode():
+            return torch.stack([compiled(x) for _ in range(200)])
+
+    with started(tmp_path / "entries"), ThreadPoolExecutor(2) as threads:
+        before = compiler.watch().counts()
+        outputs = list(threads.map(many, inputs))
+        found = compiler.watch().counts() - before
+
+    with torch.inference_mode():
+        wanted = [eager(x).expand(200, -1, -1) for x in inputs]
+    assert found.captures == 2
+    assert len({event.thread for event in compiler.watch().events()[-2:]}) == 2
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+
+
+class WritesIntoItsArgument(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+
+def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path):
+    """A graph would write into a copy. It is launched kernel by kernel, and the reason is said."""
+    eager = WritesIntoItsArgument()
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(torch.ones(8, device="cuda")), level=3)
+    before = compiler.watch().counts()
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        x = torch.ones(8, device="cuda")
+        compiled(x)
+
+    found = compiler.watch().counts() - before
+    assert (found.compiles, found.captures, found.graph_skips) == (0, 0, 1)
+    assert compiler.watch().events()[-1].reason == (
+        "it writes into argument 0, which a graph has a copy of"
+    )
+    assert x.tolist() == [2.0] * 8
+
+
+def test_sizes_are_captured_into_one_pool(tmp_path: Path):
+    """Each has a library and a graph; all of a thread's graphs use the same memory."""
+    eager = model()
+    inputs = [torch.rand(rows, 16, device="cuda") for rows in (64, 8)]
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    library = build(tmp_path / "entries", *[lambda x=x: compiled(x) for x in inputs], level=3)
+    assert [made["level"] for made in library.described()] == [3, 3]
+    before = set(graphs.pool_bytes())
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        found = [each for x in inputs for each in spans(lambda x=x: compiled(x), 2)]
+        outputs = [compiled(x) for x in inputs]
+        wanted = [eager(x) for x in inputs]
+
+    assert [each.captures for each in found] == [1, 0, 1, 0]
+    assert len(set(graphs.pool_bytes()) - before) <= 1
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+
+
+class GoesToTheCpu(torch.nn.Module):
+    """Waits for the GPU in the middle, which no capture can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.cpu() + 1).cuda() * x
+
+
+def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
+    """It runs as it is, its thread's stream is the one of before, and others are captured."""
+    eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
+    x = torch.rand(8, 16, device="cuda")
+    compiled = {
+        name: serve_warm_compile(each, mode="reduce-overhead", level=3)
+        for name, each in eager.items()
+    }
+    build(tmp_path / "entries", *[lambda c=c: c(x) for c in compiled.values()], level=3)
+    stream = torch.cuda.current_stream()
+
+    with started(tmp_path / "entries"):
+        found = {name: spans(lambda c=c: c(x), 3) for name, c in compiled.items()}
+        with torch.inference_mode():
+            outputs = [c(x) for c in compiled.values()]
+            wanted = [each(x) for each in eager.values()]
+
+    assert [sum(each.captures for each in of_it) for of_it in found.values()] == [1, 0, 1]
+    assert sum(each.graph_skips for each in found["bad"]) == 1
+    assert torch.cuda.current_stream() == stream
+    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
+    # Torch's random numbers are those of no capture any more.
+    assert torch.rand(4, device="cuda").isfinite().all()
+
+
+def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Path):
+    """Launched by the user it computes with what the input holds by then."""
+    eager = model()
+    x = torch.rand(8, 16, device="cuda")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(x), level=3)
+
+    with started(tmp_path / "entries"), torch.inference_mode():
+        compiled(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = compiled(x)
+        x.copy_(torch.rand(8, 16, device="cuda"))
+        graph.replay()
+
+        torch.testing.assert_close(output, eager(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
+    """Which stays the current one."""
+    eager = model("cuda:1")
+    x = torch.rand(8, 16, device="cuda:1")
+    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
+    build(tmp_path / "entries", lambda: compiled(x), level=3)
+
+    with started(tmp_path / "entries"):
+        found = spans(lambda: compiled(x), 3)
+        with torch.inference_mode():
+            output, wanted = compiled(x), eager(x)
+
+    assert [each.captures for each in found] == [1, 0, 0]
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(output, wanted, rtol=1e-3, atol=1e-3)
