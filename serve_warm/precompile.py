@@ -304,12 +304,17 @@ class _WhenCalled:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._compiled or self.compiled())(*args, **kwargs)
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self.compiled()
+        return compiled(*args, **kwargs)
 
     def compiled(self) -> Callable[..., Any]:
         """Return what torch.compile makes, once."""
         with self._lock:
-            self._compiled = self._compiled or torch.compile(self.target, **self._arguments)
+            # Whether it is true is not asked: torch's module has a length, which may raise.
+            if self._compiled is None:
+                self._compiled = torch.compile(self.target, **self._arguments)
             return self._compiled
 
 

@@ -620,3 +620,15 @@ def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
     )
 
     assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]
+
+
+@pytest.mark.parametrize("module", [nn.Identity(), nn.Sequential()])
+def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
+    """Also a module of no length, which is not true, and one that has none, which raises."""
+    model = serve_warm.compile(module, level=3)
+
+    with torch.inference_mode(), eager_below():
+        results = [model(torch.ones(2)).tolist() for _ in range(3)]
+
+    assert results == [[1.0, 1.0]] * 3
+    assert model.serve_warm_level1 is model.serve_warm_level1
