@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, facts, folders, libraries
+from serve_warm import ahead, facts, folders, graphed, libraries
 from serve_warm.calls import module_of
 from serve_warm.facts import NoEntry
 from serve_warm.libraries import Input
@@ -213,10 +213,7 @@ class _Graph:
             # A graph has tensors of its own for what a call brings.
             if written:
                 return f"it writes into argument {given.index}, which a graph has a copy of"
-            if any(
-                size > 1 and not step
-                for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-            ):
+            if graphed.overlaps_itself(tensor):
                 return f"argument {given.index} is expanded, and cannot be copied into"
         shared = [where for where in self._aliases if where]
         return f"an output shares memory with {shared[0]}" if shared else ""

@@ -140,7 +140,7 @@ class Graphed:
 
         Or the code itself, where no graph can be had.
         """
-        if any(map(_overlaps_itself, like)):
+        if any(map(overlaps_itself, like)):
             return self._never("an output of it is expanded, and cannot be copied")
         try:
             return self._attempt(run, inputs, stream, again=again)
@@ -232,7 +232,7 @@ def _words(error: BaseException) -> str:
     return f"a library cannot be captured: {lines[0]}"
 
 
-def _overlaps_itself(tensor: Any) -> bool:
+def overlaps_itself(tensor: Any) -> bool:
     """Return whether elements share memory, as those of an expanded tensor do."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and not step for size, step in sizes)
