@@ -326,7 +326,9 @@ class NativeOnGpu(Native):
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
-        return int(create(model, 1, self.device.encode(), None))
+        # It makes its device the current one, and leaves it so (2.11 to 2.13, model_base.h).
+        with torch.cuda.device(self.device):
+            return int(create(model, 1, self.device.encode(), None))
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)

@@ -10,9 +10,9 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ from packaging.version import Version
 
 from serve_warm import ahead, calls, exported, libraries
 from serve_warm.facts import NoEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Perceptron(torch.nn.Module):
@@ -573,7 +576,18 @@ class AsOnAGpu(libraries.NativeOnGpu):
 def test_a_library_runs_as_one_for_a_gpu_is_run(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In a container of one model, by the functions that a GPU's has."""
+    """In a container of one model, by the functions that a GPU's has.
+
+    Opening one makes its device the thread's current one: that has to be given back.
+    """
+    given_back = []
+
+    @contextmanager
+    def of_device(device: str) -> Iterator[None]:
+        yield
+        given_back.append(device)
+
+    monkeypatch.setattr(torch.cuda, "device", of_device)
     monkeypatch.setattr(libraries, "NativeOnGpu", AsOnAGpu)
     path = tmp_path / "library.so"
     path.write_bytes(perceptron.made.data)
@@ -585,6 +599,7 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
         wanted = model(x)
         outputs = [fn(model, x) for _ in range(2)]
     assert isinstance(fn.native, AsOnAGpu)
+    assert given_back == ["cpu"]
     for output in outputs:
         torch.testing.assert_close(output["y"], wanted["y"])
 

@@ -245,6 +245,7 @@ def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
     x = torch.rand(8, 16, device="cuda:1")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)
+    built_on = torch.cuda.current_device()
 
     with started(tmp_path / "entries"):
         found = spans(lambda: compiled(x), 3)
@@ -252,5 +253,5 @@ def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
             output, wanted = compiled(x), eager(x)
 
     assert [each.captures for each in found] == [1, 0, 0]
-    assert torch.cuda.current_device() == 0
+    assert (built_on, torch.cuda.current_device()) == (0, 0)
     torch.testing.assert_close(output, wanted, rtol=1e-3, atol=1e-3)
