@@ -207,6 +207,9 @@ class _Graph:
         return {"device": self._device, "captures": self._why_not_captured(inputs)}
 
     def _why_not_captured(self, inputs: Sequence[Input]) -> str:
+        if any(map(_is_on_the_cpu, self._graph.graph.nodes)):
+            # What is captured of it would be an answer of the capture's, or be read too early.
+            return "a part of it is on the CPU, which a launch does not do again"
         for given, tensor, written in zip(inputs, self._inputs, self._written, strict=True):
             if given.kind != "argument":
                 continue
@@ -297,6 +300,12 @@ def _without_sizes(graph: Any) -> None:
 
 def _fake(node: Any) -> Any:
     return node.meta["example_value"]
+
+
+def _is_on_the_cpu(node: Any) -> bool:
+    """Return whether a node makes a tensor there."""
+    made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
+    return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
 
 
 def _callable(run: Callable[..., Any]) -> Any:

@@ -9,15 +9,17 @@ graph reads them. Otherwise than with those, what is returned is a copy and stay
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from serve_warm import graphs
-from serve_warm.facts import NoEntry
 from serve_warm.inputs import InputSignature
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -35,8 +37,11 @@ class Code(Protocol):
 
 
 MOST_CAPTURES = 64
-"""Graphs that one library keeps in a thread. One more, of a dynamic size, frees the one that was
-not launched for the longest time."""
+"""Graphs that one library keeps for the same weights in a thread. One more, of a dynamic size,
+frees the one that was not launched for the longest time."""
+
+Key = tuple[Any, ...]
+"""A kind of call: its stream, the addresses of weights, and what its tensors are like."""
 
 
 class _Pool:
@@ -91,9 +96,9 @@ _of_thread = _OfThread()
 class Graphed:
     """Native code that is captured at the first call of a kind, and launched from the second on.
 
-    A kind is a stream, the addresses of weights, and the sizes of what a call brings. The first
-    call runs the code as it is, which also loads and chooses what no capture could; so what it
-    writes is written once.
+    A kind is a stream, the addresses of weights, and sizes and strides of what a call brings. The
+    first call runs the code as it is, which also loads and chooses what no capture could; so what
+    it writes is written once. Modules of one structure share the code, each with its weights.
     """
 
     def __init__(self, code: Code, *, device: str, brought: Sequence[int], inputs: int) -> None:
@@ -113,28 +118,32 @@ class Graphed:
         if graphs.is_under_way():
             return self._code(inputs)  # becomes a part of that graph
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        sizes = tuple([inputs[index].shape for index in self._brought])
-        key = (stream, sizes, tuple([inputs[index].data_ptr() for index in self._fixed]))
+        like = tuple([(inputs[index].shape, inputs[index].stride()) for index in self._brought])
+        key = (stream, tuple([inputs[index].data_ptr() for index in self._fixed]), like)
         mine = vars(self._local)
-        kept: dict[Any, Run] = mine.setdefault("kept", {})
-        launch = kept.pop(key, None)
-        if launch is None:
+        kept: dict[Key, _Kept] = mine.setdefault("kept", {})
+        found = kept.pop(key, None)
+        if found is None:
             if "never" in mine:
                 return self._code(inputs)
             # Nobody else may have it before it is captured: one that is made in a capture, for
             # want of an idle one, loads its kernels there.
             with self._code.reserved() as run:
                 outputs = run(inputs)
-                while len(kept) >= MOST_CAPTURES:
-                    kept.pop(next(iter(kept)))
-                again = sum(other[:2] == key[:2] for other in kept)
-                kept[key] = self._captured(run, inputs, outputs, stream, again=again)
+                moved = sum(
+                    (other[0], other[2]) == (key[0], key[2]) and each.weights_are_gone()
+                    for other, each in kept.items()
+                )
+                _make_room(kept, key)
+                launch = self._captured(run, inputs, outputs, stream, moved=moved)
+                weights = [(weakref.ref(inputs[i]), inputs[i].data_ptr()) for i in self._fixed]
+                kept[key] = _Kept(launch=launch, weights=weights)
             return outputs
-        kept[key] = launch  # the last one to be freed
-        return launch(inputs)
+        kept[key] = found  # the last one to be freed
+        return found.launch(inputs)
 
     def _captured(
-        self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, again: int
+        self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, moved: int
     ) -> Run:
         """Return the graph for calls like this one, whose outputs are `like` these.
 
@@ -142,30 +151,29 @@ class Graphed:
         """
         if any(map(overlaps_itself, like)):
             return self._never("an output of it is expanded, and cannot be copied")
-        try:
-            return self._attempt(run, inputs, stream, again=again)
-        except (RuntimeError, NoEntry) as error:
-            short, reason = graphs.ran_out_of_memory(error), _words(error)
-        if short:
-            # Not in the handler, whose traceback holds what was allocated until then.
-            graphs.free_memory()
+        handled = sys.exc_info()[1]
+        for again in (False, True):
             try:
-                return self._attempt(run, inputs, stream, again=again)
-            except (RuntimeError, NoEntry) as error:
-                short, reason = graphs.ran_out_of_memory(error), _words(error)
-        if short:
-            graphs.skipped(reason)
-            return self._code
-        return self._never(reason)
+                return self._attempt(run, inputs, stream, moved=moved)
+            except RuntimeError as error:
+                short = graphs.ran_out_of_memory(error)
+                reason = f"a library cannot be captured: {graphs.first_words(error, handled)}"
+            if not short:
+                return self._never(reason)
+            if not again:
+                # Not in the handler, whose traceback holds what was allocated until then.
+                graphs.free_memory()
+        graphs.skipped(reason)
+        return self._code
 
-    def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, again: int) -> Run:
+    def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, moved: int) -> Run:
         """Capture a call like this one, and return its launch.
 
         Raises:
-            RuntimeError, NoEntry: it cannot be captured.
+            RuntimeError: it cannot be captured.
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
-        reason = f"captured {again} times before: its weights have moved" if again else ""
+        reason = f"captured {moved} times before: its weights have moved" if moved else ""
         signature = str(InputSignature.of(brought))
         pools, place = _of_thread.pools, (self._device, stream)
         # Both are given back whatever happens; a capture that fails does not do it.
@@ -187,7 +195,7 @@ class Graphed:
                         pools[place].capturing(graph),
                     ):
                         outputs = run(given)
-            except (RuntimeError, NoEntry):
+            except RuntimeError:
                 self._recover(place)
                 raise
         own = [(index, given[index]) for index in self._brought]
@@ -227,9 +235,31 @@ class Graphed:
             pools[place] = pool
 
 
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"a library cannot be captured: {lines[0]}"
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A graph, and the weights that it reads."""
+
+    launch: Run
+    weights: Sequence[tuple[weakref.ref[Any], int]]
+
+    def weights_are_gone(self) -> bool:
+        """Return whether one of them is no longer where the graph reads it."""
+        found = ((weight(), address) for weight, address in self.weights)
+        return any(weight is None or weight.data_ptr() != address for weight, address in found)
+
+
+def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
+    """Free a graph where there are many: the coldest of these weights, or of ones that are gone.
+
+    Not of another module's: with more of them than there may be graphs, each round of calls would
+    free what the next one needs.
+    """
+    own = [other for other in kept if other[1] == key[1]]
+    if len(own) >= MOST_CAPTURES:
+        del kept[own[0]]
+    elif len(kept) >= MOST_CAPTURES:
+        gone = (other for other, each in kept.items() if each.weights_are_gone())
+        kept.pop(next(gone, key), None)
 
 
 def overlaps_itself(tensor: Any) -> bool:

@@ -94,7 +94,8 @@ _one_at_a_time = threading.RLock()
 def alone() -> Iterator[None]:
     """Keep others of this process from capturing: what one does may break another's capture.
 
-    Torch's graph trees have a lock for it from 2.13 on; before, they take ours (`_hook_trees`).
+    Torch's graph trees have a lock for it from 2.13 on. They take ours after it (`_hook_trees`),
+    since who captured first may have done so before they were imported, and have theirs not.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
@@ -108,10 +109,6 @@ def _hook_trees(
     manager_class: Any = trees.CUDAGraphTreeManager
     begin, record = manager_class.__init__, manager_class.record_function
     run_eager = manager_class.run_eager
-    # Torch's own lock is held by who calls these, and taken first.
-    lock: Any = _one_at_a_time
-    if hasattr(trees, "graph_capture_lock"):
-        lock = contextlib.nullcontext()
     captured_by: dict[int, str] = {}
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -127,14 +124,14 @@ def _hook_trees(
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
-        with lock, counted_elsewhere():
+        with _one_at_a_time, counted_elsewhere():
             begin(self, *args, **kwargs)
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
         reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
         attempt = _Attempt(self, new_inputs, function_id, give_up)
         start = time.perf_counter()
-        with lock:
+        with _one_at_a_time:
             result = attempt.made(record, new_inputs, can_fail="for any reason")
         if attempt.given_up:
             return result
@@ -155,7 +152,7 @@ def _hook_trees(
         attempt = _Attempt(self, new_inputs, function_id, give_up)
         # What it writes to may be written to when it fails: such a function is not run once more.
         writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
-        with lock:
+        with _one_at_a_time:
             return attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
 
     def give_up(attempt: _Attempt, why: str) -> None:
@@ -237,7 +234,7 @@ class _Attempt:
                 short = ran_out_of_memory(error)
                 if can_fail == "no" or (can_fail == "for memory" and not short):
                     raise
-                why = _first_words(error, handled)
+                why = first_words(error, handled)
                 if any(tensor() is None for tensor in self._tensors.values()):
                     self._free()
                     self._without(why)
@@ -341,9 +338,17 @@ def _cuda_is_used() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def _first_words(error: BaseException, handled: BaseException | None) -> str:
-    # An operation that breaks a capture is followed by the errors of what ends with the capture;
-    # `handled` is what the caller was handling when it began.
+def times_short(device: str) -> int:
+    """Return how often torch's allocator had no memory on a device; 0 where nobody knows."""
+    torch = _allocating()
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if torch is not None else 0
+
+
+def first_words(error: BaseException, handled: BaseException | None) -> str:
+    """Return the first line of what broke a capture, which the errors of its end come after.
+
+    `handled` is what the caller was handling when it began.
+    """
     while isinstance(error.__context__, RuntimeError) and error.__context__ is not handled:
         error = error.__context__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

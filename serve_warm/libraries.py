@@ -263,6 +263,9 @@ class Native:
     def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
         return int(self._run(model, given, outputs))
 
+    def _failure(self) -> RuntimeError:
+        return RuntimeError(f"the library of a compiled call failed: {self._why()}")
+
     def _why(self) -> str:
         text = ctypes.c_char_p()
         if self._last_error is not None:
@@ -289,7 +292,7 @@ class Native:
         def run(inputs: Sequence[Any]) -> list[Any]:
             failed.append(True)
             tensors = self._run_model(model, inputs)
-            failed.clear()
+            failed.pop()
             return tensors
 
         yield run
@@ -309,8 +312,8 @@ class Native:
         given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
         failed = self._start(model, given, outputs)
         if failed:
-            # What it was at is unknown, so that this model is not used again.
-            raise RuntimeError(f"the library of a compiled call failed: {self._why()}")
+            # What it was at is unknown: whoever has this model does not give it back.
+            raise self._failure()
         tensors: list[Any] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
             [_capsule(output, None, None) for output in outputs]
         )
@@ -323,12 +326,19 @@ class NativeOnGpu(Native):
     Work is queued on the device's current stream of the calling thread, as torch's own is.
     """
 
+    _short = 0
+    """How often torch had no memory, when it was last asked."""
+
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
-        # It makes its device the current one, and leaves it so (2.11 to 2.13, model_base.h).
-        with torch.cuda.device(self.device):
-            return int(create(model, 1, self.device.encode(), None))
+        try:
+            # It makes its device the current one, and leaves it so (2.11 to 2.13, model_base.h).
+            with torch.cuda.device(self.device):
+                self._short = graphs.times_short(self.device)
+                return int(create(model, 1, self.device.encode(), None))
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+            raise NoEntry(f"its library is for {self.device}: {error}") from error
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)
@@ -342,6 +352,14 @@ class NativeOnGpu(Native):
 
     def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
         return int(self._run(model, given, len(given), outputs, len(outputs), self._stream(), None))
+
+    def _failure(self) -> RuntimeError:
+        # A library says in no version that memory was short, and in 2.11 nothing at all.
+        failure, before = super()._failure(), self._short
+        self._short = graphs.times_short(self.device)
+        if self._short > before:
+            return torch.OutOfMemoryError(f"{failure}: CUDA out of memory on {self.device}")
+        return failure
 
     def _stream(self) -> int | None:
         return int(torch.cuda.current_stream(self.device).cuda_stream)

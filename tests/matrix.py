@@ -39,6 +39,8 @@ LEVELS = (
     "tests/test_parity.py",
     "tests/test_ranks.py",
     "tests/test_graphs.py",
+    "tests/test_graphed.py",
+    "tests/test_gpu_costs.py",
     "tests/test_kernels.py",
     "tests/test_tuning.py",
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -602,6 +603,50 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
     assert given_back == ["cpu"]
     for output in outputs:
         torch.testing.assert_close(output["y"], wanted["y"])
+
+
+class Failing(AsOnAGpu):
+    """Says that it has failed, as a library does: by a number."""
+
+    def _start(self, *_: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("short", "raised"), [(1, torch.OutOfMemoryError), (0, RuntimeError)])
+def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, raised: type
+):
+    """Its own words name a line of torch, at the most: torch's allocator is asked."""
+    times = itertools.count(4, short)
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": next(times)})
+    native = Failing(path, device="cuda:0", inputs=1, outputs=perceptron.made.plan["outputs"])
+
+    with pytest.raises(RuntimeError) as failed:
+        native([torch.ones(1)])
+
+    assert type(failed.value) is raised
+    assert "the library of a compiled call failed" in str(failed.value)
+
+
+def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The call is compiled as if there were none, and not answered with an error of CUDA's."""
+
+    def device(_: str) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
+        libraries.load(path, {**perceptron.made.plan, "device": "cuda:1"})
 
 
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])

@@ -189,7 +189,7 @@ def test_sizes_are_captured_into_one_pool(tmp_path: Path):
 
 
 class GoesToTheCpu(torch.nn.Module):
-    """Waits for the GPU in the middle, which no capture can."""
+    """Waits for the GPU in the middle, and computes on the CPU, which no launch would."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.cpu() + 1).cuda() * x
@@ -214,6 +214,8 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
 
     assert [sum(each.captures for each in of_it) for of_it in found.values()] == [1, 0, 1]
     assert sum(each.graph_skips for each in found["bad"]) == 1
+    skips = [event.reason for event in compiler.watch().events() if event.kind == "skip"]
+    assert skips[-1] == "a part of it is on the CPU, which a launch does not do again"
     assert torch.cuda.current_stream() == stream
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
     # Torch's random numbers are those of no capture any more.
