@@ -94,12 +94,13 @@ gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python tests/gpu/capture_order.py
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
-	  --workloads resnet152_gpu,recipe64_gpu,recipe64_regions_gpu,decoder24_gpu \
-	  --systems floor,eager,cold,torch_bytes,copied_dir,serve_warm --levels 1,2 \
+	  --workloads resnet152_gpu,recipe64_gpu,decoder24_gpu \
+	  --systems floor,eager,cold,torch_bytes,copied_dir,serve_warm --levels 1,2,3 \
 	  --json $(RESULTS)/startup_gpu.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
-	  --workloads resnet152_gpu --systems cold,serve_warm --levels 2,3 \
-	  --json $(RESULTS)/startup_gpu_level3.json
+	  --workloads recipe64_regions_gpu \
+	  --systems floor,eager,cold,torch_bytes,copied_dir,serve_warm --levels 1,2 \
+	  --add-to $(RESULTS)/startup_gpu.json --json $(RESULTS)/startup_gpu.json
 	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
 	$(BIN)/python tests/gpu/eight_replicas.py --json $(RESULTS)/replicas_gpu.json
 	$(BIN)/python tests/gpu/two_compiles.py

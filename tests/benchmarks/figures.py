@@ -457,30 +457,27 @@ def comparison_line() -> str:
 
 def gpu_line() -> str:
     """Return the sentences on a GPU: starts of the reference case, and requests after one."""
-    found, libraries, asked = (
-        load(name) for name in ("startup_gpu", "startup_gpu_level3", "requests_gpu")
-    )
+    found, asked = load("startup_gpu"), load("requests_gpu")
     machine, ours, naive = found["machine"], asked["serve_warm"], asked["naive"]
 
-    def to_proof(run: Mapping[str, Any], system: str, level: int | None = None) -> str:
+    def to_proof(system: str, level: int | None = None) -> str:
         [row] = [
             row
-            for row in run["rows"]
+            for row in found["rows"]
             if (row["workload"], row["system"], row["level"]) == ("resnet152_gpu", system, level)
         ]
         return f"{row['to_proof_s']:.1f}"
 
     grown = {key: ours["after_ready"][key] for key in ("compiles", "captures", "tunings")}
     counts = ", ".join(f"{count} {key}" for key, count in grown.items())
-    others = [to_proof(found, system) for system in ("cold", "torch_bytes")]
-    warm = [to_proof(found, "serve_warm", level) for level in (1, 2)]
-    beside = [to_proof(libraries, "serve_warm", 3), to_proof(libraries, "cold")]
+    others = [to_proof(system) for system in ("cold", "torch_bytes")]
+    warm = [to_proof("serve_warm", level) for level in (1, 2, 3)]
     return (
         f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 at batch 32 with CUDA "
         f"graphs takes from the built model to the proof {others[0]} s cold, {others[1]} by "
-        f"torch's bytes, {warm[0]} and {warm[1]} at levels 1 and 2 (medians of "
-        f"{found['repeats']} turns); in a run of one turn {beside[0]} at level 3, {beside[1]} "
-        f"cold. {ours['together']['requests']:,} requests from {ours['together']['clients']} "
+        f"torch's bytes, {warm[0]}, {warm[1]} and {warm[2]} at levels 1, 2 and 3 (medians of "
+        f"{found['repeats']} turns). "
+        f"{ours['together']['requests']:,} requests from {ours['together']['clients']} "
         f"clients to the image classifier under Ray Serve met {counts}, and "
         f"{ours['together']['wrong']} wrong answers; a naive warm-up in `__init__` with a sync "
         f"route gave {naive['together']['wrong']} wrong ones of "
@@ -492,35 +489,23 @@ def gpu_line() -> str:
 def on_a_gpu() -> str:
     """Return the starts that were measured on a GPU, and what is asked of them."""
     found = load("startup_gpu")
-    lines = starts_of(found)
-    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
-    for check in limits.checks_on_a_gpu(found):
-        verdict = "held" if check.held else "**missed**"
-        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
-    return "\n".join(lines)
-
-
-def libraries_on_a_gpu() -> str:
-    """Return the starts that were measured on a GPU beside one at level 3."""
-    return "\n".join(starts_of(load("startup_gpu_level3")))
-
-
-def starts_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a run of starts on a GPU: its command, and a table for each model."""
-    machine, repeats = found["machine"], found["repeats"]
-    turns = f"medians of {repeats} turns" if repeats > 1 else "one turn"
+    machine = found["machine"]
     lines = [
         (
-            f"`{found['command']}`, {turns} on one {machine['gpu']} and {machine['cpus']} cores "
-            f"({machine['cpu']}), {found['threads']} thread; torch {machine['torch']}, Python "
-            f"{machine['python']}, serve_warm {machine['serve_warm']}; "
-            f"{found['took_s'] / 60:.0f} minutes."
+            f"`{found['command']}`, medians of {found['repeats']} turns on one {machine['gpu']} "
+            f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
+            f"{machine['torch']}, Python {machine['python']}, serve_warm "
+            f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
         ),
     ]
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
         lines += ["", f"**{title}**", "", *starts(rows)]
-    return lines
+    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
+    for check in limits.checks_on_a_gpu(found):
+        verdict = "held" if check.held else "**missed**"
+        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
+    return "\n".join(lines)
 
 
 def requests_on_a_gpu() -> str:
@@ -599,7 +584,6 @@ SECTIONS = {
     "comparison line": (README, comparison_line),
     "comparison": (BENCHMARKS, comparison),
     "starts on a GPU": (GPU, on_a_gpu),
-    "level 3 on a GPU": (GPU, libraries_on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "loading": (LEVELS, loading),

@@ -60,6 +60,7 @@ SHOWN = ("compiles", "eager_runs", "captures", "graph_skips", "kernels", "tuning
 GROWN = ("compiles", "eager_runs", "captures", "kernels", "tunings", "eager_falls")
 """What may not happen any more after a replica is ready."""
 REQUEST_LIMIT_S = 60.0
+BEGIN_S = time.perf_counter()
 
 
 # What is asked, and what is right ---------------------------------------------------------------
@@ -319,6 +320,10 @@ def together(asked: Any, url: str, *, count: int, clients: int, limit_s: float) 
     }
 
 
+def say(what: str) -> None:
+    sys.stderr.write(f"[{time.perf_counter() - BEGIN_S:6.1f} s] {what}\n")
+
+
 def milliseconds(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
@@ -329,16 +334,18 @@ def milliseconds(seconds: float) -> float:
 def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dict[str, Any]:
     """Start a replica from the artifact several times, and send the last one all requests."""
     settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
-    firsts, all_requests, ready_s = [], {}, []
+    firsts, all_requests, ready_s, reports = [], {}, [], []
     # A replica that loads builds nothing, and wants no workers for it.
     with (
         environment(TORCHINDUCTOR_COMPILE_THREADS="1"),
         builder.cluster(num_cpus=app.num_cpus) as on,
     ):
-        for turn in range(options.starts):
+        for turn in range(1, options.starts + 1):
             with on.running(app, settings) as started:
+                say(f"replica {turn} of {options.starts}: ready in {started.ready_s:.1f} s")
                 firsts.append(solo(asked, started.url))
-                if turn == options.starts - 1:
+                say(f"replica {turn} of {options.starts}: first {firsts[-1]['first_ms']:.1f} ms")
+                if turn == options.starts:
                     all_requests = together(
                         asked,
                         started.url,
@@ -346,16 +353,20 @@ def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dic
                         clients=options.clients,
                         limit_s=options.limit_s,
                     )
-                report = started.report()
+                reports.append(started.report())
             ready_s.append(round(started.ready_s, 2))
+    say(f"{all_requests['requests']} requests in {all_requests['seconds']:.1f} s")
+    events = [event for report in reports for event in report["events"]]
     return {
-        "verdict": report["verdict"],
+        "verdict": ", ".join(sorted({report["verdict"] for report in reports})),
         "ready_s": ready_s,
-        "to_proof_s": round(report["to_proof_s"], 2),
-        "start": {name: report["warmup"][name] for name in SHOWN},
-        "after_ready": {name: report["after_ready"][name] for name in SHOWN},
-        "said": [f"{event['kind']}: {event['reason']}" for event in report["events"]][:5],
-        "warnings": report["warnings"],
+        "to_proof_s": round(statistics.median(report["to_proof_s"] for report in reports), 2),
+        "start": {name: sum(report["warmup"][name] for report in reports) for name in SHOWN},
+        "after_ready": {
+            name: sum(report["after_ready"][name] for report in reports) for name in SHOWN
+        },
+        "said": [f"{event['kind']}: {event['reason']}" for event in events][:5],
+        "warnings": sorted({warning for report in reports for warning in report["warnings"]}),
         "first_to_p50": statistics.median(one["first_to_p50"] for one in firsts),
         "alone": firsts,
         "together": all_requests,
@@ -377,6 +388,7 @@ def of_naive(app: builder.App, args: Mapping[str, Any], asked: Any, options: Any
                 route_prefix="/naive",
             )
             found["ready_s"] = round(time.perf_counter() - begin, 2)
+            say(f"naive: ready in {found['ready_s']:.1f} s")
             found["alone"] = [solo(asked, url)]
             found["together"] = together(
                 asked,
