@@ -45,6 +45,22 @@ def embedder(*lengths: int, **settings: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
+def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
+    """One application for each thing that no start gets past, started at once."""
+    started = cluster.start(
+        {
+            "unknown setting": embedder(on_missin="fail"),
+            "undeclared": shapes.Undeclared.bind(),
+            "too early": shapes.TooEarly.bind(),
+            "wrong body": shapes.Routes.bind({"value": 1.0}),
+            **{kind: shapes.BadInputs.bind(kind) for kind in BAD_INPUTS},
+        }
+    )
+    yield started
+    cluster.delete(started)
+
+
+@pytest.fixture(scope="module")
 def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, App]]:
     """One application for each policy, started at once."""
     store = str(tmp_path_factory.mktemp("empty") / "store")
@@ -65,11 +81,6 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 user_config={"warmup": {**stuck, "on_deadline": "serve"}}
             ).bind(),
             "little memory": shapes.LittleMemory.bind((1, 2, 3)),
-            "unknown setting": embedder(on_missin="fail"),
-            "undeclared": shapes.Undeclared.bind(),
-            "too early": shapes.TooEarly.bind(),
-            "wrong body": shapes.Routes.bind({"value": 1.0}),
-            **{kind: shapes.BadInputs.bind(kind) for kind in BAD_INPUTS},
         }
     )
     yield started
@@ -80,46 +91,46 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.parametrize("kind", BAD_INPUTS)
-def test_bad_inputs_fail_the_start_with_a_sentence_and_its_fix(apps, kind):
+def test_bad_inputs_fail_the_start_with_a_sentence_and_its_fix(refused, kind):
     """Whatever is wrong with the inputs, Serve's own status says it in words, and what to do."""
     what, fix = BAD_INPUTS[kind]
 
-    message = apps[kind].failed()
+    message = refused[kind].failed()
 
     assert what in message
     assert fix in message
 
 
-def test_a_class_without_inputs_fails_with_an_example(apps):
+def test_a_class_without_inputs_fails_with_an_example(refused):
     """Nothing declared is nothing proven: the text shows what to define."""
-    message = apps["undeclared"].failed()
+    message = refused["undeclared"].failed()
 
     assert "Undeclared declares no inputs" in message
     assert "return shape_grid(self.embed, self.buckets)" in message
 
 
-def test_an_input_that_is_answered_with_an_error_fails_the_start(apps):
+def test_an_input_that_is_answered_with_an_error_fails_the_start(refused):
     """HTTP 422 of a route is an input that traffic could not send: the answer is in the text."""
-    message = apps["wrong body"].failed()
+    message = refused["wrong body"].failed()
 
     assert "was answered 422" in message
     assert "Field required" in message
     assert "in warmup_inputs()" in message
 
 
-def test_routes_cannot_be_replayed_inside_init(apps):
+def test_routes_cannot_be_replayed_inside_init(refused):
     """Serve starts the app after `__init__`: the text says so, and who comes at the right time."""
     if not inspect.iscoroutinefunction(shapes.TooEarly.func_or_class.__init__):
         pytest.skip("this Ray does not await the constructor of an ingress (2.53)")
-    message = apps["too early"].failed()
+    message = refused["too early"].failed()
 
     assert "input 'GET /embed' is a route, and the app is not up inside __init__" in message
     assert "leave warm-up to the hook" in message
 
 
-def test_an_unknown_setting_fails_the_start(apps):
+def test_an_unknown_setting_fails_the_start(refused):
     """A misspelt key of `user_config.warmup` is named, with the keys that there are."""
-    message = apps["unknown setting"].failed()
+    message = refused["unknown setting"].failed()
 
     assert "user_config.warmup.on_missin: Extra inputs are not permitted" in message
     assert "on_missing" in message
