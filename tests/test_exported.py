@@ -605,6 +605,23 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
         torch.testing.assert_close(output["y"], wanted["y"])
 
 
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("cpu", "a part of it is on the CPU, which a launch does not do again"), ("meta", "")],
+)
+def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
+    """A launch would answer with what the capture computed there."""
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    for node in graph.graph.nodes:
+        node.meta["example_value"] = torch.empty(2, device="meta")
+    last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
+    last.meta["example_value"] = torch.empty(2, device=device), 3
+    call = exported._Graph({ahead.CAPTURES: True}, {}, {})
+    call._graph = graph
+
+    assert call._why_not_captured([]) == reason
+
+
 class Failing(AsOnAGpu):
     """Says that it has failed, as a library does: by a number."""
 

@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -521,3 +522,24 @@ def two_gpus(
     }
     for name, answer in says.items():
         patch.setattr(torch.cuda, name, answer)
+
+
+def test_a_capture_by_graph_trees_waits_for_one_that_began_before_them():
+    """Who captures when they are imported has not their lock, which torch has from 2.13 on."""
+    module = trees("")
+    module.graph_capture_lock = threading.Lock()
+    manager, _, _ = hooked(module)
+    order = []
+
+    def capture() -> None:
+        manager.record_function([torch.rand(1), torch.rand(2)], 7)
+        order.append("by the trees")
+
+    with ThreadPoolExecutor(1) as thread:
+        with graphs.alone():
+            waiting = thread.submit(capture)
+            assert not wait([waiting], timeout=0.5).done
+            order.append("the first")
+        waiting.result(60)
+
+    assert order == ["the first", "by the trees"]
