@@ -9,6 +9,7 @@
 #   make check     lint, format and types
 #   make bench     the figures of the README
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
+#   make soundness answers after changes of an application; ARGS='--only NAME'
 #   make stress    what takes minutes: looks for races, and the long forms of tests
 #   make release-check  builds what would be published, the chart too, and uses it
 #   make clean     removes build output and caches, and leaves .venv
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo demo-s3 test check bench gpu stress matrix release-check clean
+.PHONY: setup preflight demo demo-s3 test check bench gpu stress matrix soundness release-check clean
 
 setup: $(READY)
 
@@ -84,6 +85,7 @@ bench: $(READY)
 	$(BIN)/serve-warm bench deployments/image_classifier/serve.yaml --store build/bench \
 	  --json $(RESULTS)/image_classifier.json
 	$(BIN)/python tests/benchmarks/bench_call.py | tee $(RESULTS)/call.json
+	$(BIN)/python tests/benchmarks/bench_changes.py | tee $(RESULTS)/changes.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py
@@ -112,6 +114,10 @@ stress: $(READY)
 # An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
 	$(PYTHON) tests/matrix.py $(ARGS)
+
+# Fails if one row of the result is wrong.
+soundness: $(READY)
+	$(BIN)/python tests/benchmarks/soundness.py --json $(RESULTS)/soundness.json $(ARGS)
 
 release-check: $(READY)
 	$(BIN)/python tests/release.py $(ARGS)

@@ -18,10 +18,12 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import pickle
 import re
+import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +31,9 @@ from typing import Any
 
 import torch
 
-from serve_warm import facts
+from serve_warm import facts, guard_facts
 from serve_warm.facts import NoEntry
+from serve_warm.guard_facts import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +45,8 @@ FAILURES = (
 and pickle raises what the object it is at raises. Each costs a level and nothing else."""
 
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
-"""Packages whose code is in the fingerprint already, by version and build; and our own watch over
-modules, which is traced where a forward sets a buffer, and leaves nothing in the graph."""
+"""Packages whose code is in the fingerprint already, by version and build; and serve_warm's own,
+which leaves nothing in a graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ def capture(
 
     Raises whatever torch raises: call it inside `as_reasons()`.
     """
-    guards: list[facts.Guard] = []
+    guards: list[Guard] = []
     conditions: list[str] = []
 
     def take_all(entries: Sequence[Any]) -> list[bool]:
@@ -121,18 +124,209 @@ def capture(
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    with _enabled():
+    with _enabled(), _all_guarded() as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
         entry = compiled.aot_compile(((callee, *tensors), {}))
-    aliases: dict[str, str] = dict(entry._artifacts.runtime_env.import_sources)
+    if unguarded.refusals:
+        raise NoEntry(unguarded.refusals[0])
     return Captured(
         entry=entry,
-        facts=facts.collect(guards, callee, modules=aliases),
-        conditions=tuple(conditions),
+        facts=guard_facts.collect(
+            [*guards, *unguarded.guards],
+            callee,
+            names=_aliases(entry),
+            scopes={a: id(v) for a, v in entry.fn.__globals__.items() if type(v) is dict},
+            marked=_marked,
+            results=unguarded.results,
+        ),
+        conditions=(*conditions, *guard_facts.conditions_of(guards)),
         sources=_sources(entry),
         plan=_asked_at_load(arguments),
     )
+
+
+def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
+    """Return module and qualified name of what stands in the globals of compiled code."""
+    imported: Mapping[str, str] = entry._artifacts.runtime_env.import_sources
+    found = {alias: (name, "") for alias, name in imported.items()}
+    for alias, value in entry.fn.__globals__.items():
+        if alias not in found and (place := facts.where(value)) is not None:
+            found[alias] = place
+    return found
+
+
+@dataclass(frozen=True)
+class _Unguarded:
+    """What a trace depended on without a guard of Dynamo's."""
+
+    guards: list[Guard] = field(default_factory=list)
+    """Guards in the place of those that are missing."""
+    refusals: list[str] = field(default_factory=list)
+    """What is in the graph and can be no fact."""
+    results: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = field(
+        default_factory=list
+    )
+    """Functions whose result at the build is in the graph, by `assume_constant_result`; with their
+    arguments and what they returned."""
+
+
+Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
+"""A class or module of Dynamo's, the name of a function in it, and what takes its place."""
+
+
+@contextlib.contextmanager
+def _all_guarded() -> Iterator[_Unguarded]:
+    """Have Dynamo guard, or name, what it leaves out and may differ at a start (seen in 2.13)."""
+    found = _Unguarded()
+    with contextlib.ExitStack() as undo:
+        replacements = (
+            *_guarding_keys(),
+            *_noting_tensors(found),
+            *_noting_sets(found),
+            *_noting_hashes(found),
+            *_noting_functions(found),
+        )
+        for owner, name, function in replacements:
+            undo.callback(_put_back(owner, name))
+            setattr(owner, name, function)
+        yield found
+
+
+def _put_back(owner: Any, name: str) -> Callable[[], None]:
+    """Return how to undo the setting of an attribute, which may be that of a base class."""
+    if name in vars(owner):
+        return functools.partial(setattr, owner, name, vars(owner)[name])
+    return functools.partial(delattr, owner, name)
+
+
+def _guarding_keys() -> Replacements:
+    """Guard a key that a dict does not have, where that is a KeyError, and keys of a `__dict__`."""
+    from torch._dynamo.variables import dicts
+
+    of_dicts: Any = dicts.ConstDictVariable
+    get_item = of_dicts.getitem_const_raise_exception_if_absent
+
+    def getitem_const_raise_exception_if_absent(self: Any, tx: Any, key: Any) -> Any:
+        if key not in self:
+            self.install_dict_contains_guard(tx, [key])
+        return get_item(self, tx, key)
+
+    name = "getitem_const_raise_exception_if_absent"
+    yield of_dicts, name, getitem_const_raise_exception_if_absent
+    of_objects: Any = getattr(dicts, "DunderDictVariable", None)  # from 2.13 on
+    for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
+        if of_objects is not None:  # where they do nothing
+            yield of_objects, name, getattr(of_dicts, name)
+
+
+def _noting_tensors(found: _Unguarded) -> Replacements:
+    """Note whether a weight requires grad, which TENSOR_MATCH has and its fact has not.
+
+    And that a storage is read, of which no check knows the size.
+    """
+    from torch._dynamo.variables import tensor
+
+    of_tensors: Any = tensor.TensorVariable
+    read, read_storage = of_tensors.method_attr_requires_grad, of_tensors.method_untyped_storage
+
+    def method_attr_requires_grad(self: Any, tx: Any) -> Any:
+        if self.source is not None and self.requires_grad is not None:
+            keys: list[Any] = []
+            path = f"{_expression(self.source, keys)}.requires_grad"
+            value = bool(self.requires_grad)
+            found.guards.append(Guard(path=path, kind="REQUIRES_GRAD", value=value, keys=keys))
+        return read(self, tx)
+
+    def method_untyped_storage(self: Any, tx: Any) -> Any:
+        found.refusals.append("it reads the storage of a tensor, which may be larger than that")
+        return read_storage(self, tx)
+
+    yield of_tensors, "method_attr_requires_grad", method_attr_requires_grad
+    yield of_tensors, "method_untyped_storage", method_untyped_storage
+
+
+def _noting_sets(found: _Unguarded) -> Replacements:
+    """Note that a set is gone through: its order is in the graph, and in no guard."""
+    from torch._dynamo.variables import dicts
+
+    # By itself from 2.13 on; the base of all kinds from 2.15 on.
+    module = sys.modules.get("torch._dynamo.variables.sets", dicts)
+    of_sets: Any = getattr(module, "BaseSetVariable", None) or module.SetVariable
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def go_through(self: Any, tx: Any) -> Any:
+            if self.python_type() in (set, frozenset) and len(self.items) > 1:
+                found.refusals.append(
+                    "it goes through a set, whose order is another one in each process: keep the "
+                    "items in a list, or as keys of a dict"
+                )
+            return original(self, tx)
+
+        return go_through
+
+    for name in ("unpack_var_sequence", "tp_iter_impl"):
+        if hasattr(of_sets, name):
+            yield of_sets, name, noting(getattr(of_sets, name))
+
+
+def _noting_hashes(found: _Unguarded) -> Replacements:
+    """Note that a hash or an id is asked for: that of a text is another one in each process."""
+    from torch._dynamo.variables import builtin
+
+    of_builtins: Any = builtin.BuiltinVariable
+    call = of_builtins.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn is id or (self.fn is hash and not all(map(_has_steady_hash, args))):
+            found.refusals.append(
+                f"it computes with {self.fn.__name__}(), which is another one in each process"
+            )
+        return call(self, tx, args, kwargs)
+
+    yield of_builtins, "call_function", call_function
+
+
+def _has_steady_hash(argument: Any) -> bool:
+    if not argument.is_python_constant():
+        return False
+    return type(argument.as_python_constant()) in (bool, int, float, complex)
+
+
+def _noting_functions(found: _Unguarded) -> Replacements:
+    """Note results of `assume_constant_result`; guard what Python's library reads in `os`."""
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables import functions
+
+    of_functions: Any = functions
+    of_globals: Any = symbolic_convert
+    invoke, is_stdlib = of_functions.invoke_and_store_as_constant, of_globals.is_stdlib
+
+    def invoke_and_store_as_constant(tx: Any, fn: Any, name: str, *rest: Any) -> Any:
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            if not facts.is_own(fn):
+                found.results.append((fn, args, kwargs, result))
+            return result
+
+        return invoke(tx, noting, name, *rest)
+
+    yield of_functions, "invoke_and_store_as_constant", invoke_and_store_as_constant
+    yield of_globals, "is_stdlib", lambda module: is_stdlib(module) and module is not os
+
+
+def _marked(value: Any) -> str:
+    """Return how a function is marked, where Dynamo does not look into it; empty elsewhere.
+
+    The names are those of `guard_facts.OPAQUE`. Private; the same from 2.11 to 2.13.
+    """
+    from torch._dynamo import trace_rules
+
+    if not callable(value) or facts.is_own(value):
+        return ""
+    if id(value) in trace_rules._nonstrict_trace_callable_ids():
+        return "nonstrict_trace"
+    return "allow_in_graph" if id(value) in trace_rules._allowed_callable_ids() else ""
 
 
 def captures(arguments: Mapping[str, Any]) -> bool:
@@ -290,21 +484,28 @@ def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> 
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
-def _guard(entry: Any) -> facts.Guard:
+def _guard(entry: Any) -> Guard:
     of_attribute = _of_attribute(entry)
     if of_attribute is not None:
         return of_attribute
-    create = entry.orig_guard.create_fn
-    keywords: Mapping[str, Any] = getattr(create, "keywords", {})
-    return facts.Guard(
-        path=entry.name,
+    keywords: Mapping[str, Any] = getattr(entry.orig_guard.create_fn, "keywords", {})
+    keys: list[Any] = []
+    source = entry.orig_guard.originating_source
+    # Of a guard on the state of the process there is no path.
+    path = _expression(source, keys) if entry.name else ""
+    about = keywords.get("attr", keywords.get("key", None))
+    if "source_b" in keywords:
+        about = _expression(keywords["source_b"], keys)
+    return Guard(
+        path=path,
         kind=entry.guard_type,
         value=entry.value if entry.has_value else None,
-        argument=keywords.get("attr", keywords.get("key", _path_of(keywords.get("source_b")))),
+        argument=about,
+        keys=keys,
     )
 
 
-def _of_attribute(entry: Any) -> facts.Guard | None:
+def _of_attribute(entry: Any) -> Guard | None:
     """Turn a guard on an attribute's being there (2.11) into one on its owner (2.13), if it is one.
 
     The attribute may be absent, and then its own path leads nowhere.
@@ -316,8 +517,29 @@ def _of_attribute(entry: Any) -> facts.Guard | None:
     while not hasattr(source, "member"):  # the kind of source that a module is wrapped in
         source = source.base
     owner = SimpleNamespace(**({source.member: None} if entry.has_value else {}))
-    path = str(_path_of(source.base))
-    return facts.Guard(path=path, kind="HASATTR", value=owner, argument=source.member)
+    keys: list[Any] = []
+    path = _expression(source.base, keys)
+    return Guard(path=path, kind="HASATTR", value=owner, argument=source.member, keys=keys)
+
+
+def _expression(source: Any, keys: list[Any]) -> str:
+    """Return a source as Python; keys whose repr is none go into `keys` and are named by it.
+
+    A source is a chain, each with its `base`, and the name of one holds that of its base.
+    """
+    name = str(_path_of(source))
+    base = getattr(source, "base", None)
+    if base is None:
+        return name
+    inner = str(_path_of(base))
+    written = _expression(base, keys)
+    index = getattr(source, "index", None)
+    if index is None or type(index) in (str, int) or hasattr(index, "guard_source"):
+        return name.replace(inner, written) if inner != written else name
+    if getattr(source, "index_is_slice", False):
+        return name.replace(inner, written)
+    keys.append(index)
+    return f"dict.__getitem__({written}, KEYS[{len(keys) - 1}])"
 
 
 def _path_of(source: Any) -> str | None:
@@ -406,6 +628,8 @@ class _Graph:
             self._generations = GenerationTracker
         self.writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
+        self.input_ids: frozenset[int] = frozenset()
+        """Of the tensors of its last run with new ones, for whoever asks right after it."""
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
 
@@ -436,11 +660,29 @@ class _Graph:
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
             raise NoEntry(f"a tensor that its graph finds by itself is {now}, and was {was}")
         self._known = [said]
+        self.input_ids = frozenset(map(id, tensors))
         # Inference tensors and others are told apart by the check, and are one to the code.
         self._checks = (
-            _of_tensors(tensor_check(tensors, free=range(len(tensors) * dynamic)), dynamic=dynamic),
+            _of_tensors(
+                tensor_check(tensors, free=dict(enumerate(every)) if dynamic else None),
+                dynamic=dynamic,
+            ),
             *self._checks[:3],
         )
+
+
+def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
+    found = getattr(fn, "__globals__", {}).values()
+    return next((value for value in found if isinstance(value, _Graph)), None)
+
+
+def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
+    """Return the ids of the tensors that the graph of a function took in its first run.
+
+    To be asked right after that run, while the tensors live.
+    """
+    found: frozenset[int] = getattr(_graph_of(fn) or fn, "input_ids", frozenset())
+    return found
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
@@ -450,12 +692,16 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     was there. What the graph raises is the call's own answer, and a graph that writes into its
     inputs may have done so by the time that something after it raised.
     """
-    found = getattr(fn, "__globals__", {}).values()
-    graph = next((value for value in found if isinstance(value, _Graph)), None)
-    if graph is None or graph.writes:
+    if writes(fn):
         return False
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     return _Graph.__call__.__code__ not in frames
+
+
+def writes(fn: Callable[..., Any]) -> bool:
+    """Return whether an entry writes into its inputs, buffers included; true if that is unknown."""
+    graph = _graph_of(fn)
+    return graph is None or graph.writes
 
 
 def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:
@@ -530,22 +776,113 @@ def compile_in_place(block: torch.nn.Module, compiled: Callable[..., Any]) -> No
 # What a dispatcher asks at each call ----------------------------------------------------------
 
 
-def tensor_check(tensors: Sequence[Any], *, free: Collection[int] = ()) -> Callable[..., bool]:
+def tensor_check(
+    tensors: Sequence[Any], *, free: Mapping[int, facts.Free] | None = None
+) -> Callable[..., bool]:
     """Return a function that says whether other tensors are like these, to compiled code.
 
     Type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode, autocast,
-    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. Of those whose
-    numbers are in `free`, sizes and strides may be any.
+    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. `free` names by
+    a tensor's number dimensions whose size, and whose stride, may be any.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
 
     sizes: Any = [list(tensor.shape) for tensor in tensors]  # its stub has another type
     strides: Any = [list(tensor.stride()) for tensor in tensors]
-    for number in free:
-        sizes[number] = strides[number] = [None] * tensors[number].dim()
+    for number, (any_size, any_stride) in (free or {}).items():
+        for dim in any_size:
+            sizes[number][dim] = None
+        for dim in any_stride:
+            strides[number][dim] = None
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = guards.check
     return check
+
+
+def dict_version(mapping: dict[Any, Any]) -> int:
+    """Return a number that is another one after each change of a dict (2.0 to 2.15)."""
+    from torch._C._dynamo import guards
+
+    return guards.dict_version(mapping)
+
+
+def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
+    """Return the version of each of these dicts."""
+    from torch._C._dynamo import guards
+
+    return list(map(guards.dict_version, dicts))
+
+
+def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
+    """Return a function that says whether none of these dicts was changed since now.
+
+    In C++: 24 ns for a dict. Without Dynamo, at level 3, one by one: four times as much (2.13).
+    """
+    from torch._C._dynamo import guards
+
+    if not dicts:
+        return lambda: True
+    held = tuple(dicts)
+    # What C++ builds the check from asks for this module.
+    python_half: Any = sys.modules.get("torch._dynamo.guards")
+    if not hasattr(python_half, "GuardManagerType"):
+        version = guards.dict_version
+        versions = list(map(version, held))
+        return lambda: list(map(version, held)) == versions
+    GuardManagerType: Any = python_half.GuardManagerType  # noqa: N806 - a class
+    root = guards.RootGuardManager()
+    for number, each in enumerate(held):
+        one = root.tuple_getitem_manager(
+            number, f"dicts[{number}]", each, GuardManagerType.GUARD_MANAGER
+        )
+        _add_version_guard(one, each)
+    check = root.check
+    return lambda: check(held)
+
+
+def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:
+    try:
+        manager.add_dict_version_guard(mapping, ["changed"], None)
+    except TypeError:  # without the user's stack: 2.11
+        manager.add_dict_version_guard(mapping, ["changed"])
+
+
+def backend_flags() -> str:
+    """Return the flags of torch's backends by which kernels are chosen, as text.
+
+    Anybody may set them while a process runs, and reading them takes 4 µs.
+    """
+    global _recent_flags  # noqa: PLW0603 - flags of the process
+    values = ", ".join(f"{name}={read()}" for name, read in BACKEND_FLAGS.items())
+    precisions = ", ".join(
+        f"{backend}.{of}={torch._C._get_fp32_precision_getter(backend, of)}"
+        for backend, of in FP32_PRECISIONS
+    )
+    _recent_flags = f"{values}; fp32 precision {precisions}"
+    return _recent_flags
+
+
+_recent_flags = ""
+"""What they were when they were last read."""
+
+
+BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
+    "cudnn.enabled": torch._C._get_cudnn_enabled,
+    "cudnn.benchmark": torch._C._get_cudnn_benchmark,
+    "cudnn.deterministic": torch._C._get_cudnn_deterministic,
+    "mkldnn.enabled": torch._C._get_mkldnn_enabled,
+    "flash_sdp": torch._C._get_flash_sdp_enabled,
+    "mem_efficient_sdp": torch._C._get_mem_efficient_sdp_enabled,
+    "math_sdp": torch._C._get_math_sdp_enabled,
+    "cudnn_sdp": torch._C._get_cudnn_sdp_enabled,
+    "mha.fastpath": torch.backends.mha.get_fastpath_enabled,
+}
+"""How each is read (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions below."""
+
+FP32_PRECISIONS = (
+    *(("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
 
 
 def state_check() -> Callable[[], bool]:
@@ -558,10 +895,17 @@ def state_check() -> Callable[[], bool]:
     from torch.autograd import forward_ad
 
     same = GlobalStateGuard().check
+    flags = backend_flags()
     intercepted = torch._C._len_torch_function_stack
 
     def check() -> bool:
-        return same() and not intercepted() and forward_ad._current_level < 0
+        # The flags are read once a second, by the watch on the callable's facts.
+        return (
+            same()
+            and not intercepted()
+            and forward_ad._current_level < 0
+            and flags == _recent_flags
+        )
 
     return check
 

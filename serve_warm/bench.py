@@ -6,7 +6,8 @@ The runs of one bench are interleaved (cold, torch_bytes, warm, cold, …) and c
 because a shared machine changes its speed within minutes. The clocks:
 
     ready_s      creation of the replica's actor → RUNNING, as Serve reports it
-    to_proof_s   end of the user's `__init__` → end of the proof
+    to_proof_s   end of the user's `__init__` → end of the proof, and of the checks against eager
+    parity_s     of that, the stage in which entries are checked against eager
     overhead_s   to_proof_s less the steady compute of the passes that were run
     cpu_s        CPU of the replica and of the compilers it waited for, process start → proof
 
@@ -115,6 +116,7 @@ def one(
         "mode": mode,
         "stages": _by_stage(report),
         "to_proof_s": report["to_proof_s"],
+        "parity_s": _by_stage(report).get("parity", 0.0),
         "ready_s": start.ready_s,
         "overhead_s": report["overhead_s"],
         "cpu_s": report["cpu_s"],

@@ -34,6 +34,7 @@ import yaml
 from serve_warm import artifact, catalog, folders, node, publish, unfinished
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
+from serve_warm.facts import ENTRIES_FORMAT, RULES
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
 from serve_warm.ownkey import user_key
 from serve_warm.stores import open_store
@@ -544,7 +545,10 @@ def build(
     manifests = [manifest for manifest, _ in variants]
     build_keys = [unfinished.key_of(app.deployment, made.fingerprint) for made in manifests]
     # Before the round trip, which would be in vain.
-    keep = _is_kept(store, manifests, if_published)
+    outdated = _are_outdated(store, app, manifests)
+    if outdated:
+        say("what is published has entries that no replica runs any more: it is superseded")
+    keep = not outdated and _is_kept(store, manifests, if_published)
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
             _push(open_store(source), variants, key)
@@ -561,7 +565,8 @@ def build(
     statements = list(used)
     if not keep:
         progress("publish")
-        on_taken: publish.OnTaken = "supersede" if if_published == "supersede" else "refuse"
+        supersede = outdated or if_published == "supersede"
+        on_taken: publish.OnTaken = "supersede" if supersede else "refuse"
         statements = _push(store, variants, key, on_taken=on_taken)
     _discard(build_keys)
     # Where one is kept, what was built now is thrown away, and its parts with it.
@@ -662,6 +667,32 @@ def _is_kept(
         if before and if_published != "supersede":
             raise publish.already_published(store, manifest, before[-1])
     return False
+
+
+def _are_outdated(store: Store, app: App, manifests: Sequence[artifact.Manifest]) -> bool:
+    """Return whether what is published of these variants has entries that no replica runs.
+
+    They were made by other rules than today's: what supersedes them takes nothing from anybody.
+    """
+    published = {
+        statement
+        for made in manifests
+        for statement in publish.published(store, made.deployment, made.fingerprint)[-1:]
+    }
+    if not published:
+        return False
+    trust = load_trust() if app.trust is None else app.trust
+    there = catalog.describe(store, trust, deployment=app.deployment)
+    found = [item.manifest for item in there if item.statement in published]
+    return bool(found) and all(map(_has_outdated_entries, found))
+
+
+def _has_outdated_entries(manifest: artifact.Manifest | None) -> bool:
+    if manifest is None:  # not believed here: nothing is known of it
+        return False
+    entries = manifest.facts.get("entries") or ()
+    levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}
+    return bool(levels - {1}) and manifest.facts.get(ENTRIES_FORMAT, 1) < RULES
 
 
 def _push(
@@ -777,6 +808,8 @@ def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> Non
     covered = report["covered"]
     if covered["proven"] != covered["expected"] or not covered["expected"]:
         problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
+    parity = report.get("parity") or {}
+    problems += [f"it withdrew {failure}" for failure in parity.get("failures", ())]
     if without_compiler:
         problems += [
             f"{use['callable']}{use['call']} was served by level {use['level']}: {use['reason']}"

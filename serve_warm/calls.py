@@ -8,10 +8,13 @@ dictionary, which is quick and leaves the rest of a tensor to be checked in C++.
 
 from __future__ import annotations
 
+import ast
 import builtins
+import functools
+import keyword
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +23,14 @@ import torch
 from serve_warm import ahead
 from serve_warm.facts import Free, NoEntry, describe_tensor
 from serve_warm.fingerprint import read_app
+from serve_warm.redaction import hide_texts, is_name, shorten
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),
     *("matmul_precision", "deterministic"),
 )
-"""Factors of the fingerprint that belong to a thread or can be changed while a process runs."""
+"""Factors of the fingerprint that belong to a thread or can be changed while a process runs. An
+entry knows beside them the `backends` flags of the process (`ahead.backend_flags`)."""
 
 _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
@@ -41,7 +46,8 @@ class Signature:
     """Metadata of each tensor."""
 
     def __str__(self) -> str:
-        return f"({self.structure}) with {', '.join(self.tensors)}"
+        # What a request says is nobody's business.
+        return shorten(f"({hide_texts(self.structure)}) with {', '.join(self.tensors)}")
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of (callee, *tensors) that makes this call."""
@@ -56,20 +62,49 @@ class Signature:
         return made
 
 
-def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature, list[Any]]:
+def _length(text: str) -> str:
+    return f"str[{len(text)}]"
+
+
+def describe(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Collection[tuple[type, Any]] | None = None,
+) -> tuple[Signature, list[Any]]:
     """Return the signature of a call and its tensors.
+
+    With `known`, texts that are not in it appear with kind and length: no entry is for them. So do
+    keys and names of arguments that do not read as names.
 
     Raises:
         NoEntry: an argument is of a kind that no entry takes.
     """
     tensors: list[Any] = []
-    words = [_source(value, tensors) for value in args]
-    words += [f"{name}={_source(value, tensors)}" for name, value in kwargs.items()]
+    words = [_source(value, tensors, known) for value in args]
+    words += [
+        _keyword(name, _source(value, tensors, known), known) for name, value in kwargs.items()
+    ]
     if not tensors:
         raise NoEntry("it is called without a tensor")
     if len({id(tensor) for tensor in tensors}) < len(tensors):
         raise NoEntry("one tensor is passed twice")
     return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
+
+
+def _keyword(name: str, value: str, known: Collection[tuple[type, Any]] | None) -> str:
+    # `from` and the like are names of arguments for whoever passes a dict.
+    is_plain = name.isidentifier() and not keyword.iskeyword(name)
+    if is_plain and _is_shown(name, known):
+        return f"{name}={value}"
+    return f"**{{{_key(name, known)}: {value}}}"
+
+
+def _key(name: str, known: Collection[tuple[type, Any]] | None) -> str:
+    return repr(name) if _is_shown(name, known) else _length(name)
+
+
+def _is_shown(name: str, known: Collection[tuple[type, Any]] | None) -> bool:
+    return known is None or is_name(name) or (str, name) in known
 
 
 def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
@@ -79,23 +114,36 @@ def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[
     return text, [id(tensor) for tensor in tensors]
 
 
-def _source(value: Any, tensors: list[Any]) -> str:
+def _source(
+    value: Any, tensors: list[Any], known: Collection[tuple[type, Any]] | None = None
+) -> str:
     kind = type(value)
     if kind is torch.Tensor:
         tensors.append(value)
         return f"t{len(tensors) - 1}"
     if kind in _SCALARS:
-        return repr(value)
+        return _scalar(value, known)
     if kind is float and value == value and abs(value) != float("inf"):  # noqa: PLR0124
         return repr(value)
     if kind is list:
-        return f"[{', '.join(_source(item, tensors) for item in value)}]"
+        return f"[{', '.join(_source(item, tensors, known) for item in value)}]"
     if kind is tuple:
-        return f"({''.join(_source(item, tensors) + ', ' for item in value)})"
+        return f"({''.join(_source(item, tensors, known) + ', ' for item in value)})"
     if kind is dict and all(type(key) is str for key in value):
-        items = (f"{key!r}: {_source(item, tensors)}" for key, item in value.items())
+        items = (
+            f"{_key(key, known)}: {_source(item, tensors, known)}" for key, item in value.items()
+        )
         return f"{{{', '.join(items)}}}"
     raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+
+
+def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
+    kind = type(value)
+    if kind is str and known is not None and (kind, value) not in known:
+        return _length(value)
+    if kind is int and value.bit_length() > LONGEST_BITS:  # Python refuses to print the longest
+        raise NoEntry(f"an argument is an int of {value.bit_length()} bits")
+    return repr(value)
 
 
 def _metadata(tensor: Any) -> str:
@@ -105,10 +153,46 @@ def _metadata(tensor: Any) -> str:
     return describe_tensor(tensor)
 
 
-def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Any]) -> Any:
+LONGEST_BITS = 128
+"""No entry takes a longer whole number."""
+
+OTHER = "other"
+"""In the key of a call, in place of a number or text that no entry was made for."""
+
+
+def known_values(structure: str) -> set[tuple[type, Any]]:
+    """Return numbers, texts and names in a signature's structure, as `key_of` looks for them."""
+    call = ast.parse(f"f({structure})", mode="eval").body
+    found: set[tuple[type, Any]] = set()
+    for node in ast.walk(call):
+        if isinstance(node, ast.Constant):
+            found.add(_value(node.value))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+            found.add(_value(ast.literal_eval(node)))
+        elif isinstance(node, ast.keyword) and node.arg:
+            found.add((str, node.arg))
+    return found
+
+
+def _value(value: Any) -> tuple[type, Any]:
+    # Its text tells 0.0 from -0.0.
+    return type(value), repr(value) if type(value) is float else value
+
+
+def key_of(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: list[Any],
+    known: Collection[tuple[type, Any]],
+    *,
+    sizes: bool = True,
+) -> Any:
     """Return what is equal for calls of one structure with tensors of one shape.
 
-    The quick half of `describe`: the other half of a tensor is checked in C++.
+    The quick half of `describe`: the other half of a tensor is checked in C++. Numbers and texts
+    that are not in `known` are one: no entry is for them, and values of requests are not kept. So
+    are keys and names of arguments that do not read as names.
+    Without `sizes` it is equal for tensors of any shape.
     """
     key: list[Any] = []
     add = key.append
@@ -116,34 +200,58 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Any]) -
         for value in args:
             if type(value) is torch.Tensor:
                 tensors.append(value)
-                add(value.shape)
+                add(value.shape if sizes else value.dim())
             else:
-                add(_part(value, tensors))
+                add(_part(value, tensors, known, sizes))
         for name, value in kwargs.items():
-            add(name)
+            add(name if name in _names else _name(name, known))
             if type(value) is torch.Tensor:
                 tensors.append(value)
-                add(value.shape)
+                add(value.shape if sizes else value.dim())
             else:
-                add(_part(value, tensors))
+                add(_part(value, tensors, known, sizes))
     except RuntimeError:  # a nested tensor has no shape
         return object()
     return tuple(key)
 
 
-def _part(value: Any, tensors: list[Any]) -> Any:
+def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -> Any:  # noqa: FBT001
     kind = type(value)
-    if kind in _SCALARS:
-        return (kind, value)
     if kind is torch.Tensor:
         tensors.append(value)
-        return value.shape
+        return value.shape if sizes else value.dim()
+    if kind in _VALUES:
+        found = (kind, repr(value) if kind is float else value)
+        return found if found in known else (kind, OTHER)
+    if kind in _SCALARS:
+        return (kind, value)
     if kind is list or kind is tuple:
-        return (kind, *[_part(item, tensors) for item in value])
+        return (kind, *[_part(item, tensors, known, sizes) for item in value])
     if kind is dict:
-        return (kind, *[(name, _part(item, tensors)) for name, item in value.items()])
-    # Its text tells 0.0 from -0.0; objects of other kinds have no entry, and any text will do.
-    return (kind, repr(value) if kind is float else id(value))
+        return (
+            kind,
+            *[(_name(n, known), _part(v, tensors, known, sizes)) for n, v in value.items()],
+        )
+    # Of other kinds there is no entry; each class is one kind of call.
+    return (kind, OTHER)
+
+
+def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
+    kind = type(key)
+    if kind is str and is_name(key):
+        if len(_names) < NAMES_KEPT:
+            _names.add(key)
+        return key
+    return key if kind is str and (kind, key) in known else (kind, OTHER)
+
+
+NAMES_KEPT = 1024
+_names: set[str] = set()
+"""Names of arguments that were found to read as names: asking again costs 1 µs at each call."""
+
+
+_VALUES = frozenset({int, float, str})
+"""Kinds of arguments with as many values as there are requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +284,19 @@ class Dynamic:
         names = {"L": {f"t{index}": tensor for index, tensor in enumerate(tensors)}, "math": math}
         try:
             # Written by torch at the build, and signed with the rest of the entry.
-            return all(eval(condition, names) for condition in self.conditions)  # noqa: S307
+            return bool(eval(self._compiled, names))  # noqa: S307
         except AttributeError:  # of the tensor that a view is of, and this one is none
             return False
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        text = " and ".join(f"({condition})" for condition in self.conditions)
+        return builtins.compile(text or "True", "<serve_warm conditions>", "eval")
+
+    @functools.cached_property
+    def is_open(self) -> bool:
+        """Whether sizes of the tensors are taken as they come."""
+        return any("size()[" in condition for condition in self.conditions)
 
 
 def module_of(callee: Any) -> torch.nn.Module | None:
@@ -192,4 +310,4 @@ def state() -> dict[str, str]:
     if ahead.intercepted():
         raise NoEntry("a mode or a default device stands between the call and torch")
     factors = read_app({})
-    return {name: factors[name] for name in STATE}
+    return {**{name: factors[name] for name in STATE}, "backends": ahead.backend_flags()}

@@ -36,13 +36,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CellType, CodeType, ModuleType
 from typing import Any
 
 from serve_warm import fingerprint, folders, graphs, kernels
 from serve_warm.errors import CompilerMissing, ConfigError
+from serve_warm.evidence import CompiledCalls
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
+from serve_warm.redaction import hide_texts
 from serve_warm.report import CompileEvent, Counts
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Watch:
         self._compiler_processes = 0
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
-        self._threads: set[int] | None = None
+        self._calls: CompiledCalls | None = None
         self._fallen: dict[int, CodeType] = {}
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.on_object: Callable[[Path], None] | None = None
@@ -130,13 +132,19 @@ class Watch:
     @contextlib.contextmanager
     def calling_threads(self) -> Iterator[set[int]]:
         """Collect the native ids of the threads that call compiled functions in the block."""
+        with self.noting_calls() as calls:
+            yield calls.threads
+
+    @contextlib.contextmanager
+    def noting_calls(self) -> Iterator[CompiledCalls]:
+        """Note the calls of compiled functions in the block, and which replay made them."""
         global calling  # noqa: PLW0603 - read at each call, where an attribute costs more
-        threads: set[int] = set()
-        self._threads = calling = threads
+        calls = CompiledCalls()
+        self._calls = calling = calls
         try:
-            yield threads
+            yield calls
         finally:
-            self._threads = calling = None
+            self._calls = calling = None
 
     # What follows is called by the hooks, from whichever thread compiles.
 
@@ -215,7 +223,8 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
         kind=kind,
         function=f"{code.co_name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
         signature=str(InputSignature.of(values)),
-        reason=reason,
+        # A guard quotes the texts that the variant before was compiled for: those of a request.
+        reason=hide_texts(reason),
         seconds=seconds,
         thread=threading.get_native_id(),
         at_unix=time.time(),
@@ -231,8 +240,8 @@ def _recompile_reason() -> str:
 
 _the_watch: Watch | None = None
 
-calling: set[int] | None = None
-"""While a proof runs, where the threads that make compiled calls are put down."""
+calling: CompiledCalls | None = None
+"""While inputs are replayed, what notes compiled calls; `add` takes the caller's native id."""
 
 _install_lock = threading.Lock()
 
@@ -264,18 +273,21 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
         chosen = original(callback)
         if callback is None or callback is False:
             return chosen  # a function that compiling is disabled for
-        threads = seen._threads
-        if threads is not None:
-            threads.add(get_native_id())
-        if chosen is callback:
-            try:
-                return callback._serve_warm_watched
-            except AttributeError:
-                callback._serve_warm_watched = _Watched(callback, seen)
-                return callback._serve_warm_watched
-        if threads is not None and chosen is not None and chosen is not False:
-            return _Refused(chosen, seen)
-        return chosen
+        calls = seen._calls
+        if calls is not None:
+            calls.add(get_native_id())
+        if chosen is not callback:
+            if calls is None or chosen is None or chosen is False or not _refusing:
+                return chosen
+            # The stance is process-wide. A thread of the user's that compiles beside the proof must
+            # not fail for it: it may compile, and the proof counts that.
+            if not calls.is_outside():
+                return _Refused(chosen, seen)
+        try:
+            return callback._serve_warm_watched
+        except AttributeError:
+            callback._serve_warm_watched = _Watched(callback, seen)
+            return callback._serve_warm_watched
 
     eval_frame._callback_from_stance = callback_from_stance
 
@@ -454,6 +466,9 @@ def forbid() -> Iterator[None]:
 _forbidding: contextlib.ExitStack | None = None
 """Of the block that began without Dynamo."""
 
+_refusing = False
+"""Whether torch's stance is `fail_on_recompile` by `forbid()`, and not by user code."""
+
 
 def _forbid_from_its_import(_: ModuleType) -> None:
     if _forbidding is not None:
@@ -462,11 +477,16 @@ def _forbid_from_its_import(_: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _forbidden_to_dynamo() -> Iterator[None]:
+    global _refusing  # noqa: PLW0603  (the stance is process-wide too)
     import torch
     import torch._dynamo  # until whoever is in the middle of it has imported it
 
     with _fallen_looked_at_again(), torch.compiler.set_stance("fail_on_recompile"):
-        yield
+        _refusing = True
+        try:
+            yield
+        finally:
+            _refusing = False
 
 
 @contextlib.contextmanager
@@ -697,6 +717,83 @@ def compile_arguments(owner: Any) -> dict[str, str]:
         if backends:
             found[name] = ";".join(dict.fromkeys(backends))
     return found
+
+
+FOREIGN = {"torch", "ray", "serve_warm"}
+"""Packages whose objects and functions are not looked into for what an app has compiled."""
+
+LOOKED_AT = 20_000
+"""Objects that `reaches_compiled` looks at, at most; some tens of milliseconds."""
+
+
+def reaches_compiled(owner: Any) -> bool:
+    """Return whether something compiled is found from the user's object. Calls nothing.
+
+    Looks at attributes and what they hold, and at the names of a module that methods use. What is
+    imported and not used is not the app's: a router may share its module with a model.
+    """
+    waiting, seen = [owner], {id(owner)}
+    while waiting and len(seen) < LOOKED_AT:
+        value = waiting.pop()
+        if _is_compiled(value):
+            return True
+        for below in _held_by(value):
+            if id(below) not in seen:
+                seen.add(id(below))
+                waiting.append(below)
+    return False
+
+
+def _is_compiled(value: Any) -> bool:
+    import torch
+
+    # By type: a DeploymentHandle has every attribute that it is asked for.
+    if any(hasattr(type(value), f"serve_warm_level{level}") for level in (1, 3)):
+        return True
+    if isinstance(value, torch.nn.Module):
+        return any(_backends_of(module) for module in value.modules())
+    return bool(_backends_of(value))
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return what a value holds or uses, where an app may keep something compiled."""
+    plain = (str, bytes, int, float, type, ModuleType)
+    if isinstance(value, plain) or _is_foreign(type(value)):
+        return []
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return list(value.values() if isinstance(value, Mapping) else value)
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if inspect.ismethod(value):
+        return [value.__self__, value.__func__]
+    if inspect.isfunction(value):
+        return _used_by(value)
+    methods = [function for base in type(value).__mro__ for function in vars(base).values()]
+    return [*getattr(value, "__dict__", {}).values(), *methods]
+
+
+def _used_by(function: Any) -> list[Any]:
+    """Return what the code of a function names outside of it, and what its closure holds."""
+    if _is_foreign(function):
+        return []
+    used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    codes = [function.__code__]
+    for code in codes:  # it grows: functions inside of functions
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        for name in code.co_names:
+            found = function.__globals__.get(name)
+            used.append(found)
+            if isinstance(found, ModuleType) and not _is_foreign(found):
+                used += [vars(found)[other] for other in code.co_names if other in vars(found)]
+    return used
+
+
+def _is_foreign(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    package = str(module).partition(".")[0]
+    return package in FOREIGN or (
+        not isinstance(value, type) and package in sys.stdlib_module_names
+    )
 
 
 def _described(backend: Any) -> str:

@@ -31,6 +31,9 @@ IMAGE_CREATED = "SERVE_WARM_IMAGE_CREATED"
 """Set where a container image is built, to the time of that; shown beside the artifact's age."""
 
 
+_SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
+
+
 class WarmupConfig(BaseModel):
     """How a replica warms up. The first value of a policy is its default."""
 
@@ -64,7 +67,8 @@ class WarmupConfig(BaseModel):
     """An artifact is there and must not be loaded: compile, or do not become ready."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
-    """`deadline_s` has passed: do not become ready, or serve, marked as late and degraded."""
+    """`deadline_s` or `input_deadline_s` has passed: do not become ready, or serve, marked as late
+    and degraded. In Serve a process whose event loop is blocked by then ends under `fail`."""
 
     on_uncovered: Literal["serve", "fail"] = "serve"
     """Some input is not proven: serve, marked as degraded, or do not become ready."""
@@ -72,9 +76,13 @@ class WarmupConfig(BaseModel):
     after_ready: Literal["count", "forbid"] = "count"
     """A compile in traffic is counted and named, or refused with HTTP 503."""
 
+    parity: str = "off"
+    """Which calls of traffic that an entry answers are held against eager: `1/1000` is one in a
+    thousand of each entry, `1/1` all, `off` none. Before READY there is a check in any case."""
+
     deadline_s: float = Field(default=1800.0, gt=0)
-    """Wall seconds for the whole warm-up. Checked between inputs and while awaiting one; a
-    compile that blocks the event loop is only seen when it ends."""
+    """Wall seconds for the whole warm-up. A handler or compile that blocks the event loop is late
+    within a second, too: a thread looks at the deadline."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
     """Wall seconds for listing, fetching and verifying, retries included."""
@@ -119,11 +127,24 @@ class WarmupConfig(BaseModel):
     state_dir: str | None = None
     """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
 
-    @field_validator("overlap", "pgo", mode="before")
+    @field_validator("overlap", "pgo", "parity", mode="before")
     @classmethod
     def _as_yaml_reads_it(cls, value: Any) -> Any:
         # In YAML 1.1 a bare on or off is a boolean.
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("parity")
+    @classmethod
+    def _a_share(cls, parity: str) -> str:
+        if parity != "off" and _SHARE.fullmatch(parity) is None:
+            message = "write off, or a share such as 1/1000"
+            raise ValueError(message)
+        return parity
+
+    @property
+    def parity_one_in(self) -> int:
+        """Of how many calls one is held against eager; 0 for none."""
+        return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
 
     @field_validator("parts")
     @classmethod

@@ -24,6 +24,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -50,7 +51,7 @@ from serve_warm.fingerprint import read_rank
 from serve_warm.folders import user_folder
 from serve_warm.inputs import Input
 from serve_warm.prefetch import Prefetch
-from serve_warm.report import CompileEvent, Report, Stage
+from serve_warm.report import CompileEvent, Report, Stage, Verdict
 from serve_warm.stages import Warmup
 from serve_warm.trust import Trust
 
@@ -65,6 +66,9 @@ ATTRIBUTE = "_serve_warm"
 STATE_PERIOD_S = 0.2
 """State files are written at most this often while inputs are replayed."""
 
+END_LIMIT_S = 0.5
+"""How long the end of a blocked process waits for its state file."""
+
 WARMED: dict[str, str] = {}
 """Class of the object that a replica of this process warms up, by the replica: one of each."""
 
@@ -78,10 +82,13 @@ class CompileForbidden(DeploymentUnavailableError):
 
     @property
     def message(self) -> str:
-        """What Serve puts into the answer: no request data, so no signature of values."""
+        """What Serve puts into the answer: no request data, so no signature of values.
+
+        The log and the report have the signature.
+        """
         return (
             f"this replica compiles nothing after it is ready, and {self.event.function} would "
-            f"compile for [{self.event.signature}]"
+            "compile for this request"
         )
 
     def __str__(self) -> str:
@@ -304,7 +311,7 @@ class _Replica:
         self._prefetch: Prefetch | None = None
         self._served_unwarmed: tuple[float, float] | None = None
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
-        self._last_told: tuple[Stage, float] = (Stage.PENDING, 0.0)
+        self._last_told = ((Stage.PENDING, Verdict.OFF), 0.0)
         self._heartbeat: node.Heartbeat | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The one that Serve calls the user's code on."""
@@ -355,10 +362,21 @@ class _Replica:
         # may, gets a proof; nobody is told that the replica serves before Serve has come this far.
         if self._warmup is not None:
             self._warmup.become_ready()
+            self._check_when_idle(self._warmup.checks)
         elif self._served_unwarmed is None:
             self._served_unwarmed = (node.boot_s(), time.time())
             if self._heartbeat is not None:
                 self._heartbeat.changed()
+
+    def _check_when_idle(self, checks: Any) -> None:
+        if checks is not None and self._loop is not None:
+            from serve_warm.paritychecks import IdleChecks  # imports torch, as the model has by now
+
+            IdleChecks(
+                checks,
+                self._loop,
+                model_thread=lambda: (self._executor, self._model_thread_id),
+            ).begin()
 
     def _configure(self, user_config: Any) -> None:
         if self._warmup is None:
@@ -428,6 +446,7 @@ class _Replica:
             cache_directory=self._cache_directory,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
+            end_process=self._end_process if self.in_serve else None,
         )
         self._warmup = warmup
         if not self.in_serve:
@@ -436,6 +455,17 @@ class _Replica:
         self._sink = metrics.RaySink(warmup.report)
         warmup.observe([self._told])
         await warmup.prove()
+
+    def _end_process(self) -> None:
+        """End this process, whose event loop is blocked; Serve starts another replica.
+
+        Called from a thread. `sys.exit` would end that thread alone, an exception cannot be raised
+        in the blocked one, and Ray's own ways to end an actor wait for its event loop.
+        """
+        if self._heartbeat is not None:
+            self._heartbeat.flush(END_LIMIT_S)  # the reason, for whoever asks why
+        _flush_logs()
+        os._exit(1)
 
     def _beat(self) -> None:
         """Have a state file where the configuration wants it, and no other."""
@@ -462,10 +492,10 @@ class _Replica:
         that metrics have of progress.
         """
         now = time.monotonic()
-        entered = report.stage is not self._last_told[0]
+        entered = (report.stage, report.verdict) != self._last_told[0]
         if not entered and now - self._last_told[1] < STATE_PERIOD_S:
             return
-        self._last_told = (report.stage, now)
+        self._last_told = ((report.stage, report.verdict), now)
         if self._heartbeat is not None:
             self._heartbeat.changed()
         if self._sink is not None and entered:
@@ -749,6 +779,15 @@ def _log_through_serve() -> None:
     # A replica configures no logger but Serve's. Our lines belong into the replica's log file,
     # the one that the dashboard links to.
     logging.getLogger("serve_warm").parent = logging.getLogger("ray.serve")
+
+
+def _flush_logs() -> None:
+    """Have the last lines written: `os._exit` flushes nothing, and Serve buffers lines."""
+    log: logging.Logger | None = logger
+    while log is not None:
+        for handler in log.handlers:
+            handler.flush()
+        log = log.parent if log.propagate else None
 
 
 async def _call_like_serve(

@@ -23,10 +23,11 @@ import torch
 
 from serve_warm import ahead, libraries
 from serve_warm.calls import Dynamic, Signature, module_of
-from serve_warm.facts import Facts, NoEntry, describe_tensor, name_of_class
+from serve_warm.facts import RULES, Facts, NoEntry, literal, name_of_class
 
-FORMAT = 1
-"""Version of both parts. Another one is not read: its calls are served by level 1."""
+FORMAT = RULES
+"""Version of both parts: of the rules by which guards became facts. Another one is not read: its
+calls are served by level 1."""
 
 INDEX = "index.json"
 
@@ -102,9 +103,13 @@ def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
 class Library:
     """Entries by unit, and the functions that were loaded from them; one per process."""
 
+    format = FORMAT
+
     def __init__(self, units: Mapping[str, Unit], files: Mapping[str, bytes]) -> None:
         self.units = dict(units)
         self.files = dict(files)
+        self.why_empty = ""
+        """Why nothing was read of a part: the reason of calls that have no entry for it."""
         self.folder: Path | None = None
         """Where libraries lie, which are opened by their path; none in a build."""
         self.refused: dict[tuple[str, str], str] = {}
@@ -175,6 +180,11 @@ class Library:
         self.refused.update(other.refused)
         self.folder = other.folder or self.folder
 
+    def disable(self, entry: Entry, why: str) -> None:
+        """Let nobody load the code of an entry again; who asks for it is told `why`."""
+        with self._lock:
+            self._functions[entry.function_key] = NoEntry(why)
+
     def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
         """Take back an entry that was made in this build; its calls are refused with `why`."""
         with self._lock:
@@ -189,9 +199,23 @@ class Library:
         with self._lock:
             return self.units.setdefault(new.key, new)
 
+    def of_other_structures(self, unit: Unit) -> list[Entry]:
+        """Return the entries of a unit's callable when it consists of something else."""
+        kind = (unit.name, unit.arguments)
+        with self._lock:
+            units = list(self.units.values())
+        return [
+            e for u in units if u is not unit and (u.name, u.arguments) == kind for e in u.entries
+        ]
+
     def has_entries(self, level: int = 2) -> bool:
         """Return whether there is anything of a level."""
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether it has an entry of any level."""
+        return any(unit.entries for unit in self.units.values())
 
     def described(self) -> list[dict[str, Any]]:
         """Return a record for each kind of call, for the manifest: what has no entry, and why."""
@@ -216,7 +240,8 @@ class Library:
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
-            return reasons[0] if reasons else "the artifact has no entry for it"
+            none = self.why_empty or "the artifact has no entry for it"
+            return reasons[0] if reasons else none
         other = same[0]
         if other.arguments != unit.arguments:
             return f"compiled with {other.arguments}, and here with {unit.arguments}"
@@ -277,9 +302,7 @@ class Library:
         try:
             index = json.loads((folder / INDEX).read_bytes())
             if index["format"] != FORMAT:
-                raise NoEntry(
-                    f"its entries are of format {index['format']}, and this version reads {FORMAT}"
-                )
+                raise NoEntry(why_not_read(index["format"]))
             tables = {key: Facts.from_json(plain) for key, plain in index["facts"].items()}
             units = {}
             for plain in index["units"]:
@@ -294,6 +317,13 @@ class Library:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise NoEntry(f"its entries cannot be read: {error}") from error
         return library
+
+
+def why_not_read(version: Any) -> str:
+    """Return in words why entries of another format are not run."""
+    if isinstance(version, int) and version < FORMAT:
+        return "its entries were built before guards were complete: build again"
+    return f"its entries are of format {version}, and this version reads {FORMAT}"
 
 
 def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
@@ -327,31 +357,32 @@ def _mode(state: Mapping[str, str]) -> Iterator[None]:
 # Modules --------------------------------------------------------------------------------------
 
 
-def tree(callee: Any) -> list[str]:
-    """Return a line a module and a line a tensor of what is called, in their order.
+def plain_values(callee: Any) -> str:
+    """Return the numbers, texts and the like that the modules of what is called hold, as text."""
+    root = module_of(callee)
+    modules = [] if root is None else root.named_modules()
+    found = [
+        f"{path}.{name}={said}"
+        for path, module in modules
+        for name, value in vars(module).items()
+        if (said := literal(value)) is not None
+    ]
+    return "\n".join(found)
 
-    Class, training flag, hooks and methods replaced on the instance; of parameters and buffers
-    the metadata, and which of them are one and the same.
+
+def tree(callee: Any) -> list[str]:
+    """Return a line for each module of what is called: its path and its class.
+
+    Whatever else compiled code depends on is a fact of an entry, and is watched.
     """
     root = module_of(callee)
     if root is None:
         return []
-    lines: list[str] = []
-    seen: dict[int, str] = {}
+    names: dict[type, str] = {}
+    lines = []
     for path, module in root.named_modules(remove_duplicate=False):
-        own = sorted(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
-        # Names of the base class, private as they are to those who do not subclass it.
-        state = vars(module)
-        hooks = len(state["_forward_hooks"]) + len(state["_forward_pre_hooks"])
-        lines.append(
-            f"{path or '.'}: {name_of_class(type(module))}"
-            f"{' in training' if module.training else ''}"
-            f"{f' with {hooks} hooks' if hooks else ''}{f' with its own {own}' if own else ''}"
-        )
-        for name, tensor in (*state["_parameters"].items(), *state["_buffers"].items()):
-            if tensor is None:
-                continue
-            first = seen.setdefault(id(tensor), f"{path}.{name}")
-            same = "" if first == f"{path}.{name}" else f", the same as {first}"
-            lines.append(f"{path}.{name}: {describe_tensor(tensor)}{same}")
+        kind = type(module)
+        if kind not in names:
+            names[kind] = name_of_class(kind)
+        lines.append(f"{path or '.'}: {names[kind]}")
     return lines

@@ -14,13 +14,15 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/compile_fx.py
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,14 @@ def make(
         NoEntry: there is a graph break, or something in it that a library cannot do.
     """
     with ahead.as_reasons(), ahead.side_effects() as changes:
-        graph = _Graph(_settings(arguments), _places(callee, tensors), changes)
+        graph = _Graph(_settings(arguments), callee, changes)
         settings = {"backend": graph.take, "dynamic": arguments.get("dynamic")}
         captured = ahead.capture(function, callee, tensors, settings)
-        returned = captured.entry.fn(callee, *tensors)
-        plan = graph.plan(tensors, returned)
+        # With tensors that nothing else holds: the callee may hold those of this call, and what it
+        # returns would not say which of the two it is.
+        given = copied(tensors)
+        returned = captured.entry.fn(callee, *given)
+        plan = graph.plan(given, returned)
         if not graph.data:
             graph.compile()
         plan["sha256"] = hashlib.sha256(graph.data).hexdigest()
@@ -68,8 +73,9 @@ def make(
             path = folder / "library.so"
             path.write_bytes(graph.data)
             fn = libraries.load(path, plan)
+        graph.refuse_other_inputs(fn.inputs(callee, given))
         graph.refuse_other_aliases(fn.native)
-        graph.refuse_other_result(fn.result, tensors, returned)
+        graph.refuse_other_result(fn.result, given, returned)
         return ahead.Made(
             fn=fn,
             data=graph.data,
@@ -99,33 +105,35 @@ class _Graph:
     def __init__(
         self,
         settings: Mapping[str, Any],
-        places: Mapping[int, Input],
+        callee: Any,
         changes: Mapping[str, None],
     ) -> None:
         # AOTInductor has no graphs: `graphed` captures what it makes.
         self._settings = {**settings, ahead.CAPTURES: False}
         self._captures = bool(settings[ahead.CAPTURES])
-        self._places = places
+        self._callee = callee
         self._changes = changes
         self.data = b""
         self._graph: Any = None
         self._fakes: list[Any] = []
+        self._places: list[Input] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._aliases: list[str] = []
         self._written: list[bool] = []
+        self._draws = False
         self._device = "cpu"
 
-    def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+    def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
         """Take a graph from Dynamo, as a backend does; compile it if its sizes are dynamic."""
         if self._changes:
             raise NoEntry(f"it changes {', '.join(self._changes)}, which a library cannot")
-        if any(isinstance(x, torch.Tensor) and id(x) not in self._places for x in inputs):
-            raise NoEntry("its graph takes a tensor that is neither an argument nor in its module")
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
         _without_sizes(graph)
-        self._fakes = [_fake(node) for node in graph.graph.nodes if node.op == "placeholder"]
+        taken = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self._fakes = list(map(_fake, taken))
+        self._places = [_place(_source_of(node), self._callee) for node in taken]
         devices = sorted({str(fake.device) for fake in self._fakes})
         self._device = devices[0]
         kind = self._device.partition(":")[0]
@@ -152,7 +160,7 @@ class _Graph:
         # of the conditions.
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # what compiles it also changes it
-        with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        with torch._guards.tracing(torch._guards.TracingContext(mode)), _quiet_code():
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         _refuse_foreign(Path(path))
         self.data = Path(path).read_bytes()
@@ -164,7 +172,9 @@ class _Graph:
         copies = copied(self._inputs, inference=False)
         versions = [copy._version for copy in copies]
         with self._same_random_numbers():
+            before = self._random_state()
             outputs = list(self._graph(*copies))
+            self._draws = any(map(_differ, self._random_state(), before))
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise NoEntry("its graph computes something that is no tensor")
         self._written = [copy._version != was for copy, was in zip(copies, versions, strict=True)]
@@ -181,8 +191,8 @@ class _Graph:
             NoEntry: something in it can be said in no plan.
         """
         inputs = [
-            _input(given, fake, self._places[id(given)])
-            for given, fake in zip(self._inputs, self._fakes, strict=True)
+            _input(given, fake, place)
+            for given, fake, place in zip(self._inputs, self._fakes, self._places, strict=True)
         ]
         # Later ones first: a tensor is best named by what the caller has in hands.
         known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
@@ -195,6 +205,7 @@ class _Graph:
             "outputs": len(self._outputs),
             "result": result,
             "writes": any(self._written),
+            "draws": self._draws,
             **self._on_a_gpu(inputs),
         }
 
@@ -226,6 +237,19 @@ class _Graph:
         devices = [] if self._device == "cpu" else [self._device]
         return torch.random.fork_rng(devices=devices)
 
+    def _random_state(self) -> list[Any]:
+        states = [torch.get_rng_state()]
+        if self._device != "cpu":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return states
+
+    def refuse_other_inputs(self, found: Sequence[Any]) -> None:
+        """Raise `NoEntry` where a plan does not find the tensors that the graph was called with."""
+        for place, ours, given in zip(self._places, found, self._inputs, strict=True):
+            if ours is not given:
+                where = place.name or place.path or place.index
+                raise NoEntry(f"the {place.kind} {where} is not what its graph takes")
+
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Raise `NoEntry` where outputs share memory otherwise than eager's do."""
         copies = copied(self._inputs, inference=False)
@@ -245,6 +269,55 @@ class _Graph:
         """Raise `NoEntry` where what is built of the same tensors is not what was returned."""
         if not _same(result(self._outputs, self._inputs, tensors), returned):
             raise NoEntry(f"the {type(returned).__qualname__} it returns is more than its parts")
+
+
+PRINTS = re.compile(r"""std::cerr << "Error: " << e\.what\(\) << '\\n'""")
+"""How the C interface of a library reports a failure, beside the text that it keeps."""
+
+KEEPS = """\
+#include <cstdint>
+#include <string>
+static thread_local std::string g_aoti_last_error;
+extern "C" __attribute__((__visibility__("default")))
+int32_t AOTInductorGetLastError(const char** text) {
+  *text = g_aoti_last_error.c_str();
+  return 0;
+}
+"""
+"""What keeps that text in torch 2.13 to 2.15; 2.11 has nothing like it, and gets this."""
+
+
+@contextlib.contextmanager
+def _quiet_code() -> Iterator[None]:
+    """Compile libraries in the block that write nothing to stderr when a call fails.
+
+    Each failure would be 25 lines there, and no caller could keep them from it: the file descriptor
+    is the whole process's. The source of the interface is a part of each library's own. Seen in
+    2.11, 2.13 and 2.15:
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
+    """
+    from torch._inductor.codecache import AotCodeCompiler
+
+    compiler: Any = AotCodeCompiler
+    stock, bound = vars(compiler)["compile"], compiler.compile
+
+    def compile_quiet(graph: Any, wrapper_code: str, *args: Any, **kwargs: Any) -> Any:
+        return bound(graph, _without_prints(wrapper_code), *args, **kwargs)
+
+    compiler.compile = staticmethod(compile_quiet)
+    try:
+        yield
+    finally:
+        compiler.compile = stock
+
+
+def _without_prints(source: str) -> str:
+    """Return the C++ of a library that keeps the text of a failure and does not print it."""
+    if not PRINTS.search(source):
+        return source
+    if "g_aoti_last_error" in source:
+        return PRINTS.sub("static_cast<void>(e)", source)
+    return KEEPS + PRINTS.sub("g_aoti_last_error = e.what()", source)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -346,22 +419,83 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 # The plan -------------------------------------------------------------------------------------
 
 
-def _places(callee: Any, tensors: Sequence[Any]) -> dict[int, Input]:
-    """Return where each tensor of a call can be found, by its id."""
-    root = module_of(callee)
-    places: dict[int, Input] = {}
-    for owner, module in root.named_modules() if root is not None else ():
-        for kind, found in (
-            ("attribute", vars(module)),
-            ("buffer", module._buffers),
-            ("parameter", module._parameters),
-        ):
-            for name, value in found.items():
-                if isinstance(value, torch.Tensor):
-                    places.setdefault(id(value), Input(kind=kind, owner=owner, name=name))
-    for index, tensor in enumerate(tensors):
-        places[id(tensor)] = Input(kind="argument", index=index)
-    return places
+def _source_of(node: Any) -> str:
+    """Return the Python expression over `L`, the arguments, for where a graph's input comes from.
+
+    Dynamo's own, which stands at each input of a graph that a backend gets (2.11, 2.13, 2.15):
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
+    """
+    return str(ahead._path_of(node._dynamo_source))
+
+
+def _place(source: str, callee: Any) -> Input:
+    """Return where a plan finds what this expression names.
+
+    Raises:
+        NoEntry: it is neither an argument nor on a path from the callee that a plan can have.
+    """
+    try:
+        root, path = _path(ast.parse(source, mode="eval").body, source)
+    except SyntaxError as error:  # some of Dynamo's names are for people
+        raise NoEntry(f"its graph takes {source}, which is {NO_PLACE}") from error
+    if root != facts.CALLEE:
+        if path or not re.fullmatch(r"t\d+", root):
+            raise NoEntry(f"its graph takes {source}, which is {NO_PLACE}")
+        return Input(kind="argument", index=int(root[1:]))
+    module, owner, rest = module_of(callee), "", path
+    if module is not callee and rest[:1] == [["attribute", "__self__"]]:
+        rest = rest[1:]
+    while module is not None:
+        match rest:
+            case [["attribute", "_modules"], ["item", name], _, *_]:
+                owner, rest = f"{owner}.{name}".lstrip("."), rest[2:]
+                module = module._modules[name]
+            case [["attribute", "_parameters"], ["item", name]]:
+                return Input(kind="parameter", owner=owner, name=name)
+            case [["attribute", "_buffers"], ["item", name]]:
+                return Input(kind="buffer", owner=owner, name=name)
+            case [["attribute", name]] if name in vars(module):
+                return Input(kind="attribute", owner=owner, name=name)
+            case _:
+                break
+    return Input(kind="path", path=path)
+
+
+NO_PLACE = "neither an argument nor found from what is called"
+
+
+def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
+    """Return the name that an expression begins with, and the steps from there (`Input.path`)."""
+    step: list[Any]
+    match node:
+        case ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str(root))):
+            return root, []
+        case ast.Name(id=root):
+            return root, []
+        case ast.Attribute(value=base, attr=name):
+            step = ["attribute", name]
+        case ast.Subscript(value=base, slice=ast.Constant(value=str() | int() as key)):
+            step = ["item", key]
+        case ast.Call(func=called, args=[base, ast.Constant(value=str() | int() as key)]):
+            step = [STEP_OF.get(ast.unparse(called), ""), key]
+        case _:
+            step, base = [""], node
+    if not step[0]:
+        raise NoEntry(f"its graph takes {source}, which is {NO_PLACE}")
+    root, steps = _path(base, source)
+    return root, [*steps, step]
+
+
+STEP_OF = {
+    "getattr": "attribute",
+    "object.__getattribute__": "own",
+    **dict.fromkeys(("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"), "item"),
+}
+"""Kind of step by the function that Dynamo names it with."""
+
+
+def _differ(left: Any, right: Any) -> bool:
+    return not torch.equal(left, right)
 
 
 def _is_dynamic(fake: Any) -> bool:
@@ -371,7 +505,7 @@ def _is_dynamic(fake: Any) -> bool:
 def _input(given: Any, fake: Any, place: Input) -> Input:
     free = _is_dynamic(fake)
     if free and place.kind != "argument":
-        raise NoEntry(f"the sizes of its {place.kind} {place.name} are dynamic")
+        raise NoEntry(f"the sizes of its {place.kind} {place.name or place.path} are dynamic")
     return dataclasses.replace(place, said=libraries.describe(given, free=free))
 
 

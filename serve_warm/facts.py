@@ -1,19 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What compiled code took for granted about the objects it was compiled from, as data.
+"""Facts: what compiled code takes for granted about the objects it was compiled from, as data.
 
-Dynamo protects that by guards, which it evaluates at each call and which cannot be written to a
-file for real models (closures, decorators and identities do not pickle). A fact is the same
-statement in a form that can: a path from the compiled callable or from a Python module to an
-object, and what is expected there. Facts are checked once per start, not per call.
+Dynamo protects that by guards, which it evaluates at each call. Guards cannot be written to a file
+for real models: closures, decorators and identities do not pickle. A fact is the same statement in
+a form that can: a path from the compiled callable or from a Python module to an object, and what
+is expected there. `serve_warm.guard_facts` makes facts of guards at the build;
+`serve_warm.fact_watch` notices when one may no longer hold.
 
-A path is kept as a table of steps, each one from an earlier row, so that what thousands of facts
-have in common (`callee._modules['encoder']...`) is walked once.
+A path is a table of steps, each one from an earlier row, so that what thousands of facts have in
+common (`callee._modules['encoder']...`) is walked once.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import enum
 import functools
@@ -24,12 +24,19 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 CALLEE = "callee"
 """The name that the compiled callable has in paths."""
+
+RULES = 2
+"""Version of the rules by which guards become facts. Entries say which one made them; those of
+another version are not run. Version 1 dropped guards that it could not express."""
+
+ENTRIES_FORMAT = "entries_format"
+"""Name of the manifest fact that says by which rules an artifact's entries were made."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 
@@ -37,7 +44,8 @@ SUBCLASSED = (int, float, complex, str, bytes)
 """Plain kinds that are still plain when they are subclassed."""
 
 Step = tuple[int, str, Any]
-"""Row of the object that it starts from, what is done with it, and with which argument."""
+"""Row of the object that it starts from, what is done with it, and with which argument. The
+argument of `item` is a key as `encode_key` writes it."""
 
 Expected = tuple[str, Any]
 """What a fact says of an object: a kind, and a value that JSON can hold."""
@@ -49,19 +57,6 @@ Free = tuple[Sequence[int], Sequence[int]]
 
 class NoEntry(Exception):
     """A call cannot have an entry, or has none; the text is the reason, for a report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guard:
-    """One guard of Dynamo, while the objects it is about are there."""
-
-    path: str
-    """Python expression over `callee` and `G`, the globals of compiled code."""
-    kind: str
-    """Dynamo's name of it, for example CONSTANT_MATCH."""
-    value: Any
-    argument: Any = None
-    """What the guard is about beside the value: an attribute's name, a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,33 +80,71 @@ class Facts:
         """
         steps = tuple((int(s[0]), str(s[1]), s[2]) for s in plain["steps"])
         found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
-        if any(step[0] >= row for row, step in enumerate(steps)):
-            raise ValueError("a step starts from one that comes later")
-        if any(row not in range(len(steps)) for row, _, _ in found):
-            raise ValueError("a fact is about a row that is not there")
+        rows = range(len(steps))
+        if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
+            raise ValueError("a step does not start from an earlier one")
+        if any(row not in rows for row, _, _ in found):
+            raise ValueError("a fact is about a row that does not exist")
+        if any(step not in STEPS for _, step, _ in steps):
+            raise ValueError("a step of an unknown kind")
+        for _, kind, value in found:
+            if kind not in KINDS:
+                raise ValueError(f"a fact of an unknown kind: {kind}")
+            if kind in RELATIONS and any(other not in rows for other in others_of(kind, value)):
+                raise ValueError("a fact compares with a row that does not exist")
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
         """Return the first fact that does not hold for `callee`, in words; empty if all hold."""
-        objects = self._objects(callee)
-        for row, kind, value in self.facts:
-            found = objects[row]
-            if isinstance(found, _Missing):
-                return f"{self.path(row)} is gone ({found.why})"
-            if kind == "same":
-                if found is not objects[value]:
-                    return f"{self.path(row)} is no longer the same as {self.path(value)}"
-                continue
-            try:
-                now = expected(kind, found, value)
-            except UNREADABLE as error:
-                return f"{self.path(row)} is a {_name(type(found))}: {error}"
-            if now != (kind, value):
-                return f"{self.path(row)} is {_shown(now)}, and was {_shown((kind, value))}"
+        objects = self.objects(callee)
+        for fact in self.facts:
+            why = self.why_broken(fact, objects)
+            if why:
+                return why
+        return ""
+
+    def why_broken(
+        self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
+    ) -> str:
+        """Return in words why a fact does not hold for the objects of its rows, or nothing."""
+        row, kind, value = fact
+        found = objects[row]
+        if isinstance(found, Missing):
+            return f"{self.path(row)} is gone ({found.why})"
+        if kind in RELATIONS:
+            return self._why_unrelated(row, kind, value, objects)
+        try:
+            now = expected(kind, found, value)
+        except UNREADABLE as error:
+            return f"{self.path(row)} is a {name_of(type(found))}: {error}"
+        if now != (kind, value):
+            return f"{self.path(row)} {_changed(kind, now[1], value)}"
+        return ""
+
+    def _why_unrelated(
+        self, row: int, kind: str, value: Any, objects: Sequence[Any] | Mapping[int, Any]
+    ) -> str:
+        if kind == "same":
+            same = objects[row] is objects[value]
+            return "" if same else f"{self.path(row)} is no longer the same as {self.path(value)}"
+        first: dict[int, int] = {}
+        for other in (row, *value):
+            before = first.setdefault(id(objects[other]), other)
+            if before != other:
+                return f"{self.path(other)} is now the same as {self.path(before)}"
         return ""
 
     def path(self, row: int) -> str:
         """Return the expression of a row, for people."""
+        if row not in self._paths:
+            self._paths[row] = self._path(row)
+        return self._paths[row]
+
+    @functools.cached_property
+    def _paths(self) -> dict[int, str]:
+        return {}
+
+    def _path(self, row: int) -> str:
         start, step, argument = self.steps[row]
         if step == "root":
             return str(argument)
@@ -119,20 +152,35 @@ class Facts:
         if step == "attribute":
             return f"{base}.{argument}"
         if step == "item":
-            return f"{base}[{argument!r}]"
+            return f"{base}[{show_key(argument)}]"
         if step == "own":
             return f"object.__getattribute__({base}, {argument!r})"
+        if step == "weakref":
+            return f"{base}()"
         return f"{step}({base})"
 
-    def _objects(self, callee: Any) -> list[Any]:
+    def objects(self, callee: Any) -> list[Any]:
+        """Return the object of each row; a `Missing` where a path leads nowhere."""
         objects: list[Any] = []
         for start, step, argument in self.steps:
             if step == "root":
-                objects.append(callee if argument == CALLEE else _module(argument))
+                objects.append(callee if argument == CALLEE else module(argument))
                 continue
             base = objects[start]
-            objects.append(base if isinstance(base, _Missing) else _taken(base, step, argument))
+            objects.append(base if isinstance(base, Missing) else take(base, step, argument))
         return objects
+
+    def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
+        """Return the same facts with those about tensors of the graph, by their ids, marked so.
+
+        The graph looks at its own inputs at each call, so nothing else has to.
+        """
+        objects = self.objects(callee)
+        marked = tuple(
+            (row, "input" if kind == "tensor" and id(objects[row]) in given else kind, value)
+            for row, kind, value in self.facts
+        )
+        return Facts(steps=self.steps, facts=marked)
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -141,219 +189,204 @@ ValueError, and the code of a property may raise what it likes."""
 
 
 @dataclass(frozen=True)
-class _Missing:
+class Missing:
+    """In place of an object that a path does not lead to."""
+
     why: str
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
+    """Return the Python module of this name, or `Missing`."""
     try:
         return importlib.import_module(name)
     except (ImportError, *UNREADABLE) as error:
-        return _Missing(str(error))
+        return Missing(str(error))
+
+
+def take(base: Any, step: str, argument: Any) -> Any:
+    """Return where a step leads from `base`, or `Missing`."""
+    try:
+        return TAKE[step](base, argument)
+    except UNREADABLE as error:
+        return Missing(f"{type(error).__name__}: {error}"[:200])
+
+
+def item(base: Any, key: Any) -> Any:
+    """Return an item as Dynamo takes it: of a dict without what a subclass does for a missing key.
+
+    Raises:
+        LookupError, TypeError: there is none.
+    """
+    if isinstance(base, dict):
+        if not dict.__contains__(base, key):
+            raise KeyError(key)
+        return dict.__getitem__(base, key)
+    return operator.getitem(base, key)
+
+
+def _referent(base: Any, _: Any) -> Any:
+    # Called: a weak reference runs no code of the user's.
+    if type(base) is not weakref.ref:
+        raise TypeError("not a weak reference")
+    return base()
 
 
 TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
     # Past what a class defines in its place, as Dynamo does when it traces that.
     "own": object.__getattribute__,
-    "item": operator.getitem,
+    "item": lambda base, argument: item(base, decode_key(argument)),
     "nth": lambda base, argument: list(dict.values(base))[argument],
-    "keys": lambda base, _: list(base),
+    "nth_key": lambda base, argument: list(dict.keys(base))[argument],
     "type": lambda base, _: type(base),
-    "dict": lambda base, _: dict(base),
-}
-"""Steps of a path, beside those that begin one."""
-
-
-def _taken(base: Any, step: str, argument: Any) -> Any:
-    try:
-        return TAKE[step](base, argument)
-    except UNREADABLE as error:
-        return _Missing(f"{type(error).__name__}: {error}"[:200])
-
-
-# From guards to facts -------------------------------------------------------------------------
-
-# What is not a fact about an object of the application: state of thread and process, which the
-# dispatcher checks at each call; tensors, which it knows by signature or by the module tree; and
-# bookkeeping of Python's that no start changes.
-NOT_FACTS = {
-    *("GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE"),
-    *("AUTOGRAD_SAVED_TENSORS_HOOKS", "DEFAULT_DEVICE", "SHAPE_ENV", "FSDP_TRAINING_STATE"),
-    *("EMPTY_NN_MODULE_HOOKS_DICT", "STORAGE_OVERLAPPING"),
-    *("NN_MODULE", "DICT_VERSION", "DYNAMIC_INDICES", "FUNCTORCH_STACK_MATCH"),
+    # A copy of a dict in Dynamo's path; what is taken of it is the dict's own.
+    "dict": lambda base, _: base,
+    "weakref": _referent,
 }
 
-VALUES = {
-    *("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DUAL_LEVEL"),
-    "CONSTANT_SUBCLASS_MATCH",  # 2.13; a NumPy float, for example
-    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # where it stands
-    "LIST_REVERSEITERATOR_LEN",  # 2.15
-}
-"""Guards on a value that is built into the graph. One that cannot be a fact stops the entry."""
-
-IDENTITY = {
-    *("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH"),
-    *("MODULE_MATCH", "NOT_NONE_MATCH", "WEAKREF_ALIVE"),
-}
-"""Guards on which object it is."""
+STEPS = {"root", *TAKE}
 
 
-@dataclass(kw_only=True)
-class _Table:
-    roots: Mapping[str, str]
-    """Module by the alias that Dynamo gave it in the globals."""
-    steps: list[Step] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-
-    def row(self, start: int, step: str, argument: Any) -> int:
-        key = repr((start, step, argument))
-        if key not in self.rows:
-            self.rows[key] = len(self.steps)
-            self.steps.append((start, step, argument))
-        return self.rows[key]
-
-    def of(self, node: ast.expr) -> int:
-        """Return the row of an expression, and add it where there is none."""
-        if isinstance(node, ast.Name) and node.id == CALLEE:
-            return self.row(-1, "root", CALLEE)
-        if isinstance(node, ast.Attribute):
-            return self.row(self.of(node.value), "attribute", node.attr)
-        if isinstance(node, ast.Subscript):
-            return self._subscript(node)
-        if isinstance(node, ast.Call):
-            return self._call(node)
-        raise NoEntry(ast.unparse(node))
-
-    def _subscript(self, node: ast.Subscript) -> int:
-        key = _constant(node.slice)
-        if ast.unparse(node) == f"L['{CALLEE}']":
-            return self.row(-1, "root", CALLEE)
-        if isinstance(node.value, ast.Name) and node.value.id == "G":
-            if key not in self.roots:
-                raise NoEntry(f"the global {key!r}")
-            return self.row(-1, "root", self.roots[key])
-        return self.row(self.of(node.value), "item", key)
-
-    def _call(self, node: ast.Call) -> int:
-        called, arguments = ast.unparse(node.func), node.args
-        if called in ("type", "dict") and len(arguments) == 1:
-            return self.row(self.of(arguments[0]), called, None)
-        if called == "object.__getattribute__":
-            return self.row(self.of(arguments[0]), "own", _constant(arguments[1]))
-        if called == "dict.__getitem__" and not isinstance(arguments[1], ast.Constant):
-            return self._nth(*arguments)
-        if called in ("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"):
-            return self.row(self.of(arguments[0]), "item", _constant(arguments[1]))
-        if called == "list" and ast.unparse(arguments[0]).startswith("dict.keys("):
-            inner = arguments[0]
-            if isinstance(inner, ast.Call):
-                return self.row(self.of(inner.args[0]), "keys", None)
-        raise NoEntry(ast.unparse(node))
-
-    def _nth(self, mapping: ast.expr, key: ast.expr) -> int:
-        """Return the row of what a dictionary has under its own key number n."""
-        keys = f"list(dict.keys({ast.unparse(mapping)}))"
-        if isinstance(key, ast.Subscript) and ast.unparse(key.value) == keys:
-            return self.row(self.of(mapping), "nth", _constant(key.slice))
-        raise NoEntry(ast.unparse(key))
+# Keys -----------------------------------------------------------------------------------------
 
 
-def _constant(node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (str, int)):
-        return node.value
-    raise NoEntry(ast.unparse(node))
-
-
-def collect(guards: Sequence[Guard], callee: Any, *, modules: Mapping[str, str]) -> Facts:
-    """Return the facts that stand behind guards; `modules` names the aliases in their globals.
-
-    Each of them holds for `callee` now: what cannot be walked, or reads differently a second time,
-    is no fact. Guards on values that are built into the graph may not be lost that way.
+def encode_key(key: Any) -> Any:
+    """Return a key of a dict, or an index, in a form that JSON can hold and `decode_key` reads.
 
     Raises:
-        NoEntry: a guard on a value cannot be expressed.
+        NoEntry: only its identity tells it from others.
     """
-    table = _Table(roots=modules)
-    facts: dict[tuple[int, str, str], tuple[int, str, Any]] = {}
-    for guard in guards:
-        if guard.kind in NOT_FACTS or "_registration_hooks" in guard.path:
-            continue
-        found = _fact(guard, table)
-        if found is not None:
-            facts[found[0], found[1], repr(found[2])] = found
-    collected = Facts(steps=tuple(table.steps), facts=tuple(facts.values()))
-    objects = collected._objects(callee)  # noqa: SLF001 - of its own class
-    kept = []
-    for row, kind, value in collected.facts:
-        found = objects[row]
-        if kind == "same":
-            if found is not objects[value]:
-                raise NoEntry(f"{collected.path(row)} and {collected.path(value)} are one tensor")
-            kept.append((row, kind, value))
-        elif not isinstance(found, _Missing) and expected(kind, found, value) == (kind, value):
-            kept.append((row, kind, value))
-        elif kind == "value":
-            raise NoEntry(f"{collected.path(row)}, which reads differently each time")
-    return Facts(steps=collected.steps, facts=tuple(kept))
+    kind = type(key)
+    if kind in (str, int, bool, type(None)):
+        return key
+    if kind in (float, complex):
+        plain: list[Any] = [kind.__name__, repr(key)]
+    elif kind is bytes:
+        plain = ["bytes", key.hex()]
+    elif kind is tuple:
+        plain = ["tuple", [encode_key(part) for part in key]]
+    elif kind is slice:
+        plain = ["slice", [encode_key(part) for part in (key.start, key.stop, key.step)]]
+    elif kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS:
+        plain = [kind.__name__, str(key).removeprefix("torch.")]
+    elif isinstance(key, enum.Enum) and key.name is not None and where(kind) is not None:
+        plain = ["enum", *(where(kind) or ()), key.name]
+    elif (place := where(key)) is not None:  # a class, a function or a module
+        plain = ["name", *place]
+    else:
+        raise NoEntry(f"a {kind.__qualname__} as a key, which only its identity tells from others")
+    return plain
 
 
-def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any] | None:
-    if guard.kind not in KNOWN:
-        # Of a later torch, or of what no entry takes: what it protects is not known here.
-        raise NoEntry(f"{guard.path} has a guard of kind {guard.kind}, which is not known")
-    before = len(table.steps)
+def decode_key(plain: Any) -> Any:
+    """Return the key that `encode_key` wrote.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: there is no such key here.
+    """
+    if not isinstance(plain, list):
+        return plain
+    kind, *rest = plain
+    return DECODERS[kind](*rest)
+
+
+def resolved(module: str, name: str) -> Any:
+    """Return the object of this qualified name.
+
+    Raises:
+        AttributeError: there is none.
+    """
     try:
-        row = table.of(ast.parse(guard.path, mode="eval").body)
-        if guard.kind == "DUPLICATE_INPUT":
-            return row, "same", table.of(ast.parse(str(guard.argument), mode="eval").body)
-    except (NoEntry, SyntaxError) as error:
-        del table.steps[before:]
-        table.rows = {key: row for key, row in table.rows.items() if row < before}
-        if guard.kind == "DUPLICATE_INPUT" and hasattr(type(guard.value), "untyped_storage"):
-            # The graph has one input for the two; of classes and modules the identity is no fact.
-            text = f"{guard.path} and {guard.argument} are one and the same object"
-            raise NoEntry(text) from error
-        if guard.kind in VALUES:
-            text = f"{guard.path}: the compiled code depends on its value, and no file can say so"
-            raise NoEntry(text) from error
-        return None
-    kind, value = _expected_of(guard)
-    if kind:
-        return row, kind, value
-    if guard.kind in VALUES:
-        raise NoEntry(f"{guard.path} is a {type(guard.value).__name__}, not a plain value")
-    return None
+        return resolve(module, name)
+    except ImportError as error:
+        raise AttributeError(str(error)) from error
 
 
-def _expected_of(guard: Guard) -> Expected:
-    kind = KINDS.get(guard.kind, "is")
-    if kind == "value" and literal(guard.value) is None:
-        return _identity(guard.value)
-    if kind == "contains" and not isinstance(guard.argument, (str, int)):
-        return "", None
-    return expected(kind, guard.value, [guard.argument, None])
+def _of_torch(name: str) -> Any:
+    # Not imported: a fact about one of its values is only looked at where it is.
+    return getattr(sys.modules["torch"], name)
 
 
-KINDS = {
-    **dict.fromkeys(VALUES, "value"),
-    **dict.fromkeys(("DICT_CONTAINS", "DICT_NOT_CONTAINS"), "contains"),
-    **dict.fromkeys(("SET_CONTAINS", "SET_NOT_CONTAINS"), "contains"),
-    **dict.fromkeys(("SEQUENCE_LENGTH", "LIST_LENGTH"), "length"),
-    "TYPE_MATCH": "type",
-    "HASATTR": "attribute",
-    "NOT_PRESENT_IN_GENERIC_DICT": "own",
-    **dict.fromkeys(("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"), "keys"),
-    "TENSOR_MATCH": "tensor",
+def _device(text: str) -> Any:
+    return _of_torch("device")(text)
+
+
+DECODERS: Mapping[str, Callable[..., Any]] = {
+    "float": float,
+    "complex": complex,
+    "bytes": bytes.fromhex,
+    "tuple": lambda parts: tuple(map(decode_key, parts)),
+    "slice": lambda parts: slice(*map(decode_key, parts)),
+    "dtype": _of_torch,
+    "layout": _of_torch,
+    "memory_format": _of_torch,
+    "device": _device,
+    "enum": lambda module, name, member: resolved(module, name)[member],
+    "name": resolved,
 }
-"""Kind of fact by Dynamo's name of the guard. Those of `IDENTITY` are about identity."""
+"""How each kind of key is read."""
 
-KNOWN = {*KINDS, *IDENTITY, "DUPLICATE_INPUT"}
+
+def show_key(plain: Any) -> str:
+    """Return an encoded key for people."""
+    if not isinstance(plain, list):
+        return repr(plain)
+    kind, *rest = plain
+    if kind in ("tuple", "slice"):
+        return f"{kind}({', '.join(map(show_key, rest[0]))})"
+    if kind == "bytes":
+        return repr(bytes.fromhex(rest[0]))
+    return ".".join(map(str, rest)) if kind in ("enum", "name") else str(rest[-1])
+
+
+# What is expected -----------------------------------------------------------------------------
 
 
 def expected(kind: str, found: Any, value: Any) -> Expected:
     """Return what a fact of this kind says of `found`; `value` names what it is about."""
-    return (kind, READERS[kind](found, value)) if kind in READERS else _identity(found)
+    return kind, READERS[kind](found, value)
+
+
+RELATIONS = ("same", "distinct")
+"""Kinds of facts about several rows: one object, or as many as there are rows."""
+
+
+def others_of(kind: str, value: Any) -> list[int]:
+    """Return the other rows that a relation is about."""
+    return [value] if kind == "same" else list(value)
+
+
+HOOKS = {
+    "_forward_pre_hooks": "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks": "_forward_hooks_with_kwargs",
+}
+"""Tables of a module whose functions run around its forward, and of those that get keywords."""
+
+
+def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
+    # Of the base class, private as they are to those who do not subclass it. Numbers grow with each
+    # hook of the process: what tells one order from another is which one is the larger.
+    tables = []
+    for name, marks in HOOKS.items():
+        numbers, marked = list(vars(found).get(name, ())), vars(found).get(marks, ())
+        tables.append([[sorted(numbers).index(each), each in marked] for each in numbers])
+    return tables
+
+
+def _contains(found: Any, about: Any) -> list[Any]:
+    key = decode_key(about[0])
+    inside = dict.__contains__(found, key) if isinstance(found, dict) else key in found
+    return [about[0], inside]
+
+
+def _keys(found: Any, _: Any) -> list[str]:
+    return [literal(key) or identity(key) or name_of(type(key)) for key in found]
+
+
+def _returns(found: Any, about: Any) -> list[Any]:
+    args, kwargs, _ = about
+    result = found(*map(decode_key, args), **{k: decode_key(v) for k, v in kwargs.items()})
+    return [args, kwargs, literal(result)]
 
 
 READERS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -361,29 +394,39 @@ READERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "type": lambda found, _: name_of_class(type(found)),
     "attribute": lambda found, about: [about[0], hasattr(found, about[0])],
     "own": lambda found, about: [about[0], about[0] in getattr(found, "__dict__", {})],
-    "contains": lambda found, about: [about[0], about[0] in found],
-    "keys": lambda found, _: [literal(key) or _name(type(key)) for key in found],
-    "length": lambda found, _: len(found),
+    "contains": _contains,
+    "keys": _keys,
+    "length": lambda found, _: [name_of(type(found)), len(found)],
+    "hooks": _hooks,
     "tensor": lambda found, _: describe_tensor(found),
+    "input": lambda found, _: describe_tensor(found),
+    "is": lambda found, _: identity(found),
+    "returns": _returns,
 }
 
+KINDS = {*READERS, *RELATIONS}
 
-def _identity(found: Any) -> Expected:
-    """Name what is one of its kind in a program: a class, a function, a module, an enum member."""
+
+def identity(found: Any) -> str:
+    """Name what is one of its kind in a program: a class, a function, a module, an enum member.
+
+    Empty for anything else.
+    """
     if isinstance(found, types.CodeType):
-        return "is", f"{found.co_name} {_digest(found)}"
+        return f"{found.co_name} {_digest(found)}"
     if inspect.ismodule(found):
-        return "is", found.__name__
+        return found.__name__
     if isinstance(found, functools.partial):
-        return "is", f"partial of {_identity(found.func)[1]}"
-    if isinstance(found, (type, enum.Enum)):
-        return "is", literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
-    if callable(getattr(found, "__call__", None)):  # noqa: B004
-        name, codes = _name(found), _codes(found)
-        if codes and not _is_own(found):
-            name += f" {_digest_of(codes)}"  # two lambdas of one class have one name
-        return ("is", name) if name else ("", None)
-    return "", None
+        # What it binds has guards of its own.
+        of = identity(found.func)
+        return f"partial of {of}" if of else ""
+    if isinstance(found, (enum.Enum, type)):
+        named = literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
+        return named or ""
+    name = name_of(found) if callable(getattr(found, "__call__", None)) else ""  # noqa: B004
+    if name and not is_own(found) and (codes := codes_of(found)):
+        name += f" {_digest_of(codes)}"  # two lambdas of one class have one name
+    return name
 
 
 def name_of_class(kind: type) -> str:
@@ -397,16 +440,21 @@ def name_of_class(kind: type) -> str:
         for base in kind.__mro__[:-1]
         if base.__module__ != "torch.nn.modules.module"
         for name, value in vars(base).items()
-        if isinstance(value, FUNCTIONS) and not (_is_own(base) and _is_own(value))
+        if isinstance(value, FUNCTIONS) and not (is_own(base) and is_own(value))
     ]
     if not functions:
-        return _name(kind)
-    key = tuple((name, id(value)) for name, value in functions)
+        return name_of(kind)
+    # By weak references: another function may get the id of one that is gone.
+    key = tuple(
+        (name, weakref.ref(function), function.__code__)
+        for name, value in functions
+        for function in under(value)
+    )
     known = _class_digests.get(kind)
     if known is None or known[0] != key:
-        codes = [code for _, value in functions for code in _codes(value)]
+        codes = [code for _, value in functions for code in codes_of(value)]
         known = _class_digests[kind] = (key, _digest_of(codes))
-    return f"{_name(kind)} {known[1]}"
+    return f"{name_of(kind)} {known[1]}"
 
 
 FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
@@ -414,34 +462,66 @@ FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
 _class_digests: weakref.WeakKeyDictionary[type, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
-def _is_own(found: Any) -> bool:
-    """Return whether it is torch's or Python's, whose versions are in the fingerprint."""
+def under(found: Any) -> list[types.FunctionType]:
+    """Return the functions in what stands in a class: a method, or what wraps one."""
+    if isinstance(found, property):
+        parts = [found.fget, found.fset]
+    elif isinstance(found, (staticmethod, classmethod)):
+        parts = [found.__func__]
+    else:
+        parts = [found]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def is_own(found: Any) -> bool:
+    """Return whether it is torch's or Python's, whose versions are in the fingerprint.
+
+    Of a function both its module and its globals have to be: `functools.wraps` gives code of the
+    user's the module of what it wraps, and a decorator of torch's gets the user's.
+    """
     if isinstance(found, property):
         found = found.fget
-    top = str(getattr(found, "__module__", "")).partition(".")[0]
+    if isinstance(found, (staticmethod, classmethod, types.MethodType)):
+        found = found.__func__
+    if not _is_own_module(getattr(found, "__module__", None)):
+        return False
+    space = getattr(found, "__globals__", None)
+    if not isinstance(space, dict):
+        return True
+    # What is made by exec, a dataclass' methods for example, has no module's globals.
+    return "__file__" not in space or _is_own_module(space.get("__name__"))
+
+
+def _is_own_module(name: Any) -> bool:
+    top = str(name or "").partition(".")[0]
     return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
 
 
-def _codes(found: Any) -> list[types.CodeType]:
+def codes_of(found: Any) -> list[types.CodeType]:
     """Return the code of a function, of what it wraps and of the functions it closes over."""
-    codes: list[types.CodeType] = []
+    return [function.__code__ for function in functions_of(found)]
+
+
+def functions_of(found: Any) -> list[types.FunctionType]:
+    """Return a function, those that it wraps and those that it closes over; none of torch's."""
+    functions: list[types.FunctionType] = []
     queue: list[Any] = [found]
     seen: set[int] = set()
     while queue:
         value = queue.pop()
-        if id(value) in seen or len(seen) > 32:
+        if id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, property):
             queue += [value.fget, value.fset]
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             queue.append(value.__func__)
-        elif isinstance(value, types.FunctionType) and not _is_own(value):
-            codes.append(value.__code__)
+        elif isinstance(value, types.FunctionType) and not is_own(value):
+            functions.append(value)
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # an empty cell
                     queue.append(cell.cell_contents)
-    return codes
+    return functions
 
 
 def _digest_of(codes: Sequence[types.CodeType]) -> str:
@@ -450,16 +530,20 @@ def _digest_of(codes: Sequence[types.CodeType]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Digest what a code object does; not where it stands."""
+    """Digest what a code object does and how it is called; not where it stands."""
     constants = [
         _digest(value) if isinstance(value, types.CodeType) else literal(value)
         for value in code.co_consts
     ]
-    text = repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    called = (code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    handlers = getattr(code, "co_exceptiontable", b"")  # from Python 3.11 on
+    text = repr((code.co_code, handlers, names, called, constants))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _name(found: Any) -> str:
+def name_of(found: Any) -> str:
+    """Return module and qualified name; empty where there are none."""
     module = getattr(found, "__module__", None)
     name = getattr(found, "__qualname__", None) or getattr(found, "__name__", None)
     return f"{module}.{name}" if isinstance(name, str) else ""
@@ -476,43 +560,68 @@ def literal(value: Any) -> str | None:
         text = f"{kind.__name__} {value!r}"
     elif isinstance(value, type):
         text = f"class {name_of_class(value)}"
-    elif isinstance(value, types.FunctionType) and _is_own(value):
-        text = f"function {_name(value)}"
+    elif isinstance(value, types.FunctionType) and is_own(value):
+        text = f"function {name_of(value)}"
     elif isinstance(value, enum.Enum):
         # The value as well: members of an IntEnum are numbers to compiled code. Flags in one have
         # no name before 3.11.
-        text = f"{_name(kind)} {value.name} {literal(value.value)}"
+        text = f"{name_of(kind)} {value.name} {literal(value.value)}"
     elif isinstance(value, SUBCLASSED):
         base = next(base for base in SUBCLASSED if isinstance(value, base))
         text = f"{name_of_class(kind)} {base.__repr__(value)}"
     elif kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS:
         text = f"torch.{kind.__name__} {value!s}"
     elif isinstance(value, (tuple, list, set, frozenset)):
-        items = [literal(item) for item in value]
+        items = [literal(each) for each in value]
         ordered = sorted(map(str, items)) if isinstance(value, (set, frozenset)) else items
-        text = None if None in items else f"{_name(kind)} ({', '.join(map(str, ordered))})"
+        text = None if None in items else f"{name_of(kind)} ({', '.join(map(str, ordered))})"
     elif kind is dict:
-        pairs = [(literal(key), literal(item)) for key, item in value.items()]
+        pairs = [(literal(key), literal(each)) for key, each in value.items()]
         plain = all(None not in pair for pair in pairs)
         text = f"dict {{{', '.join(f'{k}: {v}' for k, v in pairs)}}}" if plain else None
     return text
 
 
 def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
-    """Return what compiled code depends on of a tensor; `free` dimensions are left open."""
+    """Return what compiled code depends on of a tensor; `free` dimensions are left open.
+
+    Whether it requires grad is not in it: entries are for calls without gradients. Where a forward
+    reads `requires_grad` that is a fact of its own.
+    """
     sizes = ["*" if i in free[0] else str(size) for i, size in enumerate(tensor.shape)]
     strides = ["*" if i in free[1] else str(stride) for i, stride in enumerate(tensor.stride())]
     return (
         f"{type(tensor).__name__} {str(tensor.dtype).removeprefix('torch.')}"
         f"[{', '.join(sizes)}] strides [{', '.join(strides)}] on {tensor.device}"
-        f"{' with grad' if tensor.requires_grad else ''}"
     )
 
 
-def _shown(said: Expected) -> str:
-    kind, value = said
-    text = f"{value}" if kind in ("value", "type", "is", "tensor") else f"{kind} {value}"
-    return text if len(text) < 120 else f"{text[:117]}..."
+SHOWN = 120
+"""Characters of a value in a reason."""
+
+
+def _changed(kind: str, now: Any, was: Any) -> str:
+    """Return in words what a fact of this kind says now, and what it said at the build."""
+    if kind in ("attribute", "own", "contains"):
+        name = show_key(now[0])
+        verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]
+        return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
+    if kind == "length":
+        return f"is a {now[0]} of {now[1]}, and was a {was[0]} of {was[1]}"
+    if kind == "hooks":
+        after, before = (sum(map(len, tables)) for tables in (now, was))
+        moved = "has its hooks in another order or place, or called in another way"
+        return moved if after == before else f"has {after} hooks, and had {before}"
+    if kind == "keys":
+        return f"has the keys {_short(', '.join(now))}, and had {_short(', '.join(was))}"
+    if kind == "returns":
+        return f"returns {_short(now[2])}, and returned {_short(was[2])}"
+    return f"is {_short(now)}, and was {_short(was)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def source_file(module: str) -> str:

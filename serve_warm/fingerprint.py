@@ -538,7 +538,8 @@ def _read_autocast() -> str:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    return " ".join(active) or "off"
+    said = " ".join(active) or "off"
+    return said if torch.is_autocast_cache_enabled() else f"{said} without_cache"
 
 
 def _read_deterministic() -> str:

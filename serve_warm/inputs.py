@@ -20,9 +20,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm.errors import InputError
+from serve_warm.redaction import is_name, shorten
 
 HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""
+
+ENTRIES_SHOWN = 64
+"""Values that a signature names, at most; of one list or mapping inside a value 16."""
+
+KEY_CHARS = 100
+LONGEST_BITS = 128
+"""A longer whole number appears as its length."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 """What an `Input` of an HTTP target carries."""
@@ -373,28 +381,45 @@ class InputSignature:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values; containers are entered `depth` levels deep."""
-        return cls(entries=tuple(_entries(values, "", depth)))
+        """Return the signature of named values; containers are entered `depth` levels deep.
+
+        A text appears as type and length. So does a key of a mapping, unless it reads as a name.
+        """
+        found = (
+            entry
+            for name, value in values.items()
+            for entry in _entries(value, shorten(name, KEY_CHARS), depth - 1)
+        )
+        return cls(entries=tuple(itertools.islice(found, ENTRIES_SHOWN)))
 
     def __str__(self) -> str:
-        return ", ".join(f"{path}={what}" for path, what in self.entries)
+        return shorten(", ".join(f"{path}={what}" for path, what in self.entries))
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and depth:
-        for key, item in value.items():
-            yield from _entries(item, f"{path}.{key}" if path else str(key), depth - 1)
+        for key, item in itertools.islice(value.items(), 16):
+            yield from _entries(item, f"{path}.{_key(key)}", depth - 1)
     elif isinstance(value, (list, tuple)) and depth:
         for index, item in enumerate(value[:16]):
             yield from _entries(item, f"{path}[{index}]", depth - 1)
     elif hasattr(type(value), "dtype") and hasattr(type(value), "shape"):
         # By type: an object with a __getattr__ can have every attribute that it is asked for.
         yield path, str(value.dtype).removeprefix("torch.") + _layout(value)
+    elif isinstance(value, int) and value.bit_length() > LONGEST_BITS:
+        yield path, f"int[{value.bit_length()} bits]"  # Python refuses to print the longest
     elif isinstance(value, (bool, int, float)):
         yield path, repr(value)
     elif isinstance(value, str):
         # A value of a request: its length can matter to a graph, its text is nobody's business.
         yield path, f"str[{len(value)}]"
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key if is_name(key) else f"str[{len(key)}]"
+    is_short = isinstance(key, int) and key.bit_length() <= LONGEST_BITS
+    return str(key) if is_short else type(key).__name__
 
 
 def _layout(tensor: Any) -> str:

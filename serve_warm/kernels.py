@@ -14,9 +14,9 @@ Torch's own counters of tunings count those of the build once more where a graph
 cache (`counter_deltas`), and so say nothing of a start.
 
 Private names, seen in torch 2.11, 2.13 and 2.15 with Triton 3.6: `CachingAutotuner` of Inductor
-with `bench`, what is in `TUNINGS` and `recheck_autotune_cache`; `AlgorithmSelectorCache.autotune`;
-`AsyncAutotuner` with `get_results` and `get_choice_hash`; and Triton's `Autotuner` with
-`cache_results` and `check_disk_cache`.
+with `bench`, what is in `TUNINGS` and `recheck_autotune_cache`, and `AutotuneCache` with `_read`;
+`AlgorithmSelectorCache.autotune`; `AsyncAutotuner` with `get_results` and `get_choice_hash`; and
+Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/runtime/triton_heuristics.py
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/select_algorithm.py
 https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/autotuner.py
@@ -28,7 +28,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +81,8 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
         if self.inductor_meta.get("coordinate_descent_tuning"):
             found, *_ = heuristics.check_autotune_cache(configs, self.filename, self.inductor_meta)
             _keep_descended(self, found, reload_kernel_from_src)
+        else:
+            _keep_measured(self, heuristics, reload_kernel_from_src)
 
     tuner.bench, tuner.recheck_autotune_cache = counted, recheck_here
     for name in TUNINGS:
@@ -142,6 +144,41 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
         built = [tuner._precompile_config(best)]
     built[0].config.found_by_coordesc = True
     tuner.compile_results = built[:1]
+
+
+def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
+    """Have the configuration used that was measured as the best, where torch would measure again.
+
+    A reduction that takes many registers gets another configuration once it is built, with a half
+    of its block (`_dynamic_scale_rblock`). A graph is saved before that. 2.11 does not find such a
+    best one again, and makes a half of any other one, which it measures against it; 2.13 does not.
+    """
+    kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
+    best = kept._read() if kept is not None else None
+    if not best:
+        return
+    built = [result for result in tuner.compile_results if _is_of(result.config, best)]
+    if not built:
+        blocks = {name: value for name, value in best.items() if name not in BESIDE_BLOCKS}
+        beside = {name: best[name] for name in ("num_warps", "num_stages")}
+        config = heuristics.Config(blocks, **beside)
+        if tuner.fn.fn is None:
+            tuner.fn = reload_kernel().fn
+        built = [tuner._precompile_config(config)]
+    tuner.compile_results = built[:1]
+    tuner.inductor_meta = {**tuner.inductor_meta, "dynamic_scale_rblock": False}
+
+
+def _is_of(config: Any, kept: Mapping[str, Any]) -> bool:
+    sizes = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    return all(kept.get(name) == value for name, value in sizes.items())
+
+
+BESIDE_BLOCKS = {
+    *("configs_hash", "time_taken_ms", "triton_cache_hash", "extra_options", "found_by_coordesc"),
+    *("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec"),
+}
+"""What torch keeps of a best configuration beside the sizes of its blocks (2.11 to 2.13)."""
 
 
 def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: ModuleType) -> None:

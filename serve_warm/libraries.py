@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,19 +37,52 @@ DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSEr
 """What opening a library raises that is another one, or is not there."""
 
 
+class LibraryFailed(RuntimeError):
+    """The code of a library failed; what it wrote until then stays written."""
+
+
+class LibraryFailedCleanly(LibraryFailed):
+    """The code of a library failed and left nothing behind: other code may answer the same call."""
+
+
+def _item(base: Any, key: Any) -> Any:
+    # Past what a subclass of dict makes of a key that it does not have.
+    return dict.__getitem__(base, key) if isinstance(base, dict) else base[key]
+
+
+STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "attribute": getattr,
+    # Past what a class defines in its place.
+    "own": object.__getattribute__,
+    "item": _item,
+}
+
+KINDS = ("argument", "parameter", "buffer", "attribute", "path")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """Where an input of the native code comes from."""
 
     kind: str
-    """`argument`, a tensor of the call; or, in a module, `parameter`, `buffer` and `attribute`."""
+    """`argument`, a tensor of the call; in a module, `parameter`, `buffer` and `attribute`; or
+    `path`, wherever else it is found from the callee."""
     owner: str = ""
     """Path of the module, as in `named_modules`."""
     name: str = ""
     index: int = 0
     """Which argument."""
+    path: Sequence[Sequence[Any]] = ()
+    """Steps from the callee: of each its kind, one of `STEPS`, and its name or key."""
     said: str = ""
     """What compiled code takes for granted of it."""
+
+    def __post_init__(self) -> None:
+        unknown = {self.kind} - {*KINDS} | {kind for kind, _ in self.path} - {*STEPS}
+        if unknown:
+            raise ValueError(
+                f"an input of a library is found by {min(unknown)!r}, which is unknown"
+            )
 
 
 def load(path: Path, plan: Mapping[str, Any]) -> Function:
@@ -76,6 +110,7 @@ def load(path: Path, plan: Mapping[str, Any]) -> Function:
         inputs,
         result=result,
         writes=bool(plan["writes"]),
+        draws=bool(plan.get("draws", True)),  # no plan said so before
         captures=plan.get("captures"),
     )
 
@@ -90,6 +125,7 @@ class Function:
         *,
         result: Build,
         writes: bool,
+        draws: bool = True,
         captures: str | None = None,
     ) -> None:
         self.native = native
@@ -99,36 +135,61 @@ class Function:
         self.result = result
         self._writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
+        self._draws = draws
+        """Whether it draws random numbers."""
         self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
-        self._takes = [(i.kind, rows.get(i.owner, 0), i.name, i.index) for i in inputs]
+        self._takes = [
+            (i.kind, rows.get(i.owner, 0), i.name, i.index, _walk(i.path)) for i in inputs
+        ]
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
         self._checks: tuple[Callable[..., bool], ...] = ()
+        self.input_ids: frozenset[int] = frozenset()
+        """As of a graph (`ahead.inputs_of`)."""
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run it; `NoEntry` is raised before anything is computed."""
-        inputs = self._inputs(callee, tensors)
+        """Run it.
+
+        Raises:
+            NoEntry: it is not for this call; nothing was computed.
+            LibraryFailedCleanly: it failed, and the call may be made again by other code.
+            LibraryFailed: it failed.
+        """
+        inputs = self.inputs(callee, tensors)
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         if self._writes:
             ahead.refuse_overlap(inputs)
-        return self.result(self._run(inputs), inputs, tensors)
+        try:
+            outputs = self._run(inputs)
+        except LibraryFailed as error:
+            if self._writes or self._draws:
+                raise
+            raise LibraryFailedCleanly(str(error)) from None
+        return self.result(outputs, inputs, tensors)
 
-    def _inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
+    def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
+        """Return the tensors that the native code computes with in a call.
+
+        Raises:
+            NoEntry: there is nothing where one of them was.
+        """
         inputs: list[Any] = []
         try:
             modules = [getattr(callee, "__self__", callee)]
             for parent, name in self._modules:
                 modules.append(modules[parent]._modules[name])
-            for kind, row, name, index in self._takes:
+            for kind, row, name, index, walk in self._takes:
                 if kind == "parameter":
                     inputs.append(modules[row]._parameters[name])
                 elif kind == "argument":
                     inputs.append(tensors[index])
                 elif kind == "buffer":
                     inputs.append(modules[row]._buffers[name])
-                else:
+                elif kind == "attribute":
                     inputs.append(vars(modules[row])[name])
+                else:
+                    inputs.append(walk(callee))
         except (AttributeError, LookupError, TypeError) as error:
             raise NoEntry(f"its module is another one: no {error}") from error
         return inputs
@@ -143,7 +204,21 @@ class Function:
             if now != was:
                 raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
         # Inference tensors and others are told apart by the check, and are one to the code.
-        self._checks = (ahead.tensor_check(inputs, free=self._free), *self._checks[:3])
+        every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
+        self._checks = (ahead.tensor_check(inputs, free=every), *self._checks[:3])
+        self.input_ids = frozenset(map(id, inputs))
+
+
+def _walk(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
+    """Return the function that follows a path from the callee."""
+    steps = [(STEPS[kind], argument) for kind, argument in path]
+
+    def walk(found: Any) -> Any:
+        for step, argument in steps:
+            found = step(found, argument)
+        return found
+
+    return walk
 
 
 def _graphed(
@@ -244,6 +319,7 @@ class Native:
         found = ctypes.c_size_t()
         self._count_outputs(model, ctypes.byref(found))
         if found.value != self._outputs._length_:
+            self._delete(model)
             raise NoEntry(f"its library has {found.value} outputs")
         return model
 
@@ -255,6 +331,9 @@ class Native:
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelGetNumOutputs(model, found)
 
+    def _delete(self, model: ctypes.c_void_p) -> None:
+        self._library.AOTInductorModelDelete(model)
+
     def _runner(self) -> Any:
         run = self._library.AOTInductorModelRun
         run.argtypes = [ctypes.c_void_p] * 3
@@ -264,7 +343,9 @@ class Native:
         return int(self._run(model, given, outputs))
 
     def _failure(self) -> RuntimeError:
-        return RuntimeError(f"the library of a compiled call failed: {self._why()}")
+        # The other lines are where in C++ that was.
+        reason = self._why().partition("\n")[0]
+        return LibraryFailed(f"the library of a compiled call failed: {reason}")
 
     def _why(self) -> str:
         text = ctypes.c_char_p()
@@ -276,27 +357,24 @@ class Native:
         """Run on tensors as they are, and return the outputs.
 
         Raises:
-            RuntimeError: it failed.
+            LibraryFailed: it failed.
         """
         model = self._taken()
-        tensors = self._run_model(model, inputs)
-        self._idle.append(model)
-        return tensors
+        try:
+            return self._run_model(model, inputs)
+        finally:
+            # Also after a failure: a run changes nothing in a model but which kernels are loaded,
+            # and loads one that is missing (2.11 to 2.15). A model is not deleted either: CUDA
+            # graphs that were captured with it launch its kernels.
+            self._idle.append(model)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[Run]:
         """Have a run of one model that nobody else has for as long as the block lasts."""
         model = self._taken()
-        failed: list[bool] = []
-
-        def run(inputs: Sequence[Any]) -> list[Any]:
-            failed.append(True)
-            tensors = self._run_model(model, inputs)
-            failed.pop()
-            return tensors
-
-        yield run
-        if not failed:
+        try:
+            yield functools.partial(self._run_model, model)
+        finally:
             self._idle.append(model)
 
     def _taken(self) -> ctypes.c_void_p:
@@ -310,9 +388,7 @@ class Native:
         # Owned by what runs from now on, also where it fails.
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
         given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
-        failed = self._start(model, given, outputs)
-        if failed:
-            # What it was at is unknown: whoever has this model does not give it back.
+        if self._start(model, given, outputs):
             raise self._failure()
         tensors: list[Any] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
             [_capsule(output, None, None) for output in outputs]
@@ -342,6 +418,9 @@ class NativeOnGpu(Native):
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)
+
+    def _delete(self, model: ctypes.c_void_p) -> None:
+        self._library.AOTInductorModelContainerDelete(model)
 
     def _runner(self) -> Any:
         # Without the other one's events, which a graph could not be captured with.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import Counts, DeviceMemory, Report, Stage, Verdict
+from serve_warm.report import Counts, DeviceMemory, ParityResult, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,11 @@ def _memory(value: Callable[[DeviceMemory], int]) -> Callable[[Report], Samples]
     return lambda report: {(each.device,): float(value(each)) for each in report.memory}
 
 
+def _parity_checks(report: Report) -> Samples:
+    results = report.parity.results if report.parity is not None else {}
+    return {(each.value,): float(results.get(each.value, 0)) for each in ParityResult}
+
+
 def _lookups(counts: Counts) -> Samples:
     found = (
         *(counts.fx_hits, counts.fx_misses, counts.fx_bypasses),
@@ -126,7 +131,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 for a ready replica that serves late or with uncovered inputs.",
+        help="1 for a ready replica that serves late, with uncovered inputs or withdrawn entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -226,6 +231,25 @@ METRICS = (
         kind="counter",
         help="Calls of what serve_warm.compile was given that no entry fits: torch.compile ran.",
         read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
+    ),
+    Metric(
+        name="serve_warm_parity_checks",
+        kind="counter",
+        labels=("result",),
+        help="Calls of entries held against eager, by result; not_sampled and not_comparable too.",
+        read=_parity_checks,
+    ),
+    Metric(
+        name="serve_warm_parity_failures",
+        kind="counter",
+        help="Entries withdrawn because they differ from eager on this replica: should stay 0.",
+        read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
+    ),
+    Metric(
+        name="serve_warm_parity_worst_error",
+        kind="gauge",
+        help="Largest difference from eager that passed a check, as a part of the largest value.",
+        read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(
         name="serve_warm_compiler_processes",

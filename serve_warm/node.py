@@ -158,7 +158,7 @@ class StateFile:
             "heartbeat_boot_s": now,
             "updated_unix": time.time(),
         }
-        data = _encoded(state)
+        data = _fitting(state)
         if self._lock == -1:
             self._open()
         temporary = f"{self._stem}.{os.getpid()}.tmp"
@@ -218,6 +218,42 @@ def _encoded(state: Mapping[str, Any]) -> bytes:
     import json
 
     return json.dumps(state).encode()
+
+
+def _fitting(state: Mapping[str, Any]) -> bytes:
+    """Return a state as JSON that a reader accepts, whatever texts are in it.
+
+    A larger file is not read, so that a long text would make a warm node unready. Texts are cut
+    first; what readiness does not need goes where that is not enough.
+    """
+    data = _encoded(state)
+    if len(data) > MAX_STATE_BYTES:
+        names = {name: state[name] for name in WHO}
+        data = _encoded({**_cut(dict(state)), **names})
+    if len(data) > MAX_STATE_BYTES:
+        data = _encoded({name: state[name] for name in NEEDED if name in state})
+    return data
+
+
+NEEDED = (
+    *("schema", "application", "deployment", "replica", "pid", "pid_start", "stage", "verdict"),
+    *("inputs_expected", "inputs_done", "loop_boot_s", "began_boot_s", "ready_boot_s"),
+    *("stage_boot_s", "heartbeat_boot_s", "updated_unix"),
+)
+"""Facts that decide about readiness, and stay in a state that is too large."""
+
+TEXT_CHARS = 1000
+"""Characters of a text in a state that is too large with longer ones."""
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_CHARS else f"{value[: TEXT_CHARS - 3]}..."
+    if isinstance(value, dict):
+        return {_cut(key): _cut(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cut(item) for item in value]
+    return value
 
 
 def boot_s() -> float:
@@ -331,6 +367,7 @@ class Heartbeat:
         self._logger = logging.getLogger(__name__)
         self._trouble = ""
         self._changed = threading.Event()
+        self._waiting: list[threading.Event] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="serve_warm-state", daemon=True)
         self._thread.start()
@@ -338,6 +375,15 @@ class Heartbeat:
     def changed(self) -> None:
         """Have the state written now. Returns at once."""
         self._changed.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have the state written as it is now; return whether that was tried within the time."""
+        import threading
+
+        written = threading.Event()
+        self._waiting.append(written)
+        self._changed.set()
+        return written.wait(timeout_s)
 
     def stop(self) -> None:
         """Write no more and free the lock."""
@@ -351,6 +397,7 @@ class Heartbeat:
             self._changed.clear()  # first: what changes from here on is written in the next turn
             if self._stopped:
                 break
+            waiting, self._waiting = self._waiting, []  # also first
             try:
                 facts = self._facts()
                 if file is None:
@@ -361,6 +408,8 @@ class Heartbeat:
             except (OSError, RuntimeError, ValueError, TypeError) as error:
                 trouble = str(error) or type(error).__name__
             self._say(trouble)
+            for written in waiting:
+                written.set()
             self._changed.wait(HEARTBEAT_S)
         if file is not None:
             file.close()
@@ -497,7 +546,8 @@ def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) 
     elif stage != "READY":
         done = f"{state.get('inputs_done')}/{state.get('inputs_expected')} inputs"
         since_s = boot_s() - (_number(state, "stage_boot_s") or boot_s())
-        condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}"
+        late = ", late: its deadline has passed" if state.get("verdict") == "late" else ""
+        condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}{late}"
     began_s = _number(begun, "began_boot_s") or float("inf")
     return Replica(stem, names, condition, why, state, heartbeat_s, began_s)
 
@@ -1260,8 +1310,8 @@ class Ledger:
 
 
 STAGES = (
-    *("pending", "waiting", "pulling", "verifying", "loading", "replaying", "proving", "ready"),
-    "failed",
+    *("pending", "waiting", "pulling", "verifying", "loading", "replaying", "proving", "parity"),
+    *("ready", "failed"),
 )
 """What `serve_warm.report.Stage` has, as labels have it."""
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,41 +29,169 @@ def difference_from_eager(
     """Return how far compiled code is from eager for one call, relative to the largest value.
 
     Outputs are compared, and what either writes into its inputs or the module's buffers; both work
-    on copies, and the module is left as it was.
+    on copies, and the module and torch's random numbers are left as they were.
 
     Raises:
         NoEntry: it is too far; such an entry is never published.
     """
-    module = module_of(callee)
-    owners = list(module.modules()) if module is not None else []
-    # Where they are as well as what is in them: a forward may assign `self.cache`.
-    kept = [
-        (owner, name, buffer, buffer.clone())
-        for owner in owners
-        for name, buffer in owner.named_buffers(recurse=False)
-    ]
-    results = []
-    for run in (function, compiled):
-        random = torch.get_rng_state()
+    kept = _Kept(callee)
+    eager = kept.run(function, tensors)
+    return _difference(eager, kept.run(compiled, tensors))
+
+
+def difference_in_service(
+    callee: Any,
+    function: Callable[..., Any],
+    compiled: Callable[..., Any],
+    tensors: Sequence[Any],
+    *,
+    restore: bool,
+) -> float:
+    """Return the same in a replica, where the text of an error may hold no value of a request.
+
+    With `restore` buffers are compared, and these and torch's random numbers put back. Without it,
+    for calls that change neither, they are left alone: other threads may be using them.
+
+    Raises:
+        NoEntry: it is too far, and eager is not that far from a second run of eager.
+        NotComparable: eager has no one answer for this call.
+    """
+    kept = _Kept(callee, restore=restore)
+    try:
+        eager = kept.run(function, tensors)
+    except NoEntry as error:
+        raise NotComparable(str(error)) from error
+    try:
+        try:
+            ours = kept.run(compiled, tensors)
+        except _OtherStructure:
+            raise
+        except NoEntry as refusal:  # before it computed anything: its calls go elsewhere anyway
+            raise NotComparable(f"the entry does not take it: {refusal}") from refusal
+        return _difference(eager, ours)
+    except NoEntry as wrong:
+        again = kept.run(function, tensors)
+        try:
+            _difference(eager, again)
+        except NoEntry:
+            raise NotComparable("two runs of eager differ") from wrong
+        if isinstance(wrong, _OtherStructure):
+            raise NoEntry("it returns another structure than eager, or another value") from None
+        raise
+
+
+class NotComparable(Exception):
+    """Eager has no one answer for a call, so that nothing can be held against it."""
+
+
+def why_not_twice(
+    callee: Any, functions: Sequence[Callable[..., Any]], tensors: Sequence[Any]
+) -> str:
+    """Return why a second run of a call would change something; empty if it would not.
+
+    Each of `functions` is run once, on copies. Looks at torch's random numbers, the tensors of the
+    call, and the module's buffers: not at other objects of Python.
+    """
+    kept = _Kept(callee)
+    for function in functions:
+        outcome = kept.run(function, tensors)
+        if outcome.draws:
+            return "it draws random numbers"
+        if not all(map(is_same, outcome.inputs, tensors)):
+            return "it writes into its inputs"
+        if not all(map(is_same, outcome.buffers, kept.buffers)):
+            return "it writes into buffers"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What one run of a call returned, and what it changed."""
+
+    said: str
+    outputs: Sequence[Any]
+    inputs: Sequence[Any]
+    buffers: Sequence[Any]
+    draws: bool
+    """Whether it drew random numbers."""
+
+
+class _Kept:
+    """What a run may change, as it was before: buffers of a module, and torch's random numbers."""
+
+    def __init__(self, callee: Any, *, restore: bool = True) -> None:
+        self._callee = callee
+        self._restore = restore
+        module = module_of(callee)
+        owners = list(module.modules()) if module is not None and restore else []
+        # Where they are as well as what is in them: a forward may assign `self.cache`.
+        self._buffers = [
+            (owner, name, buffer, buffer.clone())
+            for owner in owners
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+
+    @property
+    def buffers(self) -> list[Any]:
+        """Copies of the buffers as they were."""
+        return [before for *_, before in self._buffers]
+
+    def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
+        """Run it on copies of the tensors, and put everything back."""
+        random = _random_states() if self._restore else []
         copies = copied(tensors)
         try:
-            out = run(callee, *copies)
+            out = function(self._callee, *copies)
             found: list[Any] = []
             said = _shape(out, found)
-            after = [owner.get_buffer(name).clone() for owner, name, _, _ in kept]
-            results.append((said, [*found, *copies, *after]))
+            after = [owner.get_buffer(name).clone() for owner, name, _, _ in self._buffers]
+            draws = not all(map(torch.equal, random, _random_states()))
+            return _Outcome(said=said, outputs=found, inputs=copies, buffers=after, draws=draws)
         finally:
-            torch.set_rng_state(random)
-            for owner, name, buffer, before in kept:
+            if self._restore:
+                _restore_random_states(random)
+            for owner, name, buffer, before in self._buffers:
                 if owner.get_buffer(name) is not buffer:
                     setattr(owner, name, buffer)
                 buffer.copy_(before)
-    (eager_said, eager), (our_said, ours) = results
-    if eager_said != our_said:
-        raise NoEntry(f"it returns {our_said[:100]}, and eager {eager_said[:100]}")
+
+
+def _random_states() -> list[Any]:
+    """Return the states of torch's generators: of the CPU, and of each GPU once CUDA is in use."""
+    cuda: Any = torch.cuda
+    return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
+
+
+def _restore_random_states(states: Sequence[Any]) -> None:
+    torch.set_rng_state(states[0])
+    # None where CUDA was first used by the run itself: then there was no state to keep.
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(list(states[1:]))
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Return whether two tensors hold the same bytes: a NaN is the same as itself."""
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return False
+    try:
+        plain = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
+        return torch.equal(plain[0], plain[1])
+    except RuntimeError:  # no plain memory: sparse, for example
+        return False
+
+
+class _OtherStructure(NoEntry):
+    """What is returned differs in something other than a tensor; the text has values."""
+
+
+def _difference(eager: _Outcome, ours: _Outcome) -> float:
+    if eager.said != ours.said:
+        raise _OtherStructure(f"it returns {ours.said[:100]}, and eager {eager.said[:100]}")
+    left = (*eager.outputs, *eager.inputs, *eager.buffers)
+    right = (*ours.outputs, *ours.inputs, *ours.buffers)
     worst = 0.0
-    for left, right in zip(eager, ours, strict=True):
-        worst = max(worst, _distance(left, right))
+    for one, other in zip(left, right, strict=True):
+        worst = max(worst, _distance(one, other))
     return worst
 
 
@@ -82,7 +211,8 @@ def _shape(value: Any, tensors: list[Any]) -> str:
     elif hasattr(value, "__dict__"):
         parts = [f"{name}={_shape(item, tensors)}" for name, item in sorted(vars(value).items())]
     else:
-        raise NoEntry(f"it returns a {kind.__qualname__}, which cannot be compared with eager's")
+        text = f"it returns a {kind.__qualname__}, which cannot be compared with eager's"
+        raise _OtherStructure(text)
     return f"{kind.__qualname__}({', '.join(parts)})"
 
 

@@ -8,13 +8,14 @@ Any other call goes to torch.compile (level 1), counted and named: never an erro
 Where it is asked for, an entry is a library made by AOTInductor (level 3), and Dynamo and Inductor
 are not even imported before a call needs level 1.
 
-What Dynamo's guards protected is checked here, in three rhythms:
+What Dynamo's guards protected is checked here:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
-                  default dtype, threads and whatever else torch keeps per thread or process
-    each start    files of the code in the graph; the tree of modules with flags, parameters'
-                  metadata and ties; every value, type and function that the graph was built on
-    in between    the same again after `train()`, `to()`, `load_state_dict()` or a new parameter
+                  default dtype, threads and whatever else torch keeps per thread or process; and
+                  that nothing changed where facts were read from (`serve_warm.fact_watch`)
+    each start,   files of the code in the graph; classes of modules; every value, type, function,
+    and after     tensor and hook that the graph was built on
+    a change
 
 An entry is a plain function of (callee, *tensors): weights are not in it, so that modules of one
 class and structure share it, and weights may be loaded or replaced afterwards.
@@ -29,18 +30,21 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
-from serve_warm import ahead, calls, compiler, exported
-from serve_warm.calls import STATE, Dynamic, Signature, key_of
-from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, tree
+from serve_warm import ahead, calls, compiler, exported, paritychecks
+from serve_warm.calls import Dynamic, Signature, key_of
+from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, plain_values, tree
 from serve_warm.errors import ConfigError
+from serve_warm.fact_watch import FactWatch
 from serve_warm.facts import NoEntry
-from serve_warm.parity import difference_from_eager
+from serve_warm.libraries import LibraryFailedCleanly
+from serve_warm.parity import difference_from_eager, why_not_twice
+from serve_warm.redaction import shorten
 from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,17 @@ LIBRARIES = 3
 
 CALLS_KEPT = 256
 """Different calls that a dispatcher keeps a record of; counts go on beyond."""
+
+ATTEMPTS = 4
+"""States of a model in which a build tries to make an entry for a call that had none before."""
+
+HITS_KEPT = 2048
+"""Kinds of calls that are found the quick way; of more the one that came first is forgotten."""
+
+STATES_KEPT = 64
+"""States of a model, by the entries that fit, whose calls stay known while it is in another one."""
+
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 # The public functions -------------------------------------------------------------------------
@@ -88,7 +103,7 @@ def compile(  # noqa: A001 - as in torch
     if isinstance(target, torch.nn.Module):
         module: Any = torch.compile(target, **arguments)
         module.__class__ = _compiled_module_class()
-        stock = functools.partial(ahead.compiled_module_class().__call__, module)
+        stock = functools.partial(_compiled_forward, module)
         dispatcher = Dispatcher(target, stock=stock, arguments=arguments)
         object.__setattr__(module, "_serve_warm", dispatcher)
         return module
@@ -185,6 +200,11 @@ def _named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module
     return found
 
 
+def _compiled_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    # Its `__call__` fires hooks of all modules for torch.compile's module too, a second time.
+    return module.forward(*args, **kwargs)
+
+
 @functools.cache
 def _compiled_module_class() -> type:
     # Made when it is first needed: its base is Dynamo's, which takes a second to import.
@@ -196,7 +216,7 @@ def _compiled_module_class() -> type:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             state = self.__dict__
             if state["_forward_hooks"] or state["_forward_pre_hooks"]:  # fired by nn.Module's call
-                return state["_serve_warm"].stock(*args, **kwargs)
+                return super().__call__(*args, **kwargs)
             return state["_serve_warm"](*args, **kwargs)
 
         def __bool__(self) -> bool:
@@ -299,6 +319,7 @@ class _WhenCalled:
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target
+        self._is_module = isinstance(target, torch.nn.Module)
         self._arguments = arguments
         self._compiled: Callable[..., Any] | None = None
         self._lock = threading.Lock()
@@ -307,6 +328,8 @@ class _WhenCalled:
         compiled = self._compiled
         if compiled is None:
             compiled = self.compiled()
+        if self._is_module:
+            return _compiled_forward(compiled, *args, **kwargs)
         return compiled(*args, **kwargs)
 
     def compiled(self) -> Callable[..., Any]:
@@ -385,87 +408,59 @@ class _Methods(dict[int, "Dispatcher"]):
         return _Methods, ()
 
 
-class _Changes:
-    """Counts what may have made a module another than it was when it was last looked at."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self._watching = False
-        self._lock = threading.Lock()
-        self._modules: set[int] | None = set()
-        """Ids of the modules that are looked at; None once something is whose modules are not
-        known, a function for example. An id that is used again costs a look, and no more."""
-
-    def bump(self) -> None:
-        """Count one: everything is looked at again before it is next used."""
-        self.generation += 1
-
-    def look_at(self, callee: Any) -> None:
-        """Notice changes of what is called, from now on."""
-        root = calls.module_of(callee)
-        if root is None:
-            self._modules = None
-        elif self._modules is not None:
-            self._modules.update(map(id, root.modules()))
-
-    def noted(self, module: Any, *_: Any) -> None:
-        """Count a change of a module; it takes what torch's hooks pass, and changes nothing."""
-        # Traced, it would be a guard that no call after the first one passes.
-        if torch.compiler.is_compiling():
-            return
-        # A model that is built while requests run is none of ours.
-        if self._modules is None or id(module) in self._modules:
-            self.bump()
-
-    def watch(self) -> None:
-        """Begin to notice; for the whole process, since anyone may hold a submodule."""
-        with self._lock:
-            if self._watching:
-                return
-            self._watching = True
-        kind: Any = torch.nn.Module
-        # `_apply` is what to(), half(), cuda() and the like come to (private; 1.0 to 2.15). Each
-        # goes on to the modules below, and so comes by here for those that are looked at.
-        # A submodule that is deleted fires no hook.
-        hooks = ("register_forward_hook", "register_forward_pre_hook")
-        for name in ("train", "_apply", "__delattr__", *hooks):
-            setattr(kind, name, self._bumping(getattr(kind, name), self.noted))
-        # This one does not: it reaches the modules below by another method of theirs.
-        kind.load_state_dict = self._bumping(kind.load_state_dict, self._noted_below)
-        nn_module.register_module_parameter_registration_hook(self.noted)
-        nn_module.register_module_buffer_registration_hook(self.noted)
-        nn_module.register_module_module_registration_hook(self.noted)
-
-    def _noted_below(self, module: Any) -> None:
-        for each in module.modules():
-            self.noted(each)
-
-    def _bumping(
-        self, method: Callable[..., Any], noted: Callable[[Any], None]
-    ) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def bumping(module: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(module, *args, **kwargs)
-            finally:
-                noted(module)
-
-        return bumping
-
-
-_changes = _Changes()
-
-
 # The dispatcher -------------------------------------------------------------------------------
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _library: Library | None = None
 _building: Library | None = None
+_active: Library | None = None
+"""The one of a build, or else the one that was loaded."""
+
+_build_lock = threading.RLock()
+"""One call at a time makes an entry: it changes buffers and random states, and gives them back."""
 
 
 _Use = tuple[str, int, str]
 """Call, level and reason."""
+
+_Known = tuple[
+    Callable[..., bool],
+    Callable[[], bool],
+    Callable[[Sequence[Any]], bool] | None,
+    Callable[..., Any] | None,
+    _Use,
+]
+"""A kind of call: checks of its tensors, of the state and of an entry's conditions; the code that
+answers it, None at level 1; and how it is counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound:
+    """What is known of a callable and its entries until something about it changes."""
+
+    library: Library | None
+    unit: Unit | None = None
+    watch: FactWatch | None = None
+    unchanged: Callable[[], bool] = lambda: True
+    functions: Sequence[Callable[..., Any] | NoEntry] = ()
+    """Of each entry of the unit, loaded whether or not it fits today: its state may come back."""
+    entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
+    """Those that fit now."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Why another one does not, by its call."""
+    known: frozenset[tuple[type, Any]] = frozenset()
+    """Numbers and texts that entries were made for."""
+    hits: dict[Any, list[_Known]] = field(default_factory=dict)
+    open_hits: dict[Any, list[_Known]] = field(default_factory=dict)
+    """Those of entries that take sizes as they come, by calls without sizes."""
+    states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
+        default_factory=dict
+    )
+    """Hits by the numbers of the entries that fit: what comes back is known at once."""
+
+
+_UNBOUND = _Bound(library=Library({}, {}))
 
 
 class Dispatcher:
@@ -479,47 +474,58 @@ class Dispatcher:
         arguments: Mapping[str, Any],
         level: int = 2,
     ) -> None:
-        _changes.watch()
         self.callee = callee
         self.level = level
         """The highest one that is asked for."""
         self.stock = stock
         self.arguments = dict(arguments)
         self.name = _name_of(callee)
-        self._generation = -1
         self._binding = threading.RLock()
-        self._unit: Unit | None = None
-        self._considered = 0
-        self._entries: list[tuple[Entry, Callable[..., Any]]] = []
+        self._bound = _UNBOUND
         self._made_here: list[tuple[Unit, Entry]] = []
-        self._hits: dict[Any, list[tuple[Any, ...]]] | None = None
+        self._answered: set[int] = set()
+        """Ids of entries that a build made here, and that answered a later call of the build."""
         self._seen: dict[_Use, int] = {}
-        self._unfit: dict[str, str] = {}
-        self._failed: dict[tuple[str, ...], str] = {}
-        """Why a build could not make an entry, by call and state."""
+        self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
+        """Why a build could not make an entry, by call and by plain values of the modules."""
         _dispatchers.add(self)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole
         """Run the entry for this call, or what torch.compile made."""
-        if torch.compiler.is_compiling():  # into an outer graph
+        # Of this thread alone; folded by Dynamo. `is_compiling` is true while any thread compiles.
+        if is_dynamo_compiling():  # into an outer graph
             return self.callee(*args, **kwargs)
-        if self._generation == _changes.generation:
-            hits = self._hits
-            if hits is None:
+        bound = self._bound
+        if bound.library is _active:
+            if _active is None:
                 return self.stock(*args, **kwargs)
+            has_changed = not bound.unchanged()
+            if has_changed:
+                # Most changes break no fact, or lead back to a state that was there before.
+                with self._binding:
+                    bound = self._up_to_date()
             tensors: list[Any] = []
-            for same_tensors, same_state, fn, use in hits.get(key_of(args, kwargs, tensors), ()):
-                if same_tensors(*tensors) and same_state():
-                    if fn is None:
-                        self._seen[use] += 1
-                        return self.stock(*args, **kwargs)
-                    if compiler.calling is not None:
-                        compiler.calling.add(threading.get_native_id())
-                    try:
-                        return fn(self.callee, *tensors)
-                    except BEFORE_THE_GRAPH as error:
-                        self._noted(use[0], 1, _why_not_run(fn, error))
-                        return self.stock(*args, **kwargs)
+            key = key_of(args, kwargs, tensors, bound.known)
+            found = bound.hits.get(key, ())
+            if not found and bound.open_hits:
+                key = key_of(args, kwargs, [], bound.known, sizes=False)
+                found = bound.open_hits.get(key, ())
+            for same_tensors, same_state, holds, fn, use in found:
+                if not (same_tensors(*tensors) and same_state()):
+                    continue
+                if holds is not None and not holds(tensors):
+                    continue
+                if fn is None:
+                    if has_changed:  # the reason may be another one now
+                        break
+                    self._seen[use] += 1
+                    return self.stock(*args, **kwargs)
+                if compiler.calling is not None:
+                    compiler.calling.add(threading.get_native_id())
+                try:
+                    return fn(self.callee, *tensors)
+                except NOT_ANSWERED as error:
+                    return self._answer_otherwise(use[0], fn, error, args, kwargs)
         return self._looked_up(args, kwargs)
 
     @property
@@ -549,88 +555,184 @@ class Dispatcher:
     def bind(self) -> None:
         """Compare the callable as it is now with the entries, and load those that fit."""
         with self._binding:
-            generation, library = _changes.generation, _building or _library
-            if generation == self._generation:
-                return  # by another thread, meanwhile
-            self._considered, self._entries, self._unfit = 0, [], {}
-            _changes.look_at(self.callee)
-            if library is not None:
-                self._unit = library.unit(
-                    self.name, _text(self.arguments, self.level), tree(self.callee)
-                )
-                self._consider(library)
-            # Last: who sees it does not wait, and must find all the rest.
-            self._hits = None if library is None else {}
-            self._generation = generation
+            self._up_to_date()
 
-    def _consider(self, library: Library) -> None:
-        """Take those entries of the unit that fit this callable and were not looked at yet."""
-        entries = self._unit.entries if self._unit is not None else []
-        for entry in entries[self._considered :]:
-            self._considered += 1
-            why = entry.facts.broken(self.callee)
-            if not why:
-                try:
-                    self._entries.append((entry, library.function(entry)))
-                except NoEntry as error:
-                    why = str(error)
-            if why:
-                self._unfit[str(entry.signature)] = why
+    def bind_anew(self) -> None:
+        """Ask for the code of all entries again, and forget what is known of calls."""
+        with self._binding:
+            self._bound = _UNBOUND
+            self._up_to_date()
+
+    def _up_to_date(self) -> _Bound:
+        """Return what is known of the callable as it is now. Under `_binding`."""
+        bound, library = self._bound, _active
+        if library is None:
+            bound = _Bound(library=None)
+        elif bound.library is not library or not self._has_all(bound):
+            bound = self._bind(library)
+        elif _building is not None and bound.watch is None:
+            # There is no entry to be watched yet, and it may consist of something else by now.
+            bound = self._bind(library)
+        elif not bound.unchanged() and bound.watch is not None:
+            bound.watch.refresh()
+            bound = self._judged(bound)
+            if not bound.entries and bound.unit is not None:
+                # What it consists of may be what other entries are for.
+                unit = library.unit(self.name, self._words(), tree(self.callee))
+                bound = bound if unit is bound.unit else self._bind(library)
+        self._bound = bound
+        return bound
+
+    def _has_all(self, bound: _Bound) -> bool:
+        return bound.unit is not None and len(bound.unit.entries) == len(bound.functions)
+
+    def _words(self) -> str:
+        return _text(self.arguments, self.level)
+
+    def _bind(self, library: Library) -> _Bound:
+        unit = library.unit(self.name, self._words(), tree(self.callee))
+        entries = list(unit.entries)
+        functions: list[Callable[..., Any] | NoEntry] = []
+        for entry in entries:
+            try:
+                functions.append(library.function(entry))
+            except NoEntry as error:
+                functions.append(error)
+        known = {value for e in entries for value in calls.known_values(e.signature.structure)}
+        # Without entries nothing can be made wrong by a change, but one may bring back a structure
+        # that has some.
+        watched = entries or library.of_other_structures(unit)
+        watch = FactWatch(self.callee, [e.facts for e in watched]) if watched else None
+        return self._judged(
+            _Bound(
+                library=library,
+                unit=unit,
+                watch=watch,
+                functions=functions,
+                known=frozenset(known),
+            )
+        )
+
+    def _judged(self, bound: _Bound) -> _Bound:
+        """Return the same with the entries that fit now."""
+        watch, unit = bound.watch, bound.unit
+        if watch is None or unit is None:
+            return bound
+        fitting, entries, unfit = [], [], {}
+        for number, function in enumerate(bound.functions):
+            entry = unit.entries[number]
+            why = str(function) if isinstance(function, NoEntry) else watch.why_broken(number)
+            if why or isinstance(function, NoEntry):
+                unfit[str(entry.signature)] = why
+            else:
+                fitting.append(number)
+                entries.append((entry, function))
+        state = tuple(fitting)
+        if state not in bound.states and len(bound.states) >= STATES_KEPT:
+            bound.states.pop(next(iter(bound.states)))
+        hits, open_hits = bound.states.setdefault(state, ({}, {}))
+        return replace(
+            bound,
+            unchanged=watch.unchanged,
+            entries=entries,
+            unfit=unfit,
+            hits=hits,
+            open_hits=open_hits,
+        )
+
+    def has(self, entry: Entry) -> bool:
+        """Return whether it runs the code of an entry."""
+        return any(e.function_key == entry.function_key for e, _ in self._bound.entries)
+
+    def forget_calls(self) -> None:
+        """Find the code for each kind of call anew at its next call."""
+        with self._binding:
+            for tables in self._bound.states.values():
+                for table in tables:
+                    table.clear()
 
     def look_again(self, library: Library) -> None:
         """Withdraw what was made for this callable and does not fit it any more, without a trace.
 
-        A call of another kind, another callable or the handler changed it, and will again.
+        A call of another kind, another callable or the handler changed it, and will again. What
+        answered another call of the build meanwhile is of a state that comes back.
         """
         with self._binding:
             made, self._made_here = self._made_here, []
-            # What was looked at anew meanwhile may be in neither of the two alone.
-            if self._unit is not None:
-                made += [(self._unit, entry) for entry, _ in self._entries]
+            answered, self._answered = self._answered, set()
             for unit, entry in made:
                 why = entry.facts.broken(self.callee)
+                if not why or id(entry) in answered:
+                    continue
                 # Of this build, and not withdrawn for another callable yet.
-                if why and library.units.get(unit.key) is unit and entry in unit.entries:
+                if library.units.get(unit.key) is unit and entry in unit.entries:
                     why = f"what its graph is built on changes from call to call: {why}"
                     library.withdraw(unit, entry, why)
 
     def _looked_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Find the entry for a call the slow way, and remember it; or hand the call on."""
-        if self._generation != _changes.generation:
-            self.bind()
-        library = _building or _library
-        if library is None or self._hits is None:
+        building = _building is not None
+        # Before the lock of this callable: what eager calls inside has locks of its own.
+        with _build_lock if building else contextlib.nullcontext(), self._binding:
+            fn, use, tensors = self._choose(self._up_to_date(), args, kwargs, building=building)
+        if fn is None:
             return self.stock(*args, **kwargs)
-        call = "(...)"
-        tensors: list[Any] = []
-        generation = self._generation
-        try:
-            signature, tensors = calls.describe(args, kwargs)
-            call = str(signature)
-            with self._binding:
-                generation = self._generation
-                entry, fn = self._found(library, signature, calls.state(), tensors)
-        except NoEntry as error:
-            if _building is not None:
-                _building.refused.setdefault((self.name, call), str(error))
-            use = self._noted(call, 1, str(error))
-            if tensors and _building is None and not ahead.intercepted():
-                self._remember(args, kwargs, None, use, generation)
-            return self.stock(*args, **kwargs)
-        use = self._noted(call, entry.level, entry.reason)
-        self._remember(args, kwargs, fn, use, generation)
         if compiler.calling is not None:
             compiler.calling.add(threading.get_native_id())
         try:
             return fn(self.callee, *tensors)
-        except BEFORE_THE_GRAPH as error:
-            why = _why_not_run(fn, error)
+        except NOT_ANSWERED as error:
             self._seen[use] -= 1
-            self._noted(call, 1, why)
-            return self.stock(*args, **kwargs)
+            return self._answer_otherwise(use[0], fn, error, args, kwargs)
+
+    def _choose(
+        self, bound: _Bound, args: Sequence[Any], kwargs: Mapping[str, Any], *, building: bool
+    ) -> tuple[Callable[..., Any] | None, _Use, Sequence[Any]]:
+        """Return the code that answers a call, how it is counted, and the call's tensors."""
+        library = bound.library
+        call = "(...)"
+        if library is None:
+            return None, (call, 1, ""), ()
+        fn: Callable[..., Any] | None = None
+        entry: Entry | None = None
+        tensors: Sequence[Any] = ()
+        try:
+            known = None if building else bound.known
+            signature, tensors = calls.describe(args, kwargs, known=known)
+            call = str(signature)
+            entry, fn = self._found(bound, library, signature, calls.state(), tensors)
+        except NoEntry as error:
+            if building:
+                library.refused.setdefault((self.name, call), str(error))
+            use = self._noted(call, 1, str(error))
+        else:
+            use = self._noted(call, entry.level, entry.reason)
+            if not building:
+                fn = paritychecks.around(self, entry, fn)
+        if not building and not (fn is None and ahead.intercepted()):
+            self._remember(bound, args, kwargs, entry, fn, use)
+        return fn, use, tensors
+
+    def _answer_otherwise(
+        self,
+        call: str,
+        fn: Callable[..., Any],
+        error: BaseException,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Answer a call that an entry did not, or raise what is the answer."""
+        if isinstance(error, LibraryFailedCleanly):
+            # Eager raises what the user expects of such an input; torch.compile would be imported.
+            value = self.callee(*args, **kwargs)
+            self._noted(call, 1, str(error))
+            return value
+        self._noted(call, 1, _why_not_run(fn, error))
+        return self.stock(*args, **kwargs)
 
     def _found(
         self,
+        bound: _Bound,
         library: Library,
         signature: Signature,
         state: Mapping[str, str],
@@ -638,96 +740,108 @@ class Dispatcher:
     ) -> tuple[Entry, Callable[..., Any]]:
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
-        if _building is not None:
-            self._consider(library)  # another layer may have made one meanwhile
-        for entry, fn in self._entries:
+        for entry, fn in bound.entries:
             if entry.takes(signature, state, tensors):
+                self._answered.add(id(entry))
                 return entry, fn
         if _building is None:
-            raise NoEntry(self._why_none(library, signature, state))
-        return self._make(library, signature, state, tensors)
+            raise NoEntry(self._why_none(bound, library, signature, state))
+        return self._make(bound, library, signature, state, tensors)
 
-    def _remember(
+    def _remember(  # noqa: PLR0917 - one line of its caller's, with all that it knows
         self,
+        bound: _Bound,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        entry: Entry | None,
         fn: Callable[..., Any] | None,
         use: _Use,
-        generation: int,
     ) -> None:
-        """Find this kind of call the quick way from now on; without `fn` it is level 1.
-
-        Unless the callable was looked at anew since `generation`: then `fn` may be of before.
-        """
+        """Find this kind of call the quick way from now on; without an entry it is level 1."""
         tensors: list[Any] = []
-        key = key_of(args, kwargs, tensors)
-        with self._binding:
-            if self._hits is None or generation != self._generation:
-                return
-            if len(self._hits) >= CALLS_KEPT:
-                self._hits.clear()  # of dynamic shapes there is no end
-            same = self._hits.setdefault(key, [])
-            same.insert(0, (ahead.tensor_check(tensors), ahead.state_check(), fn, use))
-            # Calls that differ only in what is checked in C++: a few kinds, not one a request.
-            del same[4:]
+        open_sizes = entry is not None and entry.dynamic.is_open
+        key = key_of(args, kwargs, tensors, bound.known, sizes=not open_sizes)
+        if not tensors:
+            return
+        free: dict[int, Any] = {}
+        holds = None
+        if entry is not None and entry.dynamic.conditions:
+            holds = entry.dynamic.holds
+            free = {number: entry.dynamic.free(number) for number in range(len(tensors))}
+        table = bound.open_hits if open_sizes else bound.hits
+        if len(table) >= HITS_KEPT:
+            table.pop(next(iter(table)), None)  # of shapes there is no end
+        same = table.setdefault(key, [])
+        check = ahead.tensor_check(tensors, free=free)
+        same.insert(0, (check, ahead.state_check(), holds, fn, use))
+        # Calls that differ only in what is checked in C++: a few kinds, not one a request.
+        del same[4:]
 
     def _noted(self, call: str, level: int, reason: str) -> _Use:
-        use = (call, level, reason)
+        use = (call, level, shorten(reason))
         if use not in self._seen:
             if len(self._seen) >= CALLS_KEPT:
                 use = ("other calls", level, "")
             elif reason:
-                logger.warning("level %d for %s%s: %s", level, self.name, call, reason)
+                logger.warning("level %d for %s%s: %s", level, self.name, call, use[2])
         self._seen[use] = self._seen.get(use, 0) + 1
         return use
 
-    def _why_none(self, library: Library, signature: Signature, state: Mapping[str, str]) -> str:
-        if str(signature) in self._unfit:
-            return self._unfit[str(signature)]
+    def _why_none(
+        self, bound: _Bound, library: Library, signature: Signature, state: Mapping[str, str]
+    ) -> str:
+        if str(signature) in bound.unfit:
+            return bound.unfit[str(signature)]
         if (self.name, str(signature)) in library.refused:
             return library.refused[self.name, str(signature)]
-        if not self._entries:
-            if self._unfit:
-                return next(iter(self._unfit.values()))
-            return library.nearest(self._unit) if self._unit is not None else ""
-        for entry, _ in self._entries:
+        if not bound.entries:
+            if bound.unfit:
+                return next(iter(bound.unfit.values()))
+            return library.nearest(bound.unit) if bound.unit is not None else ""
+        for entry, _ in bound.entries:
             if entry.signature == signature:
-                return "; ".join(
-                    f"{name} is {state[name]}, and was {entry.state[name]}"
-                    for name in STATE
-                    if state[name] != entry.state[name]
+                other = "; ".join(
+                    _other_state(name, now, entry.state.get(name, "not known"))
+                    for name, now in state.items()
+                    if now != entry.state.get(name)
                 )
-        return f"no entry for this call; there are {len(self._entries)} for others"
+                return other or f"not so for it: {' and '.join(entry.dynamic.conditions)}"
+        return f"no entry for this call; there are {len(bound.entries)} for others"
 
     # The build ---------------------------------------------------------------------------------
 
     def _make(
         self,
+        bound: _Bound,
         library: Library,
         signature: Signature,
         state: Mapping[str, str],
         tensors: Sequence[Any],
     ) -> tuple[Entry, Callable[..., Any]]:
         """Make the entry for a call, hold it against eager, and add it to the library."""
-        if self._unit is None:  # pragma: no cover  (bound before)
+        if bound.unit is None:  # pragma: no cover  (bound before)
             raise AssertionError
         why = ahead.can_precompile()
         if self.arguments.get("backend", "inductor") != "inductor":
             why = f"the backend is {self.arguments['backend']}, and entries are Inductor's"
-        attempt = (str(signature), *state.values())
-        why = why or self._failed.get(attempt, "")
+        # As it is in one state, which need not be so in the next. One that is never the same, by a
+        # count for example, is tried a few times.
+        attempts = self._failed.setdefault((bound.unit.key, signature, *state.values()), {})
+        attempt = plain_values(self.callee)
+        if len(attempts) >= ATTEMPTS:
+            why = why or next(iter(attempts.values()))
+        why = why or attempts.get(attempt, "")
         if why:
             raise NoEntry(why)
         try:
             made, entry = self._made(signature, state, tensors)
         except NoEntry as failure:
-            self._failed[attempt] = str(failure)  # not tried again at each call
+            attempts[attempt] = str(failure)  # not tried again at each call
             raise
         # In another state, with grad mode on for example, it may have been refused before.
         library.refused.pop((self.name, str(signature)), None)
-        library.add(self._unit, entry, made.data, made.fn)
-        self._made_here.append((self._unit, entry))
-        self._consider(library)
+        library.add(bound.unit, entry, made.data, made.fn)
+        self._made_here.append((bound.unit, entry))
         return entry, made.fn
 
     def _made(
@@ -747,22 +861,28 @@ class Dispatcher:
                     error = max(error, self._error(function, made, tensors))
             except NoEntry as failure:
                 level, reason = 2, str(failure)
+        changes: Mapping[str, None] = {}
         if level == 2:
-            made = ahead.make(function, self.callee, tensors, arguments)
+            with ahead.side_effects() as changes:
+                made = ahead.make(function, self.callee, tensors, arguments)
             error = self._error(function, made, tensors)
+        once = f"it changes {', '.join(changes)}" if changes else ""
+        if not once and (ahead.writes(made.fn) if level == 2 else made.plan.get("writes")):
+            once = "it writes into its inputs or buffers"
+        once = once or why_not_twice(self.callee, (function, made.fn), tensors)
         dynamic = Dynamic(conditions=tuple(made.conditions))
         return made, Entry(
             signature=dynamic.signature(signature, tensors),
             dynamic=dynamic,
             state=state,
-            facts=made.facts,
+            facts=made.facts.with_inputs(self.callee, ahead.inputs_of(made.fn)),
             sources=made.sources,
             references=made.references,
             file=file_name(made.data, PREFIXES[level]),
             error=error,
             level=level,
             reason=reason,
-            plan=made.plan,
+            plan={**made.plan, paritychecks.ONCE: once},
         )
 
     def _error(
@@ -790,9 +910,18 @@ class Dispatcher:
         return difference_from_eager(self.callee, eager, made.fn, tensors)
 
 
-BEFORE_THE_GRAPH = (NoEntry, LookupError, AttributeError)
+def _other_state(name: str, now: str, was: str) -> str:
+    """Return in words how a part of the state differs, of a long list the items that do."""
+    found, before = now.split(", "), was.split(", ")
+    now = ", ".join(part for part in found if part not in before)
+    was = ", ".join(part for part in before if part not in found)
+    return f"{name} is {now}, and was {was}"
+
+
+NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
 """What an entry raises before anything was computed: it refuses the call, or does not find what it
-is to compute with, a submodule that was deleted for example."""
+is to compute with, a submodule that another thread deletes for example. And a library that failed
+without having written anything."""
 
 
 def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
@@ -850,7 +979,7 @@ def load(*folders: Path) -> str:
     for as long as the process. Returns why something was not loaded, in words; an entry that does
     not fit is no such reason, its calls are named in the report.
     """
-    global _library  # noqa: PLW0603 - callables and their code are the process' own
+    global _library, _active  # noqa: PLW0603 - callables and their code are the process' own
     library, problems = Library({}, {}), []
     for folder in folders:
         try:
@@ -863,20 +992,50 @@ def load(*folders: Path) -> str:
             problems.append(why)
         else:
             library.take(part)
-    if len(problems) == len(folders):
-        return "; ".join(problems)
+    library.why_empty = "; ".join(problems)
     _library = library
-    _changes.bump()
+    _active = _building or library
     for dispatcher in list(_dispatchers):
         dispatcher.bind()
     return "; ".join(problems)
 
 
+def begin_checks(
+    *, one_in: int, can_compile: Callable[[], bool], on_failure: Callable[[str], None]
+) -> paritychecks.Checks | None:
+    """Return checks of all entries that are loaded; None where there are none.
+
+    After READY one call in `one_in` of an entry is checked, or none where that is 0.
+    """
+    checks = paritychecks.Checks(
+        one_in=one_in,
+        withdraw=lambda entry, why: withdraw(entry, why, eagerly=not can_compile()),
+        on_failure=on_failure,
+    )
+    paritychecks.current = checks if _library is not None and _library.has_any else None
+    return paritychecks.current
+
+
+def withdraw(entry: Entry, why: str, *, eagerly: bool) -> None:
+    """Run an entry in no callable from now on: its calls go to torch.compile, with `why`.
+
+    With `eagerly` they run as written: without a compiler torch.compile could only raise.
+    """
+    if _library is not None:
+        _library.disable(entry, why)
+    for dispatcher in list(_dispatchers):
+        if eagerly and dispatcher.has(entry):
+            dispatcher.stock = dispatcher.callee
+    for dispatcher in list(_dispatchers):
+        dispatcher.bind_anew()
+
+
 def unload() -> None:
     """Forget all entries: every call goes to torch.compile."""
-    global _library  # noqa: PLW0603
+    global _library, _active  # noqa: PLW0603
     _library = None
-    _changes.bump()
+    _active = _building
+    paritychecks.current = None
 
 
 @contextlib.contextmanager
@@ -886,17 +1045,16 @@ def building() -> Iterator[Library]:
     The calls are answered by the entries that are made for them. Compiles, with Inductor's caches
     as they are: what level 1 has compiled before is not compiled again.
     """
-    global _building  # noqa: PLW0603
+    global _building, _active  # noqa: PLW0603
     library = Library({}, {})
-    _building = library
-    _changes.bump()
+    _building = _active = library
     try:
         yield library
         for dispatcher in list(_dispatchers):
             dispatcher.look_again(library)
     finally:
         _building = None
-        _changes.bump()
+        _active = _library
 
 
 def uses() -> tuple[EntryUse, ...]:

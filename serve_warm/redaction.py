@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must not be read in logs, metrics, errors and reports: one filter for all of them.
+"""What must not be read in logs, metrics, errors and reports: credentials, and texts of requests.
 
 Credentials reach texts in few ways: an SDK puts a signed address or a header into its message, or
 somebody writes one into an address that we repeat. Every error of ours passes its text through
@@ -111,3 +111,74 @@ class Tainted(Exception):
 def tainted(error: BaseException) -> Tainted:
     """Return what may stand as the cause of an error in place of an SDK's own exception."""
     return Tainted(redact(f"{type(error).__module__}.{type(error).__qualname__}: {error}"))
+
+
+# Texts of requests ---------------------------------------------------------------------------
+
+SHOWN = 1000
+"""Characters of a signature, a reason or an event wherever one is shown."""
+
+NAME_CHARS = 40
+"""A longer key is taken for a text, not for a name in code."""
+
+
+def shorten(text: str, most: int = SHOWN) -> str:
+    """Return `text` cut to `most` characters, with dots where something is missing."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def is_name(key: str) -> bool:
+    """Return whether a key reads as a name in code, such as `input_ids`, or as a small index.
+
+    >>> [is_name(key) for key in ("input_ids", "0", "a@b.c", "5551234567")]
+    [True, True, False, False]
+    """
+    if len(key) > NAME_CHARS:
+        return False
+    return key.isidentifier() or (len(key) <= 4 and key.isdecimal())
+
+
+# Python's `repr` puts no line break into a literal, and no letter right before one; an apostrophe
+# has one. A literal that nothing ends goes on to the end of its line.
+_TEXT = re.compile(
+    r"""
+    (?P<code>(?:\b(?:File|filename:|function\ name:|stance\ is)|<class)\ (?:'[^'\n]*'|"[^"\n]*"))
+    | (?P<path>\b(?:tensor|type\ of)\ )
+      '(?P<of>\w+(?:\.\w+(?:\(\))?|\[(?:\d+|'[^'\\\n]*')\])*)'(?=\ )
+    | (?<!\w)(?P<kind>[bBrRuUfF]{0,2})
+      (?:'(?P<one>[^'\\\n]*(?:\\.[^'\\\n]*)*)(?:'|\\?$)
+        |"(?P<two>[^"\\\n]*(?:\\.[^"\\\n]*)*)(?:"|\\?$))
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)")
+
+
+def hide_texts(source: str) -> str:
+    """Return Python source, or a guard of torch, with type and length in place of each text.
+
+    Texts that name code stay: a subscript or a key of a dict that `is_name`, and what torch puts
+    in quotes (files, functions, classes, tensors).
+
+    >>> hide_texts("self._modules['encoder'].user == 'a@b.c'")
+    "self._modules['encoder'].user == str[5]"
+    """
+    return _TEXT.sub(_size, source)
+
+
+def _size(found: re.Match[str]) -> str:
+    if found["code"]:
+        return found[0]
+    if found["path"]:
+        return f"{found['path']}'{hide_texts(found['of'])}'"
+    text = found["one"] if found["two"] is None else found["two"]
+    start, end = found.span()
+    before, after = found.string[max(0, start - 2) : start], found.string[end : end + 1]
+    is_subscript = (
+        after == "]" and before[1:] == "[" and (before[0].isalnum() or before[0] in "_])")
+    )
+    is_key = after == ":" and before[-1:] in ("{", " ")
+    if (is_subscript or is_key) and is_name(text):
+        return found[0]
+    kind = "bytes" if "b" in found["kind"].lower() else "str"
+    return f"{kind}[{len(_ESCAPE.sub('.', text))}]"

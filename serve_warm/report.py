@@ -16,7 +16,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from serve_warm.redaction import SHOWN, shorten
+
 LINES_OF_LEVEL_1 = 20
+
+LONG_SHOWN = 4000
+"""Characters of an error, a warning or a note, in which several reasons may stand."""
 
 SCHEMA = 1
 """Version of the JSON form; a reader of another major version must say so, not guess."""
@@ -32,6 +37,7 @@ class Stage(str, Enum):
     LOADING = "LOADING"
     REPLAYING = "REPLAYING"
     PROVING = "PROVING"
+    PARITY = "PARITY"
     READY = "READY"
     FAILED = "FAILED"
 
@@ -44,13 +50,14 @@ class Verdict(str, Enum):
     FULL_HIT = "full_hit"
     """Loaded, and nothing was compiled by a compiler or missed in torch's caches."""
     PARTIAL = "partial"
-    """Loaded, and something was compiled all the same, or an input left out for lack of memory."""
+    """Loaded, and something was compiled all the same, an input was left out for lack of memory, or
+    an entry was withdrawn."""
     MISS = "miss"
     """No fitting variant, or none there; everything was compiled."""
     REFUSED = "refused"
     """Trust, integrity or format said no; everything was compiled."""
     LATE = "late"
-    """The deadline passed and `on_deadline: serve` let the replica serve."""
+    """The deadline passed under `on_deadline: serve`: the replica serves, or will once it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +121,24 @@ LOUD = (
 """What a pass over the inputs may not do to be quiet."""
 
 
+class Bounded:
+    """Records whose texts are cut, whoever fills them in: they go to logs and to state files."""
+
+    def __post_init__(self) -> None:
+        """Cut each text, and each text of a tuple."""
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                if len(value) > LONG_SHOWN:
+                    object.__setattr__(self, name, shorten(value, LONG_SHOWN))
+            elif isinstance(value, tuple) and any(
+                isinstance(item, str) and len(item) > LONG_SHOWN for item in value
+            ):
+                cut = tuple(
+                    shorten(item, LONG_SHOWN) if isinstance(item, str) else item for item in value
+                )
+                object.__setattr__(self, name, cut)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileEvent:
     """One compile, capture, tuning or fall to eager, with its reason."""
@@ -131,6 +156,11 @@ class CompileEvent:
     thread: int
     """Native thread id."""
     at_unix: float
+
+    def __post_init__(self) -> None:
+        """Cut the texts, whoever noted the event."""
+        for name in ("kind", "function", "signature", "reason"):
+            object.__setattr__(self, name, shorten(getattr(self, name), SHOWN))
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.function}" + (f": {self.reason}" if self.reason else "")
@@ -178,12 +208,14 @@ def _megabytes(count: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputResult:
+class InputResult(Bounded):
     """What became of one declared input."""
 
     name: str
     proven: bool
-    """Whether the pass that forbids compiling went through it."""
+    """Whether it went through the pass that forbids compiling, with a compiled call of its own.
+
+    Without such a call where nothing is compiled in the process."""
     first_s: float
     """Seconds of its first replay: compile, cache loading and compute."""
     steady_s: float
@@ -196,7 +228,7 @@ class InputResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryUse:
+class EntryUse(Bounded):
     """How calls of one kind, of what `serve_warm.compile` was given, are answered."""
 
     callable: str
@@ -211,6 +243,36 @@ class EntryUse:
     """Of level 1 all; of the others those that were looked up, which a known call is not again."""
 
 
+class ParityResult(str, Enum):
+    """What came of holding one call against eager."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    """The entry is withdrawn."""
+    NOT_SAMPLED = "not_sampled"
+    """A second run would write, draw random numbers or change objects: it was not made."""
+    NOT_COMPARABLE = "not_comparable"
+    """Two runs of eager differ, or the check itself failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity(Bounded):
+    """How far entries were held against eager, on the weights of this replica."""
+
+    entries: int = 0
+    """Entries that were run, one for each callable that ran it."""
+    checked: int = 0
+    """Those of them that were held against eager, or cannot be."""
+    results: dict[str, int] = field(default_factory=dict)
+    """Checks by `ParityResult`."""
+    failed: int = 0
+    """Entries that differed and were withdrawn."""
+    failures: tuple[str, ...] = ()
+    """Callable, shapes of the call, and how it differed; a bounded number."""
+    worst_error: float | None = None
+    """Largest difference among the checks that passed, relative to the largest value."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
     """How many of the declared inputs are proven warm."""
@@ -220,7 +282,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArtifactUse:
+class ArtifactUse(Bounded):
     """Which artifact this start looked at, and what came of it."""
 
     store: str
@@ -266,7 +328,7 @@ class ArtifactUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Bounded):
     """One start of one replica.
 
     `to_proof_s` begins with the end of the user's `__init__` and ends with the proof. `elapsed_s`
@@ -301,6 +363,8 @@ class Report:
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls of what `serve_warm.compile` was given, until now; empty without an artifact."""
+    parity: Parity | None = None
+    """How entries compare with eager; None without entries."""
     compiler_imported: str = ""
     """By whom Dynamo or Inductor was imported: `app`, in its imports or its `__init__`; `start`, as
     levels below 3 need them; empty where they are not in this process."""
@@ -387,6 +451,8 @@ class Report:
             if self.artifact.reason:
                 lines.append(f"    {self.artifact.reason}")
         lines += _levels(self.entries)
+        if self.parity is not None:
+            lines += _parity(self.parity)
         lines += [f"  not proven: {i.name}: {i.note}" for i in self.inputs if not i.proven]
         lines += [f"  degraded: {reason}" for reason in self.degraded]
         lines += [f"  warning: {warning}" for warning in self.warnings]
@@ -408,6 +474,14 @@ def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
     rest = [entry for entry in entries if entry.level == 1]
     lines += [f"  level 1: {e.callable}{e.call}: {e.reason}" for e in rest[:LINES_OF_LEVEL_1]]
     return lines + (["  level 1: and more"] if len(rest) > LINES_OF_LEVEL_1 else [])
+
+
+def _parity(parity: Parity) -> list[str]:
+    counts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in parity.results.items() if n)
+    worst = "" if parity.worst_error is None else f", worst error {parity.worst_error:.1e}"
+    lines = [f"  parity: {parity.checked} of {parity.entries} entries checked"]
+    lines[0] += f" ({counts}{worst})" if counts else ""
+    return lines + [f"  withdrawn: {failure}" for failure in parity.failures]
 
 
 def _plain(value: Any) -> Any:

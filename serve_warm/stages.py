@@ -50,6 +50,7 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
+from serve_warm.facts import ENTRIES_FORMAT
 from serve_warm.fingerprint import (
     NOT_NEEDED,
     UNKNOWN,
@@ -61,7 +62,7 @@ from serve_warm.fingerprint import (
     why_no_gpu,
 )
 from serve_warm.inputs import Input, ordered
-from serve_warm.redaction import redact
+from serve_warm.redaction import redact, shorten
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
@@ -75,6 +76,7 @@ from serve_warm.report import (
     Verdict,
 )
 from serve_warm.stores import kind_of, open_store
+from serve_warm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from serve_warm.trust import Trust
@@ -106,6 +108,9 @@ REMOTE_CACHES = (
 
 LEVEL_PARTS = {2: "precompiled", 3: "exported"}
 """The part of an artifact that has the entries of a level."""
+
+LATE = "late: "
+"""How the reason begins that a replica is degraded for because of its deadline."""
 
 TRACE_LINES = 50
 """Variants that a report lists; whoever may write to a store decides how many there are."""
@@ -174,7 +179,10 @@ class Warmup:
         cache_directory: Path | None = None,
         prefetched: prefetch.Prefetch | None = None,
         known: Report | None = None,
+        end_process: Callable[[], None] | None = None,
     ) -> None:
+        # `end_process` is called where a deadline has passed and the event loop is blocked: in
+        # Serve, which starts another replica. Elsewhere the loop's own end of it is waited for.
         # Of `known` is kept what the deployment alone knows of a start: where it runs, since when,
         # of which image and with which versions.
         self._replica = replica
@@ -186,6 +194,7 @@ class Warmup:
         )
         self._config = config
         self._prefetch = prefetched
+        self._end_process = end_process
         self._observers: tuple[Observer, ...] = ()
         self.cache_directory = cache_directory
         """Where torch's caches are pointed at; private to this process."""
@@ -207,6 +216,8 @@ class Warmup:
         self._warnings: list[str] = []
         self._artifact: ArtifactUse | None = None
         self._replay: Replay | None = None
+        self.checks: Any = None
+        """Of entries against eager (`serve_warm.paritychecks`); None without entries."""
         self._ranks = ranks.Ranks()
         self._compiled_early = 0
         self._has_libraries = False
@@ -236,7 +247,10 @@ class Warmup:
     async def run(self) -> Report:
         """Warm up, prove it and become ready, or raise what `prove` does."""
         await self.prove()
-        return self.become_ready()
+        report = self.become_ready()
+        if self.checks is not None:
+            self.checks.drop_kept()  # nobody says here when there is time for them
+        return report
 
     async def prove(self) -> None:
         """Warm up and prove it, or raise: returning means that the replica may become ready.
@@ -254,19 +268,21 @@ class Warmup:
             self._prefetch.init_ended()
         try:
             try:
-                with self._together() as self._ranks:
+                with self._watched(deadline), self._together() as self._ranks:
                     await self._prepare(deadline)
                     await asyncio.to_thread(self._resume)
                     await self._load(deadline)
                     await self._replay_and_prove(deadline)
+                    if await self._withdraws_entries():
+                        # What answers their calls now is not warm yet.
+                        await self._replay_and_prove(deadline)
+                    self._judge()
                     # None serves before all may: its first request would wait for the others.
                     await self._ranks.agree("being ready", None, timeout_s=deadline.left())
             except WarmupTimeout as error:
-                # Of several ranks the others are in the middle of what this one has left.
-                if self._config.on_deadline == "fail" or self._ranks.size > 1:
+                if not self._serves_late():
                     raise
-                self._verdict = Verdict.LATE
-                self._degraded.append(f"late: {error.message}")
+                self._mark_late(error)
                 logger.warning("served late, by on_deadline: serve: %s", error)
             self._to_proof_s = time.perf_counter() - start
         finally:
@@ -279,6 +295,65 @@ class Warmup:
                 # who reads the state file must see it.
                 self._to_proof_s = time.perf_counter() - start
                 self._fail(raised)
+
+    # The deadline -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _watched(self, deadline: Deadline) -> Iterator[None]:
+        """Have the deadlines looked at while the event loop is blocked, where that is of use."""
+        if self._end_process is None:
+            yield
+            return
+        watchdog = Watchdog(
+            functools.partial(self._overdue, deadline), late=self._late, stuck=self._stuck
+        )
+        try:
+            yield
+        finally:
+            watchdog.stop()
+
+    def _overdue(self, deadline: Deadline) -> WarmupTimeout | None:
+        late = self._replay.overdue() if self._replay is not None else None
+        if late is not None or deadline.left() > 0:
+            return late
+        return WarmupTimeout(
+            f"the warm-up did not end within {deadline.seconds:.0f} s; it is {self._stage.value}",
+            hint="raise deadline_s, or set on_deadline: serve",
+            stage=self._stage.value,
+        )
+
+    def _serves_late(self) -> bool:
+        # Of several ranks the others are in the middle of what this one has left.
+        return self._config.on_deadline == "serve" and self._ranks.size == 1
+
+    def _mark_late(self, error: WarmupTimeout) -> None:
+        self._verdict = Verdict.LATE
+        others = [why for why in self._degraded if not why.startswith(LATE)]
+        self._degraded = [*others, f"{LATE}{error.message}"]
+
+    def _late(self, error: WarmupTimeout) -> None:
+        """Say late while the loop may be blocked: whoever looks need not wait for it."""
+        if self._serves_late():
+            self._mark_late(error)
+            self._tell()
+
+    def _stuck(self, error: WarmupTimeout, where: str) -> None:
+        """Fail the start and end the process, since nothing on its event loop can do so.
+
+        Where it is served late this only says what blocks it: the loop goes on by itself.
+        """
+        if self._serves_late():
+            logger.warning("late, and the event loop is blocked in %s", where)
+            return
+        self._fail(
+            WarmupTimeout(
+                f"{error.message}; the event loop is blocked in {where}, and this process ends",
+                hint="call what takes long with `await self.on_model_thread(...)`; " + error.hint,
+                stage=error.stage,
+            )
+        )
+        if self._end_process is not None:
+            self._end_process()
 
     def become_ready(self) -> Report:
         """Say READY after the proof, once, and return the report.
@@ -309,7 +384,9 @@ class Warmup:
             or compiled.fx_bypasses
         )
         left_out = self._replay.progress.left_out if self._replay is not None else ()
-        if self._verdict is Verdict.FULL_HIT and (compiled_any or self._compiled_early or left_out):
+        withdrawn = self.checks.failed if self.checks is not None else 0
+        not_full = compiled_any or self._compiled_early or left_out or withdrawn
+        if self._verdict is Verdict.FULL_HIT and not_full:
             self._verdict = Verdict.PARTIAL
         self._memory = graphs.memory()
         self._ready_unix = time.time()
@@ -317,6 +394,8 @@ class Warmup:
         seen.on_event = self._after_ready
         if self._config.after_ready == "forbid":
             seen.forbidden = self._replica.refusal
+        if self.checks is not None:
+            self.checks.serve()
         self._enter(Stage.READY)
         report = self.report()
         why = "; ".join(self._degraded) or (report.artifact.reason if report.artifact else "")
@@ -325,8 +404,11 @@ class Warmup:
         return report
 
     def _fail(self, error: BaseException) -> None:
-        ours = isinstance(error, ServeWarmError)
-        self._error = str(error) if ours else redact(f"{type(error).__name__}: {error}")
+        if isinstance(error, ServeWarmError):
+            hint = f"\nhint: {shorten(error.hint)}" if error.hint else ""
+            self._error = shorten(error.message) + hint
+        else:
+            self._error = shorten(redact(f"{type(error).__name__}: {error}"))
         if self._unfinished is not None:
             self._unfinished.close()  # the next try goes on from it
         self._enter(Stage.FAILED)
@@ -365,6 +447,7 @@ class Warmup:
             memory=self._memory_after(after),
             artifact=self._artifact,
             entries=handed_over.uses() if handed_over is not None else (),
+            parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)) if progress else (),
@@ -421,12 +504,16 @@ class Warmup:
         if handed_over is not None:
             with handed_over.building() as library:
                 await self._replay_again().once()
+                # Once more: an entry that answers now is of a state that comes back, such as an
+                # adapter that another input switches off.
+                await self._replay_again().once()
             if self._unfinished is not None:
                 self._unfinished.keep_all()
             for level, name in LEVEL_PARTS.items():
                 if library.has_entries(level):
                     entries[name] = library.to_files(level)
             facts["entries"] = library.described()
+            facts[ENTRIES_FORMAT] = library.format
         return pack_parts(self.cache_directory, entries), facts
 
     async def _compile_by_profile(self) -> None:
@@ -565,14 +652,18 @@ class Warmup:
             )
 
     async def _declared(self, deadline: Deadline) -> Any:
+        late = WarmupTimeout(
+            f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
+            hint="declare inputs without waiting for other deployments; replays may wait",
+            stage=Stage.PENDING.value,
+        )
         try:
-            return await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
+            declared = await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
         except (asyncio.TimeoutError, TimeoutError) as error:
-            raise WarmupTimeout(
-                f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
-                hint="declare inputs without waiting for other deployments; replays may wait",
-                stage=Stage.PENDING.value,
-            ) from error
+            raise late from error
+        if deadline.left() < 0:  # it has blocked the loop, where nothing could cancel it
+            raise late
+        return declared
 
     async def _plan_together(self, deadline: Deadline) -> None:
         """Have all ranks replay the same, equally often."""
@@ -870,6 +961,7 @@ class Warmup:
             raise AssertionError
         if self.cache_directory is not None:
             seen.count_kernels_in(self.cache_directory)
+        self._begin_checks()
         self._replay = replay = Replay(
             self.inputs,
             self._replica.call,
@@ -880,6 +972,7 @@ class Warmup:
             ranks=self._ranks,
             waits_for=self._replica.waits_for(),
             changed=self._input_done,
+            has_compiled=self._has_compiled,
         )
         with _startup_objects_frozen():
             self._enter(Stage.REPLAYING)
@@ -888,8 +981,43 @@ class Warmup:
             self._enter(Stage.PROVING)
             with self._timed(Stage.PROVING):
                 await replay.prove(attempts=PROOF_ATTEMPTS if quiet else 1)
-        self._judge_threads(replay)
-        self._judge_coverage(replay)
+
+    def _judge(self) -> None:
+        if self._replay is None:  # pragma: no cover  (replayed before)
+            raise AssertionError
+        self._judge_threads(self._replay)
+        self._judge_coverage(self._replay)
+
+    def _begin_checks(self) -> None:
+        handed_over = _handed_over()
+        # Ranks that compute together would have to check the same call at the same time.
+        if self.checks is None and handed_over is not None and self._ranks.size == 1:
+            self.checks = handed_over.begin_checks(
+                one_in=self._config.parity_one_in,
+                can_compile=_can_compile,
+                on_failure=self._entry_withdrawn,
+            )
+
+    async def _withdraws_entries(self) -> bool:
+        """Check an entry of each callable, and return whether any was withdrawn."""
+        checks, replay = self.checks, self._replay
+        if checks is None or replay is None:
+            return False
+        self._enter(Stage.PARITY)
+        with self._timed(Stage.PARITY), checks.checking():
+            await replay.until(checks.is_done)
+        if checks.failed and self._config.on_refused == "fail":
+            raise WarmupFailed(
+                "the artifact computes something else than eager, and on_refused is fail: "
+                + "; ".join(checks.report().failures),
+                hint="build it again; do not load it elsewhere before you know why",
+                stage=Stage.PARITY.value,
+            )
+        return bool(checks.failed)
+
+    def _entry_withdrawn(self, failure: str) -> None:
+        self._degraded.append(f"parity: {failure}")
+        self._tell()
 
     async def _until_quiet(self, replay: Replay) -> bool:
         try:
@@ -928,7 +1056,21 @@ class Warmup:
     def _warmup_captures(self) -> int:
         return (self._seen.counts() - self._at_start).captures if self._seen else 0
 
+    def _has_compiled(self) -> bool:
+        return self._compiled_early > 0 or compiler.reaches_compiled(self._replica.owner)
+
     def _judge_coverage(self, replay: Replay) -> None:
+        if not replay.progress.has_compiled:
+            others = ", ".join(self._replica.waits_for())
+            self._warnings.append(
+                "nothing compiled was found in this process, and no input called anything "
+                "compiled: the inputs were replayed, and there was nothing to prove. "
+                + (
+                    f"A model in another deployment ({others}) warms up there"
+                    if others
+                    else "If this app has a compiled model, declare inputs that reach it"
+                )
+            )
         unproven, left_out = replay.progress.unproven, replay.progress.left_out
         if not unproven:
             return
@@ -1144,6 +1286,15 @@ def _handed_over() -> Any:
     """Return `serve_warm.precompile` where user code uses it, and `None` where it does not."""
     used = sys.modules.get("serve_warm.precompile")
     return used if used is not None and used.handed_over() else None
+
+
+def _can_compile() -> bool:
+    """Return whether there is a compiler for what torch.compile makes."""
+    try:
+        compiler.require_compiler(environment())
+    except CompilerMissing:
+        return False
+    return True
 
 
 def _only_libraries(arguments: Mapping[str, str]) -> bool:

@@ -59,6 +59,8 @@ class Replica:
     """What a request met without a compile, `captures`, `kernels_built` or `tunings`, and when."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
     lookups: tuple[tuple[str, str, float], ...] = ()
+    wrong: tuple[int, ...] = ()
+    """The minutes in which an entry was withdrawn."""
     node: str = ""
     """Where it ran; a pod that went had one to itself."""
     namespace: str = "prod"
@@ -128,6 +130,10 @@ class Replica:
         yield "eager_falls_after_ready_total", {}, counted
         yield "forbidden_after_ready_total", {}, 0.0
         yield "calls_without_entry_total", {}, 3 * counted
+        wrong = float(sum(at <= minute for at in self.wrong))
+        for result, count in (("same", 4.0), ("different", wrong)):
+            yield "parity_checks_total", {"result": result}, count if hit else 0.0
+        yield "parity_failures_total", {}, wrong
         yield "artifact_configured", {}, float(self.configured)
         yield "deadline_seconds", {}, self.deadline_s
         if alive:

@@ -32,11 +32,13 @@ LEVELS = (
     "tests/test_compiler.py",
     "tests/test_pgo.py",
     "tests/test_precompile.py",
+    "tests/test_states.py",
     "tests/test_level3.py",
     "tests/test_exported.py",
     "tests/test_entries.py",
     "tests/test_facts.py",
     "tests/test_parity.py",
+    "tests/test_soundness.py",
     "tests/test_ranks.py",
     "tests/test_graphs.py",
     "tests/test_graphed.py",
@@ -70,6 +72,8 @@ class Row:
     tests: tuple[str, ...]
     options: tuple[str, ...] = ()
     """For pytest."""
+    packages: tuple[str, ...] = ()
+    """Distributions to install beside the project and its extras."""
 
 
 ROWS = (
@@ -136,7 +140,7 @@ def install(row: Row, environment: Path) -> str:
     unfinished.write_text(wanted)
     for what in (
         ["--upgrade", "pip"],
-        ["--constraint", str(unfinished), "--editable", ".[dev,examples]"],
+        ["--constraint", str(unfinished), "--editable", ".[dev,examples]", *row.packages],
     ):
         done = subprocess.run(
             [python(environment), "-m", "pip", "install", "--quiet", *what],

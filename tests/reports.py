@@ -12,6 +12,7 @@ from serve_warm.report import (
     DeviceMemory,
     EntryUse,
     InputResult,
+    Parity,
     Report,
     Stage,
     StageTime,
@@ -89,6 +90,14 @@ FULL = Report(
     entries=(
         EntryUse(callable="app.Net", call="(t0) with Tensor float32[8, 16]", level=2, calls=1),
         EntryUse(callable="app.Net", call="(t0) with Tensor float32[9, 16]", level=1, calls=3),
+    ),
+    parity=Parity(
+        entries=3,
+        checked=2,
+        results={"same": 5, "different": 1, "not_sampled": 2, "not_comparable": 1},
+        failed=1,
+        failures=("app.Net(Tensor float32[9, 16]): it differs",),
+        worst_error=0.5e-6,
     ),
     memory=(
         DeviceMemory(

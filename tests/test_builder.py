@@ -41,7 +41,7 @@ def round_trip(
     proven: int = 6,
 ) -> dict[str, Any]:
     """Return the report of a warm start with six inputs, or of one that is less than that."""
-    report = FULL.to_json()
+    report = dataclasses.replace(FULL, parity=None).to_json()
     report["verdict"] = verdict
     report["artifact"]["reason"] = reason
     report["warmup"]["compiler_processes"] = compiler_processes

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from serve_warm import ahead, calls
-from serve_warm.calls import Signature, describe, key_of
+from serve_warm.calls import Signature, describe, key_of, known_values
 from serve_warm.facts import NoEntry
+from serve_warm.redaction import SHOWN
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
 
@@ -58,7 +59,13 @@ def test_another_call_has_another_signature(args: Any):
 
 def quick(args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     tensors: list[Any] = []
-    return key_of(args, kwargs, tensors), tensors
+    # As with an entry for a call of each kind here: others have no key of their own.
+    return key_of(args, kwargs, tensors, Anything()), tensors
+
+
+class Anything:
+    def __contains__(self, value: Any) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("args", [pytest.param(call, id=name) for name, call in OTHERS.items()])
@@ -99,6 +106,98 @@ def test_both_zeros_are_different_calls():
     """They are equal to Python, and `1 / x` is not."""
     assert describe((t(1), 0.0), {})[0] != describe((t(1), -0.0), {})[0]
     assert quick((t(1), 0.0), {})[0] != quick((t(1), -0.0), {})[0]
+
+
+@pytest.mark.parametrize("scalar", ["text", 3, 0.5])
+def test_values_of_requests_are_not_kept(scalar: Any):
+    """What no entry was made for is one kind of call, whatever it says."""
+    key = key_of((t(1), scalar), {"user": scalar}, [], frozenset())
+    other = key_of((t(1), scalar * 2), {"user": scalar * 2}, [], frozenset())
+
+    assert key == other
+    assert repr(scalar) not in repr(key)
+
+
+def test_values_that_entries_were_made_for_are_known():
+    """They are found in the structure of a signature."""
+    found = known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
+
+    assert {(int, -1), (float, "0.5"), (str, "text"), (int, 2)} <= found
+
+
+def test_a_text_is_shown_by_its_length():
+    """A report, a log and a state file have no business with what a request says."""
+    said, _ = describe((t(1), "secret"), {"user": "a@b.c", "n": 3, "parts": {"k": "v"}})
+
+    assert "secret" in said.structure
+    assert str(said).startswith("(t0, str[6], user=str[5], n=3, parts={'k': str[1]}) with ")
+
+
+def test_a_text_that_no_entry_knows_is_not_kept():
+    """A megabyte of it is not copied into a signature either."""
+    said, _ = describe((t(1), "x" * 1_000_000), {}, frozenset())
+
+    assert said.structure == "t0, str[1000000]"
+
+
+ANY_KEY = ("a@b.c", "n" * 41)
+
+
+@pytest.mark.parametrize("key", ANY_KEY)
+def test_a_key_of_a_request_is_not_kept(key: str):
+    """A key that does not read as a name is a value: of a mapping, and of keyword arguments."""
+    call = ((t(1), {key: 1}), {key: 2})
+
+    said, _ = describe(*call, known=frozenset())
+    quick = key_of(*call, [], frozenset())
+
+    length = f"str[{len(key)}]"
+    assert said.structure == f"t0, {{{length}: 1}}, **{{{length}: 2}}"
+    assert quick == key_of((t(1), {"other key": 1}), {"other key": 2}, [], frozenset())
+    assert key not in repr(quick)
+
+
+@pytest.mark.parametrize("key", [*ANY_KEY, "name"])
+def test_a_key_that_an_entry_was_made_for_is_known(key: str):
+    """Its call is told from one with another key, and is equal to the entry's."""
+    call = ((t(1), {key: 1}), {key: 2})
+    made, _ = describe(*call)
+    known = frozenset(known_values(made.structure))
+
+    assert describe(*call, known=known)[0] == made
+    assert key_of(*call, [], known) != key_of((t(1), {"b c": 1}), {key: 2}, [], known)
+    assert key_of(*call, [], known) != key_of((t(1), {key: 1}), {"b c": 2}, [], known)
+
+
+def test_the_key_of_a_mapping_is_hidden_in_a_report():
+    """As the text under it, unless it reads as a name."""
+    said, _ = describe((t(1),), {"parts": {"a@b.c": "v", "mask": 2}})
+
+    assert str(said).startswith("(t0, parts={str[5]: str[1], 'mask': 2}) with ")
+
+
+def test_a_number_that_cannot_be_printed_has_no_entry():
+    """Python refuses to print 5000 digits, and a request does not fail for that."""
+    with pytest.raises(NoEntry, match="an int of 16610 bits"):
+        describe((t(1), 10**5000), {}, frozenset())
+
+
+def test_a_long_signature_is_cut():
+    """It stands in the state file, which a probe reads."""
+    said, _ = describe((t(1), list(range(10_000))), {})
+
+    assert len(str(said)) == SHOWN
+
+
+@pytest.mark.parametrize("name", ["from", "class", "not a name"])
+def test_a_keyword_may_have_any_name(name: str):
+    """Whoever passes a dict as keywords may call them what Python's grammar cannot."""
+    said, tensors = describe((t(1),), {name: 2})
+
+    def callee(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    assert said.function("entry")(callee, *tensors)[1] == {name: 2}
 
 
 class Subclass(torch.Tensor):

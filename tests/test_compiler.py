@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch._inductor import config
 from torch._inductor.codecache import FxGraphCache
 
@@ -111,6 +112,59 @@ def test_a_stride_is_named_as_the_cause(seen: Watch):
     assert counted.recompiles == 1
     assert event.signature == "x=float32[2×3] stride (1, 2)"
     assert "stride" in event.reason
+
+
+def named(x: torch.Tensor, user: str, opts: dict[str, str]) -> torch.Tensor:
+    if opts and opts[next(iter(opts))] == "fast":
+        return x + 1
+    return x * len(user)
+
+
+def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
+    """The attribute or argument and the line of code stay: they say what to change."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c", {})
+
+    model(torch.ones(2), "d@e.f.g", {})
+    by_text = seen.events()[-1]
+    model(torch.ones(2), "a@b.c", {"h@i.j": "fast"})
+    model(torch.ones(2), "a@b.c", {"h@i.j": "slow"})
+    by_key = seen.events()[-1]
+
+    assert "user == str[5]" in by_text.reason
+    assert "in named" in by_text.reason
+    assert by_text.signature == "x=float32[2], user=str[7]"
+    assert by_key.signature == "x=float32[2], user=str[5], opts.str[5]=str[4]"
+    for event in (by_text, by_key):
+        assert "@" not in str(event) + event.signature
+
+
+def test_a_guard_on_a_long_text_is_cut(seen: Watch):
+    """A megabyte in a request is no megabyte in the log."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c" * 300_000, {})
+
+    model(torch.ones(2), "z", {})
+
+    event = seen.events()[-1]
+    assert event.kind == "recompile"
+    assert "user == str[1500000]" in event.reason
+    assert len(event.reason) <= 1000
+
+
+def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
+    """In the proof torch quotes its guards in what it raises."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c", {})
+
+    with seen.calling_threads(), compiler.forbid(), pytest.raises(RuntimeError):
+        model(torch.ones(2), "d@e.f", {})
+
+    event = seen.events()[-1]
+    assert event.kind == "forbidden"
+    assert "function name: 'named'" in event.reason
+    assert "user == str[5]" in event.reason
+    assert "@" not in event.reason
 
 
 def test_the_recompile_limit_is_an_event(seen: Watch):
@@ -368,6 +422,78 @@ def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
         plain(torch.ones(2))
 
     assert threads == set()
+
+
+# --- whether anything is compiled ----------------------------------------------------------
+
+
+def module_level(x: torch.Tensor) -> torch.Tensor:
+    return at_module_level(x)
+
+
+at_module_level = compiled(double)
+
+
+class Empty:
+    """An app that compiles nothing, in a module that does."""
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+        self.buckets = {"batch": [1, 2], "text": ("a", "b")}
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Naming(Empty):
+    """Calls what is compiled at the top of its module, through a function there."""
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return module_level(x)
+
+
+def in_closure() -> Any:
+    model = compiled(double)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    return run
+
+
+def block_compiled_in_place() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].compile(backend="eager")
+    return model
+
+
+REACHABLE = {
+    "attribute": lambda: Empty(model=compiled(double)),
+    "inside an object": lambda: Empty(engine=Empty(model=compiled(double))),
+    "in a namespace": lambda: Empty(engine=SimpleNamespace(model=compiled(double))),
+    "in containers": lambda: Empty(models={"a": [(compiled(double),)]}),
+    "a module": lambda: Empty(model=torch.compile(nn.Linear(2, 2), backend="eager")),
+    "a block of a module": lambda: Empty(model=block_compiled_in_place()),
+    "in a closure": lambda: Empty(run=in_closure()),
+    "a partial": lambda: Empty(run=functools.partial(compiled(double), torch.ones(2))),
+    "named by a method": Naming,
+    "a library to be": lambda: Empty(model=serve_warm.compile(nn.Linear(2, 2), level=3)),
+    "handed over": lambda: Empty(model=serve_warm.compile(fresh(double), backend="eager")),
+}
+
+
+@pytest.mark.parametrize("where", REACHABLE)
+def test_something_compiled_is_found_from_the_owner(where: str):
+    """Wherever an app keeps it: an input that does not call it proves nothing about it."""
+    assert compiler.reaches_compiled(REACHABLE[where]())
+
+
+def test_an_app_that_compiles_nothing_reaches_nothing():
+    """Neither what else its module compiles, nor an object with every attribute, is its own."""
+    owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
+    owner.itself = owner
+
+    assert not compiler.reaches_compiled(owner)
 
 
 # --- what is compiled how ------------------------------------------------------------------

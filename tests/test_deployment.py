@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import pickle
@@ -22,7 +23,17 @@ from ray import serve
 from compiled import compiled, double
 from conftest import wait_until
 from ray_exports import Exports
-from serve_warm import Input, WarmupMixin, compiler, deployment, metrics, node, pinned, warmup
+from serve_warm import (
+    Input,
+    WarmupMixin,
+    compiler,
+    deployment,
+    metrics,
+    node,
+    paritychecks,
+    pinned,
+    warmup,
+)
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.errors import ConfigError
@@ -163,7 +174,7 @@ def test_inputs_that_are_late_stop_running():
 
 
 def test_a_refusal_crosses_processes():
-    """Serve pickles what a request raised: the answer is the same on the other side."""
+    """Serve pickles what a request raised: the answer is the same, and quotes no argument."""
     event = CompileEvent(
         kind="forbidden",
         function="f (a.py:1)",
@@ -177,7 +188,8 @@ def test_a_refusal_crosses_processes():
     there = pickle.loads(pickle.dumps(CompileForbidden(event)))
 
     assert there.message == CompileForbidden(event).message
-    assert "x=float32[3]" in there.message
+    assert "f (a.py:1)" in there.message
+    assert "x=float32[3]" not in there.message
 
 
 class Context:
@@ -266,6 +278,40 @@ def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: Path):
     assert [(each["replica"], each["stage"]) for each in states()] == [("Model#1", "PENDING")]
 
 
+HOSTILE = "user == 'a@b.c' " * 100_000
+
+
+@pytest.mark.usefixtures("exports")
+def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):
+    """What user code and torch say, however much, keeps no warm node from being ready."""
+    replica = warmup(Model, enabled=False)().__dict__[ATTRIBUTE]
+    asyncio.run(replica.reconfigure(None, rank=None))
+    event = CompileEvent(
+        kind="recompile",
+        function=HOSTILE,
+        signature=HOSTILE,
+        reason=HOSTILE,
+        seconds=0.0,
+        thread=1,
+        at_unix=0.0,
+    )
+    told = dataclasses.replace(
+        replica.report(), error=HOSTILE, degraded=(HOSTILE,) * 3, warnings=(HOSTILE,)
+    )
+    replica.report = lambda: dataclasses.replace(told, events=(event,))
+
+    facts = replica._facts()
+    file = node.StateFile(tmp_path / "state", application="a", deployment="d", replica="r")
+    file.write(facts)
+    settings = node.Settings(str(tmp_path / "state"), urls=())
+    answer = node.judge(settings)
+    file.close()
+
+    assert len(json.dumps(facts["metrics"])) < 100_000
+    assert len(json.dumps({**facts, "metrics": []})) < 25_000
+    assert answer.ready, answer.lines()
+
+
 @pytest.mark.usefixtures("exports")
 def test_a_loop_that_is_blocked_is_seen():
     """What the state says of the loop goes on while it runs, and stands while a handler blocks."""
@@ -287,6 +333,32 @@ def test_a_loop_that_is_blocked_is_seen():
     assert second is not None
     assert second > first
     assert blocked == second
+
+
+def test_what_is_left_to_check_is_checked_on_the_loop_that_serves(monkeypatch: pytest.MonkeyPatch):
+    """Serve's loop, once the replica is ready; without checks nothing waits for anything."""
+    begun: list[tuple[Any, Any, Any]] = []
+
+    class Waiting:
+        def __init__(self, checks: Any, loop: Any, *, model_thread: Any) -> None:
+            self._given = (checks, loop, model_thread())
+
+        def begin(self) -> None:
+            begun.append(self._given)
+
+    monkeypatch.setattr(paritychecks, "IdleChecks", Waiting)
+    replica = deployment._of(warmup(Model)())
+    checks = object()
+
+    async def ready() -> asyncio.AbstractEventLoop:
+        replica._loop = asyncio.get_running_loop()
+        replica._check_when_idle(None)
+        replica._check_when_idle(checks)
+        return replica._loop
+
+    loop = asyncio.run(ready())
+
+    assert begun == [(checks, loop, (None, 0))]
 
 
 def test_outside_of_serve_there_may_be_several():

@@ -192,6 +192,177 @@ def test_values_that_were_read_are_facts(perceptron):
     assert __name__ in perceptron.made.sources
 
 
+class Named(torch.nn.Module):
+    """Has one tensor under two names, and takes it by one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initial = torch.ones(8)
+        self.mask = self.initial
+        self.layer = torch.nn.Linear(8, 8)
+        self.first = self.layer.bias
+
+    def forward(self, x):
+        return self.layer(x) * self.mask
+
+
+def test_a_tensor_is_taken_by_the_name_that_the_forward_takes_it_by():
+    """Another name of it is no matter: a new tensor under it, or under this one, changes that."""
+    model, x = Named().eval(), torch.randn(3, 8)
+    made = made_of(model, x)
+
+    model.mask = torch.full((8,), 2.0)
+    model.layer.bias = torch.nn.Parameter(torch.full((8,), 5.0))
+    model.initial = torch.full((8,), 3.0)
+
+    torch.testing.assert_close(run(made.fn, model, x), run(lambda m, x: m(x), model, x))
+
+
+class Held(torch.nn.Module):
+    """Holds a tensor, and does with it and with its argument what it is told."""
+
+    def __init__(self, do: str, held: torch.Tensor) -> None:
+        super().__init__()
+        self.do, self.held = do, held
+
+    def forward(self, x):
+        if self.do == "takes":
+            return self.held * 2
+        if self.do == "returns":
+            return x + 1, self.held
+        if self.do == "takes and returns":
+            return self.held * 2, self.held
+        if self.do == "returns the argument":
+            return self.held * 2, x
+        return x + self.held
+
+
+@pytest.mark.parametrize("do", ["takes", "takes and returns"])
+def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_holds(do):
+    """A replica's first input and its module's tensor are two."""
+    x = torch.randn(3, 8)
+    made = made_of(Held(do, x), x)
+    model, other = Held(do, torch.randn(3, 8)), torch.randn(3, 8)
+
+    ours, eager = run(made.fn, model, other), run(lambda m, x: m(x), model, other)
+
+    torch.testing.assert_close(ours, eager)
+    if do != "takes":
+        assert ours[1] is eager[1]
+
+
+@pytest.mark.parametrize("do", ["both", "returns", "returns the argument"])
+def test_a_tensor_that_stands_for_two_has_no_library(do):
+    """Where an argument and what the module holds are one to the graph, they may differ later."""
+    x = torch.randn(3, 8)
+
+    with pytest.raises(NoEntry, match="one and the same object"):
+        made_of(Held(do, x), x)
+
+
+class Both(torch.nn.Module):
+    """Takes a tensor by both of its names, and returns it by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = self.initial = torch.ones(8)
+
+    def forward(self, x):
+        return x * self.mask, self.initial
+
+
+def test_two_names_that_were_one_tensor_have_to_stay_so():
+    """The graph has one input for both; a fact says that they are the same."""
+    model = Both().eval()
+    made = made_of(model, torch.randn(3, 8))
+    before = made.facts.broken(model)
+
+    model.mask = torch.full((8,), 2.0)
+
+    assert before == ""
+    assert "is no longer the same as" in made.facts.broken(model)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "G['TABLE']",
+        "L['t0'].grad",
+        "L['t0s']",
+        "dict(type(L['callee']).__dict__)['table']",
+        "L['callee'].tables[-1]",
+        "dict.__getitem__(L['callee'].tables, list(dict.keys(L['callee'].tables))[0])",
+        "<ephemeral: a view>",
+        "None",
+    ],
+)
+def test_a_source_that_no_plan_can_follow_is_refused(source: str):
+    """By Dynamo's name of it, which the reason quotes."""
+    with pytest.raises(NoEntry, match="which is neither an argument nor found from") as refused:
+        exported._place(source, Named())
+
+    assert source in str(refused.value)
+
+
+class Tables:
+    """A plain object that holds a tensor."""
+
+    def __init__(self) -> None:
+        self.row = torch.randn(8)
+
+
+class Deep(torch.nn.Module):
+    """Holds tensors in lists, dicts, plain objects and modules that are not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = [torch.randn(8), torch.randn(8)]
+        self.keyed = {"a": torch.randn(8)}
+        self.config = Tables()
+        self.unregistered = [torch.nn.Linear(8, 8)]
+        vars(self)["odd name"] = torch.randn(8)
+
+    def forward(self, x):
+        x = self.unregistered[0](x) + self.listed[1] * self.keyed["a"] + self.config.row
+        return x * getattr(self, "odd name")
+
+
+def changed_deeply(model: Deep) -> None:
+    model.listed = [torch.randn(8), torch.randn(8)]
+    model.keyed["a"] = torch.randn(8)
+    model.config = Tables()
+    model.unregistered[0] = torch.nn.Linear(8, 8)
+    vars(model)["odd name"] = torch.randn(8)
+
+
+def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
+    """They are read at each call, and what is not there any more is refused before that."""
+    model, x = Deep().eval(), torch.randn(3, 8)
+    made = made_of(model, x)
+    fn = libraries.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
+
+    for _ in range(2):
+        torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
+        changed_deeply(model)
+    del model.keyed["a"]
+    with pytest.raises(NoEntry, match="another one: no 'a'"):
+        run(fn, model, x)
+
+
+def test_weights_of_a_module_in_a_closure_are_found():
+    """A function reaches them by its cells, at each call."""
+    layers = [torch.nn.Linear(8, 8).eval()]
+
+    def forward(x):
+        return layers[0](x) + 1
+
+    x = torch.randn(3, 8)
+    made = made_of(forward, x)
+    layers[0] = torch.nn.Linear(8, 8).eval()
+
+    torch.testing.assert_close(run(made.fn, forward, x), run(lambda f, x: f(x), forward, x))
+
+
 # Calls ----------------------------------------------------------------------------------------
 
 
@@ -235,6 +406,8 @@ def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
         (path, {}),
         (path, {**plan, "outputs": 3}),
         (path, {**plan, "inputs": [{"kind": "argument", "colour": "red"}]}),
+        (path, {**plan, "inputs": [{"kind": "star"}]}),
+        (path, {**plan, "inputs": [{"kind": "path", "path": [["eval", "1"]]}]}),
         (path, {**plan, "result": ["fields", ["gone", "Gone"], "gone.Gone", []]}),
         (path, {**plan, "result": ["fields", ["subprocess", "Popen"], "subprocess.Popen", []]}),
     ):
@@ -522,7 +695,7 @@ def test_a_tensor_from_elsewhere_is_refused():
         def forward(self, x):
             return x + TABLE
 
-    with pytest.raises(NoEntry, match="neither an argument nor in its module"):
+    with pytest.raises(NoEntry, match="TABLE, which is neither an argument nor found from"):
         made_of(Elsewhere(), torch.randn(3, 4))
 
 
@@ -616,7 +789,7 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
         node.meta["example_value"] = torch.empty(2, device="meta")
     last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
     last.meta["example_value"] = torch.empty(2, device=device), 3
-    call = exported._Graph({ahead.CAPTURES: True}, {}, {})
+    call = exported._Graph({ahead.CAPTURES: True}, None, {})
     call._graph = graph
 
     assert call._why_not_captured([]) == reason
@@ -629,7 +802,9 @@ class Failing(AsOnAGpu):
         return 1
 
 
-@pytest.mark.parametrize(("short", "raised"), [(1, torch.OutOfMemoryError), (0, RuntimeError)])
+@pytest.mark.parametrize(
+    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, libraries.LibraryFailed)]
+)
 def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, raised: type
 ):
@@ -664,6 +839,150 @@ def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
 
     with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
         libraries.load(path, {**perceptron.made.plan, "device": "cuda:1"})
+
+
+# Calls that fail -------------------------------------------------------------------------------
+
+
+class Lookup(torch.nn.Module):
+    """Fails for an index that its table does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, index):
+        return self.table[index] * 2
+
+
+@pytest.fixture(scope="module")
+def lookup() -> Case:
+    model, index = Lookup().eval(), torch.tensor([1, 3])
+    return Case(model, index, made_of(model, index))
+
+
+OUT_OF_RANGE = torch.tensor([1, 9])
+
+
+def counting(kind: type, made: list[int], deleted: list[int]) -> type:
+    """Return that kind of native code, which notes the models that it makes and deletes."""
+
+    class Counting(kind):
+        def _create(self, model: Any) -> int:
+            made.append(1)
+            return super()._create(model)
+
+        def _delete(self, model: Any) -> None:
+            deleted.append(1)
+            super()._delete(model)
+
+    return Counting
+
+
+@pytest.mark.parametrize("kind", [libraries.Native, AsOnAGpu])
+def test_calls_that_fail_leak_no_models(
+    lookup: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+):
+    """A model serves on after a failure, alone or reserved, and holds no tensor of that call."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    made: list[int] = []
+    counted = counting(kind, made, [])
+    native = counted(written(lookup.made, tmp_path), device="cuda:0", inputs=2, outputs=1)
+    order = [given["kind"] for given in lookup.made.plan["inputs"]]
+    wrong = OUT_OF_RANGE.clone()
+
+    def call(run: Any, index: torch.Tensor) -> torch.Tensor:
+        return run([index if kind == "argument" else lookup.model.table for kind in order])[0]
+
+    with torch.inference_mode():
+        for _ in range(50):
+            with pytest.raises(libraries.LibraryFailed):
+                call(native, wrong)
+        with pytest.raises(libraries.LibraryFailed), native.reserved() as run:
+            call(run, wrong)
+        right = call(native, lookup.x)
+
+    assert len(made) == 1
+    torch.testing.assert_close(right, lookup.model(lookup.x))
+    assert torch._C._storage_Use_Count(wrong.untyped_storage()._cdata) <= 2
+
+
+def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
+    """One whose outputs are not those of its plan is started to be asked, and then deleted."""
+    made: list[int] = []
+    deleted: list[int] = []
+
+    with pytest.raises(NoEntry, match="1 outputs"):
+        counting(libraries.Native, made, deleted)(
+            written(lookup.made, tmp_path), device="cpu", inputs=2, outputs=2
+        )
+
+    assert len(made) == len(deleted) == 1
+
+
+def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
+    """The error says why, in one line; stderr belongs to the application."""
+    with pytest.raises(libraries.LibraryFailed) as failed:
+        run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
+
+    assert capfd.readouterr().err == ""
+    assert "failed: index out of bounds" in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "cleanly"),
+    [
+        ({}, True),
+        ({"writes": True}, False),
+        ({"draws": True}, False),
+        ({"draws": None}, False),
+    ],
+)
+def test_a_failure_says_whether_the_call_may_be_made_again(
+    lookup: Case, tmp_path: Path, said: dict[str, Any], cleanly: bool
+):
+    """Not where a second run would write or draw again, nor where an older plan does not know."""
+    plan = {key: value for key, value in {**lookup.made.plan, **said}.items() if value is not None}
+    fn = libraries.load(written(lookup.made, tmp_path), plan)
+
+    with pytest.raises(libraries.LibraryFailed) as failed:
+        run(fn, lookup.model, OUT_OF_RANGE)
+
+    assert isinstance(failed.value, libraries.LibraryFailedCleanly) == cleanly
+
+
+@pytest.mark.parametrize(("compute", "draws"), [(torch.relu, False), (torch.rand_like, True)])
+def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool):
+    """The build sees it in the generator, whose numbers it gives back."""
+    graph = exported._Graph({ahead.CAPTURES: False}, None, {})
+    graph._graph = lambda x: [compute(x)]
+    before = torch.get_rng_state()
+
+    graph._run_eagerly(torch.ones(3))
+
+    assert graph._draws is draws
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+OF_2_11 = """\
+  } catch (const std::exception& e) {             \\
+    std::cerr << "Error: " << e.what() << '\\n';   \\
+    return AOTI_RUNTIME_FAILURE;                  \\
+"""
+
+
+def test_a_library_keeps_the_text_that_it_does_not_print():
+    """Also one of torch 2.11, whose interface has no place for it; other source stays as it is."""
+    later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
+
+    of_2_11, of_later = exported._without_prints(OF_2_11), exported._without_prints(later)
+
+    assert "std::cerr" not in of_2_11 + of_later
+    assert "AOTInductorGetLastError" in of_2_11
+    assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
+    assert of_later.count("g_aoti_last_error") == 1
+    assert exported._without_prints("int x;") == "int x;"
 
 
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])

@@ -8,7 +8,7 @@ import enum
 import functools
 import json
 import math
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from serve_warm import facts
-from serve_warm.facts import Facts, Guard, NoEntry, collect, literal, name_of_class
+from serve_warm.facts import Facts, NoEntry, decode_key, encode_key, literal, name_of_class
+from serve_warm.guard_facts import CHECKED_ELSEWHERE, Guard, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ class Side(enum.Flag):
 
 def says(callee: Any, *guards: Guard) -> Facts:
     """Return the facts behind guards after a journey through a file."""
-    collected = collect(guards, callee, modules={"__import_math": "math"})
+    collected = collect(guards, callee, names={"__import_math": ("math", "")})
     return Facts.from_json(json.loads(json.dumps(collected.to_json())))
 
 
@@ -122,9 +123,9 @@ def test_a_value_of_a_module_is_a_fact():
         (value_at("callee.method().x", 1), "method"),
         (value_at("G['somewhere'].x", 1), "somewhere"),
         (value_at("t0.x", 1), "t0"),
-        (value_at("", 1), "depends on its value"),
+        (value_at("", 1), "no fact can say it"),
         (value_at("callee.thing", object()), "not a plain value"),
-        (Guard(path="t1", kind="DUPLICATE_INPUT", value=torch.ones(1), argument="t0"), "t0"),
+        (Guard(path="callee.a", kind="DUPLICATE_INPUT", value=torch.ones(1), argument="t0"), "t0"),
     ],
 )
 def test_a_value_that_no_file_can_say_stops_the_entry(guard: Guard, why: str):
@@ -160,11 +161,208 @@ def test_a_value_is_found_by_the_number_of_its_key():
     assert "was int 5" in known.broken(SimpleNamespace(kinds={"b": second, "a": first}))
 
 
-def test_other_guards_that_cannot_be_walked_are_left_out():
-    """Identities of intermediate objects are no statement about the program."""
-    known = says(SimpleNamespace(), Guard(path="callee.a().b", kind="ID_MATCH", value=object()))
+@pytest.mark.parametrize(
+    "guard",
+    [
+        Guard(path="callee.a().b", kind="ID_MATCH", value=object()),
+        Guard(path="callee.a(1).b", kind="TYPE_MATCH", value=object()),
+        Guard(path="callee.thing", kind="ID_MATCH", value=(thing := object())),
+        Guard(path="t0.grad", kind="TENSOR_MATCH", value=torch.ones(1)),
+        Guard(path="callee.a[KEYS[0]]", kind="TYPE_MATCH", value=1, keys=[object()]),
+        Guard(path="callee.kinds", kind="DICT_CONTAINS", value={}, argument=object()),
+        Guard(path="callee.kinds", kind="DICT_KEYS_MATCH", value={object(): 1}),
+    ],
+    ids=lambda guard: f"{guard.kind} {guard.path}",
+)
+def test_a_guard_that_no_fact_can_say_stops_the_entry(guard: Guard):
+    """No guard is dropped: what it protects would be answered wrongly."""
+    callee = SimpleNamespace(thing=thing, a={}, kinds={})
 
-    assert known == Facts()
+    with pytest.raises(NoEntry):
+        says(callee, guard)
+
+
+ABOUT = {"DYNAMIC_INDICES": "t0", "EMPTY_NN_MODULE_HOOKS_DICT": "callee._forward_hooks"}
+"""What a guard that may go is about, where it is not the process."""
+
+
+@pytest.mark.parametrize("kind", CHECKED_ELSEWHERE)
+def test_guards_that_may_go_are_listed_with_their_reason(kind: str):
+    """What the dispatcher checks at each call is no fact about an object."""
+    assert (
+        says(SimpleNamespace(), Guard(path=ABOUT.get(kind, ""), kind=kind, value=None)) == Facts()
+    )
+
+
+@pytest.mark.parametrize("kind", CHECKED_ELSEWHERE)
+def test_a_guard_of_a_kind_that_may_go_stays_where_it_is_about_something_else(kind: str):
+    """The reason for which it may go says nothing of an object of the application."""
+    with pytest.raises(NoEntry):
+        says(SimpleNamespace(thing=thing), Guard(path="callee.thing", kind=kind, value=thing))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("text", 3, True, None, 1.5, b"bytes", (1, (2, "x")), slice(1, None, 2), 2j),
+        *(torch.float32, torch.device("cpu"), Colour.RED, dict, math.sqrt),
+    ],
+    ids=repr,
+)
+def test_a_key_comes_back_from_a_file(key: Any):
+    """Whatever a dict is looked up by: the same key is looked up at the start."""
+    back = decode_key(json.loads(json.dumps(encode_key(key))))
+
+    assert (type(back), back) == (type(key), key)
+
+
+def test_a_key_that_only_its_identity_tells_from_others_has_no_form():
+    """Another process has another object."""
+    with pytest.raises(NoEntry, match="identity"):
+        encode_key(object())
+
+
+@pytest.mark.parametrize("key", [(1, 2), 1.5, None, torch.float32, Colour.RED, b"x"], ids=repr)
+def test_a_value_under_any_key_is_a_fact(key: Any):
+    """The graph was built on it, however it is looked up."""
+    callee = SimpleNamespace(kinds={key: 2})
+    guard = Guard(
+        path="dict.__getitem__(callee.kinds, KEYS[0])", kind="CONSTANT_MATCH", value=2, keys=[key]
+    )
+    known = says(callee, guard)
+
+    before = known.broken(callee)
+    callee.kinds[key] = 3
+
+    assert (before, "was int 2" in known.broken(callee)) == ("", True)
+
+
+@pytest.mark.parametrize("key", [b"X", (1, 2), torch.float32, None], ids=repr)
+def test_a_key_that_was_not_there_is_a_fact(key: Any):
+    """`os.environ.get` at the build, and a variable that is set at the start."""
+    callee = SimpleNamespace(table={})
+    guard = Guard(path="callee.table", kind="DICT_NOT_CONTAINS", value={}, argument=key)
+    known = says(callee, guard)
+
+    before = known.broken(callee)
+    callee.table[key] = 1
+
+    assert before == ""
+    assert known.broken(callee).startswith("callee.table has key ")
+
+
+def test_a_length_is_one_of_a_type():
+    """A list of one and a tuple of one are two graphs."""
+    callee = SimpleNamespace(sizes=[1])
+    known = says(callee, Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes))
+
+    callee.sizes = (1,)
+
+    assert known.broken(callee) == (
+        "callee.sizes is a builtins.tuple of 1, and was a builtins.list of 1"
+    )
+
+
+class Sentinel:
+    pass
+
+
+def test_two_objects_that_become_one_break_a_fact():
+    """`self.mode is STRICT` is no guard of Dynamo's, and decides all the same."""
+    callee = SimpleNamespace(mode=Sentinel(), strict=Sentinel())
+    guards = [
+        Guard(path=f"callee.{name}", kind="TYPE_MATCH", value=value)
+        for name, value in vars(callee).items()
+    ]
+    known = says(callee, *guards)
+
+    before = known.broken(callee)
+    callee.mode = callee.strict
+
+    assert before == ""
+    assert known.broken(callee) == "callee.strict is now the same as callee.mode"
+
+
+def test_one_object_that_becomes_two_breaks_a_fact():
+    """A list under two names is followed under one."""
+    items: list[int] = []
+    callee = SimpleNamespace(mine=items, yours=items)
+    guards = [Guard(path=f"callee.{n}", kind="TYPE_MATCH", value=items) for n in vars(callee)]
+    known = says(callee, *guards)
+
+    callee.yours = []
+
+    assert known.broken(callee) == "callee.yours is no longer the same as callee.mine"
+
+
+@functools.wraps(torch.mm)
+def mine(x: int) -> int:
+    return x + 1
+
+
+def test_code_that_wraps_torch_s_is_not_torch_s():
+    """`functools.wraps` copies the name of the module: the code is the user's."""
+    other = functools.wraps(torch.mm)(lambda x: x + 2)
+    callee = SimpleNamespace(act=mine)
+    known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=mine))
+
+    before = known.broken(callee)
+    callee.act = other
+
+    assert before == ""
+    assert known.broken(callee) != ""
+
+
+@torch.no_grad()
+def without_gradients(x: int) -> int:
+    return x + 1
+
+
+def test_code_behind_a_decorator_of_torch_is_not_torch_s():
+    """`torch.no_grad` makes a function of its own around the user's."""
+    other = torch.no_grad()(lambda x: x + 2)
+    other.__module__, other.__qualname__ = __name__, "without_gradients"
+    callee = SimpleNamespace(act=without_gradients)
+    known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=callee.act))
+
+    before = known.broken(callee)
+    callee.act = other
+
+    assert before == ""
+    assert known.broken(callee) != ""
+
+
+def test_what_dynamo_does_not_look_into_stops_the_entry():
+    """Nothing protects what a function behind `allow_in_graph` does."""
+    guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=mine)
+
+    with pytest.raises(NoEntry, match="does not look into it"):
+        collect(
+            [guard],
+            SimpleNamespace(act=mine),
+            names={},
+            marked=lambda value: "allow_in_graph" if value is mine else "",
+        )
+
+
+def constant() -> int:
+    return CONSTANT
+
+
+CONSTANT = 3
+
+
+def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """`assume_constant_result` holds for a process, and a start is another one."""
+    known = collect([], None, names={}, results=[(constant, (), {}, 3)])
+
+    before = known.broken(None)
+    monkeypatch.setitem(globals(), "CONSTANT", 4)
+
+    assert before == ""
+    assert known.broken(None).endswith("constant returns int 4, and returned int 3")
 
 
 def test_two_names_of_one_tensor_stay_one():
@@ -239,6 +437,19 @@ def test_a_patched_class_is_seen_after_it_was_known():
     assert name_of_class(kind) != before
 
 
+def test_a_method_in_the_place_of_one_that_is_gone_is_another():
+    """A new function may get the address of the last one, and so its id."""
+    kind = a_class(lambda x: x)
+    first = kind.method
+    digests = []
+    for code in ((lambda x: x + 1).__code__, (lambda x: x + 2).__code__):
+        kind.method = FunctionType(code, globals())
+        digests.append(name_of_class(kind))
+        kind.method = first
+
+    assert digests[0] != digests[1]
+
+
 def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
     """Its version is in the fingerprint; a method that an application replaced is seen."""
     before = name_of_class(torch.nn.Linear)
@@ -284,7 +495,7 @@ def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: An
     callee.thing = now
 
     assert before == ""
-    assert known.broken(callee).startswith("callee.thing is ")
+    assert known.broken(callee).startswith("callee.thing ")
 
 
 @pytest.mark.parametrize(
@@ -322,4 +533,4 @@ def test_a_guard_of_an_unknown_kind_stops_the_entry():
     guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
 
     with pytest.raises(NoEntry, match="guard of kind SOMETHING_NEW_MATCH"):
-        collect([guard], SimpleNamespace(mode=3), modules={})
+        collect([guard], SimpleNamespace(mode=3), names={})

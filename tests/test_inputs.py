@@ -432,6 +432,34 @@ def test_long_lists_are_cut():
     assert len(InputSignature.of({"x": [1.0] * 5000}).entries) == 16
 
 
+def test_a_key_of_a_request_is_a_value_too():
+    """A key that reads as a name stays, since paths are made of them; any other is a length."""
+    batch = {"input_ids": 1, "a@b.c": 2, "n" * 41: 3, 7: 4, ("a@b.c",): 5}
+
+    assert signature(batch=batch) == (
+        "batch.input_ids=1, batch.str[5]=2, batch.str[41]=3, batch.7=4, batch.tuple=5"
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"x": {f"k{n}": n for n in range(100_000)}},
+        {"x": [[n] * 1000 for n in range(100)]},
+        {f"argument_{n}": "text" for n in range(10_000)},
+        {"n" * 1_500_000: 1},
+        {"x": {"n" * 1_500_000: 1}},
+        {"x": 10**5000, "y": {10**5000: 1}},
+    ],
+)
+def test_a_signature_is_of_bounded_length(values: dict[str, Any]):
+    """Whatever a request brings, a log line and a state file have room for it."""
+    found = InputSignature.of(values)
+
+    assert 0 < len(str(found)) <= 1000
+    assert len(found.entries) <= 64
+
+
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [

@@ -178,16 +178,25 @@ class Block:
 
     def __init__(self, size: int, *, descended: bool = False) -> None:
         self.size, self.found_by_coordesc = size, descended
+        self.kwargs, self.num_warps, self.num_stages = {"XBLOCK": size}, 4, 1
 
     def __str__(self) -> str:
         return f"XBLOCK: {self.size}"
 
 
-def hooked(*found: Block) -> tuple[type[Measured], list[Any]]:
-    """Return a tuner of its own, hooked, and where its events go; `found` is what is cached."""
+def hooked(*found: Block, best: Any = None) -> tuple[type[Measured], list[Any]]:
+    """Return a tuner of its own, hooked, and where its events go; `found` is what is cached.
+
+    `best` is what stands in the file beside the kernel.
+    """
     tuner, events = type("Hooked", (Measured,), {}), []
     cached = (list(found), None, {})
-    module: Any = SimpleNamespace(CachingAutotuner=tuner, check_autotune_cache=lambda *_: cached)
+    module: Any = SimpleNamespace(
+        CachingAutotuner=tuner,
+        check_autotune_cache=lambda *_: cached,
+        AutotuneCache=SimpleNamespace(create=lambda *_: SimpleNamespace(_read=lambda: best)),
+        Config=lambda blocks, **_: Block(blocks["XBLOCK"]),
+    )
     kernels._hook_inductor(events.append, module)
     return tuner, events
 
@@ -219,6 +228,29 @@ def test_what_no_descent_found_is_left_to_torch():
     """A descent may still find something better than the best of some configurations."""
     tuner, _ = hooked(Block(256))
     loaded = tuner(128, 256, descends=True)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [128, 256]
+
+
+@pytest.mark.parametrize("blocks", [(256,), (128, 256), (512,)])
+def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
+    """The best one may have been made after the graph was saved: torch 2.11 measures once more."""
+    best = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
+    tuner, _ = hooked(best=best)
+    loaded = tuner(*blocks)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [256]
+    assert loaded.inductor_meta["dynamic_scale_rblock"] is False
+
+
+def test_what_was_never_measured_is_left_to_torch():
+    """A kernel that the build did not launch is tuned when it is."""
+    tuner, _ = hooked(best=None)
+    loaded = tuner(128, 256)
 
     loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
 

@@ -28,20 +28,20 @@ PACKAGE = Path(serve_warm.__file__).parent
 # From the bottom up. A module imports from rows below its own; a package is one unit with all its
 # modules. `stages` alone knows the order of a start, so that nothing below may know of it.
 LAYERS = (
-    ("redaction", "importing"),
+    ("redaction", "importing", "evidence"),
     ("errors", "report"),
     ("folders", "wholefiles"),
-    ("keys",),
+    ("keys", "watchdog"),
     ("fingerprint", "inputs", "config", "envelopes", "trust", "facts"),
-    ("trustfiles", "ranks"),
+    ("trustfiles", "ranks", "guard_facts"),
     ("artifact", "disassembly", "recorder", "stores", "verification", "ownkey"),
     ("landing", "ahead", "unfinished", "statements"),
-    ("nodecache", "calls", "parts", "choosing"),
+    ("nodecache", "calls", "parts", "choosing", "fact_watch"),
     ("graphs", "kernels"),
     ("graphed",),
     ("libraries",),
     ("entries", "parity"),
-    ("transfer", "compiler", "exported", "pgo"),
+    ("transfer", "compiler", "exported", "pgo", "paritychecks"),
     ("precompile", "replay"),
     ("catalog", "publish", "prefetch"),
     ("stages",),
@@ -80,6 +80,7 @@ ENVIRONMENT_READERS = {"config", "node"}
 BROAD_HANDLERS = {
     "stages": "an observer may not break a warm-up",
     "recorder": "the recorder may not break a request",
+    "paritychecks": "a check may not break a request",
 }
 
 VAGUE_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "managers", "misc"}

@@ -78,7 +78,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         )
 
     def load(path: Path, plan: Any) -> Any:
-        assert plan == {"said": "plan"}
+        assert plan["said"] == "plan"
         opened.append(path)
         return lambda callee, *tensors: callee(*tensors)
 
@@ -359,7 +359,7 @@ def test_what_was_written_is_read(written: tuple[Path, Any]):
     library = Library.read(written[0])
 
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]
-    assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan"}, "")
+    assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan", "once": ""}, "")
     assert library.files == {}
     assert (written[0] / entry.file).is_file()
 
@@ -464,6 +464,12 @@ def test_libraries_that_need_more_are_not_published(other: Any, says: str):
 
     with pytest.raises(BuildFailed, match=says):
         _accept(report(**other), without_compiler=True)
+
+
+def test_an_artifact_with_an_entry_that_differs_is_not_published():
+    """A fresh replica of the round trip finds it, as any other would."""
+    with pytest.raises(BuildFailed, match=r"it withdrew Net\(float32\[2\]\): it differs"):
+        _accept(report(parity={"failures": ["Net(float32[2]): it differs"]}))
 
 
 # --- a start ----------------------------------------------------------------------------------
@@ -632,3 +638,31 @@ def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
 
     assert results == [[1.0, 1.0]] * 3
     assert model.serve_warm_level1 is model.serve_warm_level1
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.table[rows]
+
+
+@torch.inference_mode()
+def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: Any):
+    """An index out of range is the user's mistake, and has the user's exception."""
+    model = serve_warm.compile(Looks().eval(), level=3, dynamic=False)
+    build(tmp_path, lambda: model(torch.zeros(2, dtype=torch.long)), level=3)
+    capfd.readouterr()
+
+    with started(tmp_path):
+        model(torch.ones(2, dtype=torch.long))
+        for _ in range(3):
+            with pytest.raises(IndexError):
+                model(torch.full((2,), 9))
+        after = served(lambda: model(torch.ones(2, dtype=torch.long)))
+
+    assert torch.equal(after.value, torch.ones(2, 4))
+    assert capfd.readouterr().err == ""
+    assert {use.level for use in precompile.uses() if "Looks" in use.callable and use.calls} == {3}

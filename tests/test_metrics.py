@@ -14,7 +14,7 @@ import pytest
 from reports import FULL
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.metrics import LAYERS, LEVELS, METRICS, RESULTS, Metric, as_data
-from serve_warm.report import ArtifactUse, Report, Stage, Verdict
+from serve_warm.report import ArtifactUse, ParityResult, Report, Stage, Verdict
 
 if TYPE_CHECKING:
     from serve_warm.metrics import Samples
@@ -28,7 +28,7 @@ CLOSED = {
     "reason": set(REFUSAL_REASONS),
     "level": set(map(str, LEVELS)),
     "layer": set(LAYERS),
-    "result": set(RESULTS),
+    "result": {*RESULTS, *(result.value for result in ParityResult)},
     "device": {f"cuda:{index}" for index in range(16)},
 }
 FULL_ARTIFACT = FULL.artifact
@@ -162,6 +162,9 @@ def test_numbers_come_from_the_span_that_the_help_names():
     assert read("serve_warm_tunings_after_ready", FULL) == {(): 8.0}
     assert read("serve_warm_tuning_seconds", FULL) == {(): 1.5}
     assert read("serve_warm_tuning_after_ready_seconds", FULL) == {(): 0.125}
+    assert read("serve_warm_parity_failures", FULL) == {(): 1.0}
+    assert read("serve_warm_parity_checks", FULL)[("same",)] == 5.0
+    assert read("serve_warm_parity_worst_error", FULL) == {(): 0.5e-6}
     assert read("serve_warm_inputs_expected", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_done", FULL) == {(): 2.0}
     assert read("serve_warm_inputs_proven", FULL) == {(): 1.0}
@@ -253,6 +256,7 @@ def test_what_is_not_known_has_no_value():
         "serve_warm_build_info",
         "serve_warm_stage_seconds",
         "serve_warm_stage_hidden_seconds",
+        "serve_warm_parity_worst_error",
         "serve_warm_graph_pool_bytes",
         "serve_warm_gpu_reserved_bytes",
         "serve_warm_gpu_reserved_peak_bytes",

@@ -126,6 +126,41 @@ def test_a_reader_never_sees_half_a_state(tmp_path: Path):
     assert backwards == 0
 
 
+HOSTILE = "\ud800\u2028\"'\\" * 500_000
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"error": HOSTILE},
+        {"event": HOSTILE, "note": HOSTILE, "degraded": [HOSTILE] * 3},
+        {"metrics": [{"help": HOSTILE, "values": {HOSTILE: 1.0}}]},
+        {"degraded": ["a warning"] * 500_000},
+        {"metrics": [{"values": {str(n): 1.0 for n in range(200_000)}}]},
+    ],
+)
+def test_no_text_makes_a_warm_replica_unready(tmp_path: Path, texts: dict[str, object]):
+    """A state is never larger than what is read of one, and what readiness needs stays in it."""
+    facts = {"stage": "READY", "loop_boot_s": boot_s(), "inputs_done": 3, "inputs_expected": 3}
+
+    state_file(tmp_path / "state").write({**facts, **texts})
+
+    (replica,) = look(tmp_path / "state")
+    assert (replica.condition, replica.why) == ("warm", "")
+    assert warmth([replica], Policy())[0] == []
+    assert replica.state is not None
+    assert {name: replica.state[name] for name in facts} == facts
+
+
+def test_only_texts_are_cut_where_that_is_enough(tmp_path: Path):
+    """Figures stay beside a long text, and so does its beginning."""
+    state_file(tmp_path / "state").write({"stage": "READY", "error": "x" * 2**21, "passes": 2})
+
+    (state,) = read_states(tmp_path / "state")
+    assert state["passes"] == 2
+    assert state["error"] == "x" * 997 + "..."
+
+
 def test_replicas_have_a_file_each(tmp_path: Path):
     """Names that are no file names are quoted, and no two replicas share a file."""
     names = ["Embedder#1", "Embedder/../../etc", "Embedder 1", ".."]
@@ -1243,3 +1278,36 @@ def test_other_policies_are_refused(text: str):
     """A typing error is no policy, and the text says what is."""
     with pytest.raises(ValueError, match="none of all, allow-idle and min=N"):
         Policy.of(text)
+
+
+# --- a last word -------------------------------------------------------------------------------
+
+
+def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
+    """Who ends the process has its reason written first, and does not wait for the next beat."""
+    said = {"stage": "REPLAYING"}
+    beat = node.Heartbeat(
+        tmp_path / "state", application="a", deployment="d", replica="r", facts=lambda: said
+    )
+    beat.flush(60.0)
+    said = {"stage": "FAILED"}
+
+    in_time = beat.flush(60.0)
+
+    (state,) = node.read_states(tmp_path / "state")
+    beat.stop()
+    assert in_time
+    assert state["stage"] == "FAILED"
+
+
+def test_a_late_replica_says_so_before_it_is_ready(tmp_path: Path) -> None:
+    """While a handler blocks its loop, the probe names the deadline and not the stage alone."""
+    names = {"application": "a", "deployment": "d", "replica": "r"}
+    file = node.StateFile(tmp_path / "state", **names)
+    file.write({"stage": "REPLAYING", "verdict": "late", "inputs_done": 0, "inputs_expected": 1})
+
+    (replica,) = node.look(tmp_path / "state")
+    file.close()
+
+    assert replica.condition == "warming"
+    assert replica.why.endswith("0/1 inputs, late: its deadline has passed")

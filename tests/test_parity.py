@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from serve_warm.facts import NoEntry
-from serve_warm.parity import TOLERANCE, difference_from_eager
+from serve_warm.parity import (
+    TOLERANCE,
+    NotComparable,
+    difference_from_eager,
+    difference_in_service,
+    why_not_twice,
+)
 
 Named = namedtuple("Named", "a b")  # noqa: PYI024
 
@@ -241,3 +247,115 @@ def test_a_fallen_output_that_cannot_be_compared_is_refused():
     """What cannot be looked into could be wrong."""
     with pytest.raises(NoEntry, match="cannot be compared"):
         difference(lambda x: (x, 5), lambda out: (out[0], iter("abc")), X)
+
+
+# --- in a replica -------------------------------------------------------------------------------
+
+
+def in_service(callee: Any, change: Any, *tensors: torch.Tensor, restore: bool = True) -> float:
+    return difference_in_service(
+        callee, lambda c, *ts: c(*ts), ours(change), tensors, restore=restore
+    )
+
+
+def test_eager_that_differs_from_eager_is_no_measure():
+    """Nothing is held against an answer that another run would not give."""
+    count = iter(range(100))
+
+    with pytest.raises(NotComparable, match="two runs of eager differ"):
+        in_service(lambda x: x + next(count), lambda out: out + 0.5, X)
+
+
+def test_eager_runs_twice_only_where_the_first_comparison_fails():
+    """A check that passes costs one run of eager."""
+    runs = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x * 2
+
+    eager = lambda c, x: c(x)  # noqa: E731
+    passed = difference_in_service(counted, eager, lambda c, x: x * 2, [X], restore=False)
+    right = len(runs)
+    with pytest.raises(NoEntry, match="differs from eager by"):
+        difference_in_service(counted, eager, lambda c, x: x * 3, [X], restore=False)
+
+    assert (passed, right, len(runs) - right) == (0.0, 1, 2)
+
+
+def test_no_value_is_in_the_text_of_a_replica():
+    """What a model returns beside tensors may be a part of a request."""
+    with pytest.raises(NoEntry, match="another structure") as caught:
+        in_service(lambda x: (x, "secret"), lambda out: (out[0], "other"), X)
+
+    assert "secret" not in str(caught.value)
+    assert "other'" not in str(caught.value)
+
+
+def test_an_output_that_eager_gives_and_nobody_can_compare_is_no_failure():
+    """The entry is not to blame for it."""
+    with pytest.raises(NotComparable, match="cannot be compared"):
+        in_service(lambda x: (x, iter("abc")), lambda out: out, X)
+
+
+def test_an_entry_that_does_not_take_the_call_is_no_failure():
+    """It refuses before it computes anything, and its call is answered elsewhere."""
+
+    def refuses(out: Any) -> Any:
+        raise NoEntry("a tensor is another one")
+
+    with pytest.raises(NotComparable, match="does not take it: a tensor is another one"):
+        in_service(lambda x: x, refuses, X)
+
+
+def test_an_output_of_another_kind_is_a_failure():
+    """Eager's can be compared, and the entry's cannot."""
+    with pytest.raises(NoEntry, match="another structure"):
+        in_service(lambda x: (x, 1), lambda out: (out[0], iter("abc")), X)
+
+
+def test_state_is_left_alone_where_nothing_is_restored():
+    """Other threads may be reading buffers, and drawing random numbers."""
+    module = Cached()
+
+    in_service(module, lambda out: out.nan_to_num(), X * 0, restore=False)
+
+    assert module.count == 2
+
+
+@pytest.mark.parametrize(
+    ("callee", "why"),
+    [
+        (lambda x: x * 2, ""),
+        (torch.rand_like, "it draws random numbers"),
+        (lambda x: x.add_(1), "it writes into its inputs"),
+        (Cached(), "it writes into buffers"),
+    ],
+    ids=["pure", "random", "input", "buffer"],
+)
+def test_what_a_second_run_would_do_again_is_found(callee: Any, why: str):
+    """And undone."""
+    state, x = torch.get_rng_state(), X.clone()
+    buffers = [*callee.buffers()] if isinstance(callee, torch.nn.Module) else []
+    before = [buffer.clone() for buffer in buffers]
+
+    assert why_not_twice(callee, [lambda c, *ts: c(*ts)], [x]) == why
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, X)
+    assert all(map(torch.equal, buffers, before))
+
+
+def test_random_states_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch):
+    """Of all of them, once CUDA is in use; before that nothing asks for it."""
+    states = [torch.tensor([1], dtype=torch.uint8), torch.tensor([2], dtype=torch.uint8)]
+    put_back: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states))
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
+
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        states[0] = states[0] + 1
+        return x
+
+    assert why_not_twice(draws, [lambda c, x: c(x)], [X]) == "it draws random numbers"
+    assert [state.tolist() for state in put_back[0]] == [[1], [2]]

@@ -261,8 +261,9 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
 
     assert (first["passes"], second["passes"]) == (4, 4)
     assert first["covered"] == second["covered"] == {"expected": 2, "proven": 0}
-    assert first["inputs"][0]["note"] == "rank 1: not quiet: 1 compiles"
-    assert second["inputs"][0]["note"] == "not quiet: 1 compiles"
+    why = second["inputs"][0]["note"]
+    assert why.startswith("not quiet: 1 compiles; double (compiled.py:")
+    assert first["inputs"][0]["note"] == f"rank 1: {why}"
     assert first["degraded"]
     assert second["degraded"]
 

@@ -221,7 +221,7 @@ PANELS: dict[str, list[Values]] = {
     "Oldest artifact": [{"": 46 * DAY_S}],
     "Replicas by stage": [
         dict.fromkeys(("pending", "waiting", "pulling", "verifying", "loading", "proving"), 0.0)
-        | {"replaying": 1.0, "ready": 3.0, "failed": 0.0}
+        | {"parity": 0.0, "replaying": 1.0, "ready": 3.0, "failed": 0.0}
     ],
     "Time to ready of each replica, and the objective": [BY_REPLICA, {"": 60.0}],
     "Stage breakdown": [
@@ -259,6 +259,7 @@ PANELS: dict[str, list[Values]] = {
         {"Ranker": 0.0, "Embedder": 7.0, "Batch": 0.0},
         {"Ranker": 0.0, "Embedder": 1.0},
     ],
+    "Entries against eager": [{"same": 12.0, "different": 0.0}, NOTHING_COUNTED],
     "Calls without an entry": [{"Ranker": 0.0, "Embedder": 9.0}],
     "Ray's own start-up histograms, 95 %": [RAY_P95, RAY_P95],
     "Ready nodes (node server only)": [{"": 1.0}, {"": 1.0}, {"": 0.0}],
@@ -299,7 +300,7 @@ PANELS: dict[str, list[Values]] = {
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
     ],
-    "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 6.0}],
+    "Stages of each replica": [{"a1": 9.0, "a3": 9.0, "b1": 9.0, "b3": 6.0}],
     "Time to ready, and to the proof": [
         BY_REPLICA,
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
@@ -342,6 +343,7 @@ BY_RAY: dict[str, list[Values]] = {
         {"Embedder": 3.0},
         {},
     ],
+    "Entries against eager": [{"same": 4.0}, {}],
     "Calls without an entry": [{"Embedder": 9.0}],
 }
 """What is different in Ray's export, beside that replicas that have ended are not there."""
@@ -436,6 +438,7 @@ RULES: dict[str, dict[int, Values]] = {
     },
     "ServeWarmColdStart": {300: {}, 488: {"Ranker": 1.0}, END: {"Embedder": 1.0}},
     "ServeWarmArtifactRefused": {28: {"Embedder/untrusted": 1.0}, END: {}},
+    "ServeWarmParityFailed": {END: {}},
     "ServeWarmStartNearDeadline": {1432: {}, END: {"Embedder": 0.9}},
     "ServeWarmCompilesAfterReady": {836: {}, 844: {"Embedder": 2.0}, END: {}},
     "ServeWarmCapturesAfterReady": {

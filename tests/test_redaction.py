@@ -14,7 +14,7 @@ import pytest
 
 import serve_warm
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
-from serve_warm.redaction import HIDDEN, redact, tainted
+from serve_warm.redaction import HIDDEN, hide_texts, redact, tainted
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
@@ -290,6 +290,55 @@ def test_the_cause_that_stands_for_an_sdk_has_no_secret(caplog: pytest.LogCaptur
     assert SIGNED not in repr(vars(cause)) + repr(cause)
 
 
+# --- texts of requests -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("guard", "shown"),
+    [
+        ("0/0: user == 'a@b.c'  # return f(user)", "0/0: user == str[5]  # return f(user)"),
+        (r"""user == 'it\'s "me"\nhere'""", "user == str[14]"),
+        (r"user is 'a\\' or y", "user is str[2] or y"),
+        ('user == "it\'s"', "user == str[4]"),
+        ("body == b'\\x00a'", "body == bytes[2]"),
+        ("tags == {'bob@x'}", "tags == {str[5]}"),
+        ("tags == ['bob']", "tags == [str[3]]"),
+        ("tags in [['bob']]", "tags in [[str[3]]]"),
+        ("___dict_contains('a@b.c', opts)", "___dict_contains(str[5], opts)"),
+        ("opts['mode'] == 'fast'", "opts['mode'] == str[4]"),
+        ("opts['a@b.c'] == 'fast'", "opts[str[5]] == str[4]"),
+        ("opts == {'k': 'v', 'a b': 2}", "opts == {'k': str[1], str[3]: 2}"),
+        ("user == 'no end\nnext 'a'", "user == str[6]\nnext str[1]"),
+        ("user == 'no end\\", "user == str[6]"),
+    ],
+)
+def test_a_text_is_shown_by_type_and_length(guard: str, shown: str):
+    """What a request says is compared in a guard of torch, and nobody's business."""
+    assert hide_texts(guard) == shown
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "L['self']._modules['encoder']._modules['0'].scale == 2.0",
+        "tensor 'x' size mismatch at index 0. expected 2, actual 3",
+        "tensor 'batch['input_ids']' dtype mismatch. expected Float, actual Half",
+        "___check_type_id(tags, 14018), type=<class 'app.Tags'>",
+        '  File "/srv/app/model.py", line 11, in forward',
+        "stance is 'fail_on_recompile'. filename: '/srv/m.py', function name: 'f', line number: 1",
+        "# doesn't change",
+    ],
+)
+def test_what_names_code_stays(guard: str):
+    """A reason without the attribute, the file or the tensor would be of no use."""
+    assert hide_texts(guard) == guard
+
+
+def test_a_tensor_under_a_key_of_a_request():
+    """The key of a mapping is a text, unless it reads as a name."""
+    assert hide_texts("tensor 'b['a@b']' size mismatch") == "tensor 'b[str[3]]' size mismatch"
+
+
 # --- time ----------------------------------------------------------------------------------
 
 LONG = 1 << 18
@@ -299,6 +348,7 @@ PIECES = (
     *("token:'", "'token', ", "token\\", "authorization:", "authorization: ", "authorization"),
     *("-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "A", "AKIA", "hf_", "SharedKey a", "key", "k_"),
     *("secret_", "Signature=", "Credential=a, ", "\\", '"', "'", "<Token>", "x@y:"),
+    *("b'", "\\'", "tensor 'a", "tensor 'a['", "tensor 'a.", "type of 'a[0]", 'File "', "'a': "),
 )
 
 
@@ -308,3 +358,4 @@ def test_no_long_text_takes_longer_than_its_length():
     # One that took the square of its length would need minutes for each of these.
     for piece in PIECES:
         redact(piece * (LONG // len(piece)))
+        hide_texts(piece * (LONG // len(piece)))

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -292,6 +293,281 @@ def test_the_threads_of_the_proof_are_recorded():
         progress = run(replay([shape(2)], call))
 
     assert progress.threads == {native_id}
+
+
+# --- compiled calls of an input ------------------------------------------------------------
+
+
+class Guarded:
+    """A handler whose guard clause answers inputs of one element, without the model."""
+
+    def __init__(self) -> None:
+        self.model = compiled(double)
+
+    async def __call__(self, item: Input) -> None:
+        if item.args[0].numel() > 1:
+            self.model(*item.args)
+
+
+def test_an_input_that_never_reaches_the_model_is_not_proven():
+    """A guard clause is quiet and raises nothing: there is no call that could prove it warm."""
+    progress = run(replay([shape(2), shape(1)], Guarded()))
+
+    assert progress.proven == {"size 2"}
+    assert progress.unproven.keys() == {"size 1"}
+    assert "makes no compiled call" in progress.unproven["size 1"]
+    assert progress.passes == 3
+
+
+@pytest.mark.parametrize("has_compiled", [True, False])
+def test_without_any_compiled_call_the_app_decides(has_compiled: bool):
+    """An app with something compiled has a false input; one without has nothing to prove."""
+    progress = run(replay([shape(1)], Guarded(), has_compiled=lambda: has_compiled))
+
+    assert (progress.proven == {"size 1"}) is not has_compiled
+    assert progress.has_compiled is has_compiled
+
+
+def test_a_remembered_answer_is_not_proven():
+    """The model is called by the first replay alone: the proof has seen no call, and says why."""
+    model = compiled(double)
+    answers: dict[str, torch.Tensor] = {}
+
+    async def call(item: Input) -> None:
+        if item.name == "other" or item.name not in answers:
+            answers[item.name] = model(*item.args)
+
+    other = Input(target="embed", name="other", args=(torch.ones(3),))
+    progress = run(replay([shape(2), other], call))
+
+    assert progress.proven == {"other"}
+    assert "its handler remembers the answer" in progress.unproven["size 2"]
+
+
+def test_a_call_of_another_thread_is_no_call_of_the_input():
+    """A thread of the user's that calls the model all the time proves nothing of a guard clause."""
+    guarded, background = Guarded(), compiled(double)
+    background(torch.ones(2))
+    stop = threading.Event()
+
+    def call_on() -> None:
+        while not stop.is_set():
+            background(torch.ones(2))
+
+    thread = threading.Thread(target=call_on)
+    thread.start()
+    try:
+        progress = run(replay([shape(2), shape(1)], guarded))
+    finally:
+        stop.set()
+        thread.join()
+
+    assert progress.proven == {"size 2"}
+    assert "makes no compiled call" in progress.unproven["size 1"]
+
+
+def test_a_call_of_another_thread_is_no_answer_that_a_handler_remembers():
+    """It was made once, beside a replay that a guard clause answers."""
+    guarded, background = Guarded(), compiled(double)
+    background(torch.ones(2))
+    replays = 0
+
+    async def call(item: Input) -> None:
+        nonlocal replays
+        replays += 1
+        if replays == 2:
+            thread = threading.Thread(target=background, args=(torch.ones(2),))
+            thread.start()
+            thread.join()
+        await guarded(item)
+
+    progress = run(replay([shape(2), shape(1)], call))
+
+    assert progress.proven == {"size 2"}
+    assert "its handler answers without the model" in progress.unproven["size 1"]
+
+
+def test_a_compile_of_another_thread_beside_the_proof_is_made_and_is_no_proof():
+    """It is not the input's, so it is not refused; the proof is tried again when it is over."""
+    guarded, background = Guarded(), compiled(double)
+    replays = 0
+    raised: list[BaseException] = []
+
+    async def call(item: Input) -> None:
+        nonlocal replays
+        replays += 1
+        if replays == 5:  # in the proof, while the input without a call is replayed
+            thread = threading.Thread(target=compile_once)
+            thread.start()
+            thread.join()
+        await guarded(item)
+
+    def compile_once() -> None:
+        try:
+            background(torch.ones(2))
+        except RuntimeError as error:
+            raised.append(error)
+
+    progress = run(replay([shape(2), shape(1)], call))
+
+    assert raised == []
+    assert progress.proven == {"size 2"}
+    assert "makes no compiled call" in progress.unproven["size 1"]
+
+
+def test_calls_in_a_thread_pool_are_those_of_the_input():
+    """A pool carries no context; its calls stop when nothing is replayed, and come again."""
+    guarded = Guarded()
+
+    with ThreadPoolExecutor(2) as threads:
+
+        async def call(item: Input) -> None:
+            if item.args[0].numel() > 1:
+                await asyncio.get_running_loop().run_in_executor(threads, guarded.model, *item.args)
+
+        progress = run(replay([shape(3), shape(2), shape(1)], call))
+
+    assert progress.proven == {"size 3", "size 2"}
+    assert "makes no compiled call" in progress.unproven["size 1"]
+
+
+def test_calls_in_a_thread_pool_cost_no_pass_beyond_the_proof():
+    """What the last pass and the proof saw is enough: a start is not one pass longer for it."""
+    model, calls = compiled(double), 0
+
+    with ThreadPoolExecutor(1) as threads:
+
+        async def call(item: Input) -> None:
+            nonlocal calls
+            calls += 1
+            await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
+
+        progress = run(replay([shape(2)], call))
+
+    assert progress.proven == {"size 2"}
+    assert calls == progress.passes
+
+
+def test_calls_of_a_task_that_a_first_replay_began_cost_no_pass_beyond_the_proof():
+    """As that of `@serve.batch`, in a warm start: one pass, and the proof."""
+    model, calls = compiled(double), 0
+    model(torch.ones(2))
+
+    async def replayed() -> Progress:
+        work: asyncio.Queue[Any] = asyncio.Queue()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def work_on() -> None:
+            while True:
+                x, answer = await work.get()
+                answer.set_result(model(x))
+
+        async def call(item: Input) -> None:
+            nonlocal calls
+            calls += 1
+            if not tasks:
+                tasks.append(asyncio.create_task(work_on()))
+            answer = asyncio.get_running_loop().create_future()
+            work.put_nowait((item.args[0], answer))
+            await answer
+
+        warmup = replay([shape(2)], call)
+        await warmup.until_quiet()
+        await warmup.prove()
+        tasks[0].cancel()
+        return warmup.progress
+
+    progress = asyncio.run(replayed())
+
+    assert progress.proven == {"size 2"}
+    assert (calls, progress.passes) == (2, 2)
+
+
+def test_calls_of_a_thread_that_reads_a_queue_are_those_of_the_input():
+    """An engine that was started in `__init__` works for whoever waits for it."""
+    model = compiled(double)
+    work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def engine() -> None:
+        for x, answer in iter(work.get, None):
+            answer.set_result(model(x))
+
+    async def call(item: Input) -> None:
+        answer: Future[torch.Tensor] = Future()
+        work.put((item.args[0], answer))
+        await asyncio.wrap_future(answer)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    try:
+        progress = run(replay([shape(2)], call))
+    finally:
+        work.put(None)
+        thread.join()
+
+    assert progress.proven == {"size 2"}
+    assert progress.threads == {thread.native_id}
+
+
+def test_a_pool_that_still_compiles_is_not_proven():
+    """Its compiles are not refused, since they may be another's: they are counted."""
+    model = compiled(double, recompile_limit=64)
+    size = 1
+
+    with ThreadPoolExecutor(1) as threads:
+
+        async def call(item: Input) -> None:
+            nonlocal size
+            if stance() != "default":
+                size += 1
+            await asyncio.get_running_loop().run_in_executor(threads, model, torch.ones(size))
+
+        progress = run(replay([shape(1)], call))
+
+    assert progress.proven == set()
+    assert progress.unproven["size 1"].startswith("not quiet: 1 compiles; double (compiled.py:")
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
+    """Tasks, `to_thread` and whatever copies the context need no second look: three passes."""
+    model = compiled(double)
+    replays = 0
+
+    async def once(item: Input) -> None:
+        await asyncio.create_task(asyncio.to_thread(model, *item.args))
+
+    async def call(item: Input) -> None:
+        nonlocal replays
+        replays += 1
+        # One at a time: concurrent first calls race in Dynamo's lookup.
+        lock = asyncio.Lock()
+
+        async def one() -> None:
+            async with lock:
+                await once(item)
+
+        await asyncio.gather(*(one() for _ in range(concurrency)))
+
+    progress = run(replay([shape(2)], call))
+
+    assert progress.proven == {"size 2"}
+    assert (replays, progress.passes) == (3, 3)
+
+
+def test_a_call_on_another_rank_is_a_call_of_the_input():
+    """Ranks compute one app together: one of them may have nothing compiled to call."""
+
+    class Peer(Echo):
+        async def agree(self, what: str, mine: Any, *, timeout_s: float) -> list[Any]:
+            both = await super().agree(what, mine, timeout_s=timeout_s)
+            if what == "compiled calls":
+                both[1] = {"own": ["size 1"], "beside": [], "has compiled": True}
+            return both
+
+    progress = run(replay([shape(2), shape(1)], Guarded(), ranks=Peer()))
+
+    assert progress.proven == {"size 2", "size 1"}
 
 
 # --- memory --------------------------------------------------------------------------------
@@ -585,4 +861,6 @@ def test_ranks_come_to_the_same_points():
 
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
 
-    assert ranks.asked == ["pass 1", "pass 2", "inputs to replay again", "the proof"]
+    assert ranks.asked == [
+        *("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
+    ]

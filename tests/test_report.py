@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 
 from reports import FULL
-from serve_warm.report import SCHEMA, Counts, Coverage, InputResult, Report, Stage, Verdict
+from serve_warm.report import (
+    SCHEMA,
+    ArtifactUse,
+    CompileEvent,
+    Counts,
+    Coverage,
+    EntryUse,
+    InputResult,
+    Parity,
+    Report,
+    Stage,
+    Verdict,
+)
 
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
 
@@ -93,6 +105,31 @@ def test_the_text_says_what_graphs_hold():
     ]
 
 
+def test_no_text_of_a_report_is_without_end():
+    """What user code raises may be of megabytes, and goes to logs and files."""
+    endless = "x" * 1_500_000
+    event = dict.fromkeys(("kind", "function", "signature", "reason"), endless)
+    report = Report(
+        degraded=(endless, "late: by 3 s"),
+        warnings=(endless,),
+        error=endless,
+        inputs=(
+            InputResult(
+                name=endless, proven=False, first_s=0.0, steady_s=0.0, compiles=0, note=endless
+            ),
+        ),
+        events=(CompileEvent(**event, seconds=0.0, thread=1, at_unix=0.0),),
+        entries=(EntryUse(callable=endless, call=endless, level=1, reason=endless),),
+        parity=Parity(failures=(endless,)),
+        artifact=ArtifactUse(store=endless, reason=endless, trace=(endless, endless)),
+    )
+
+    assert len(report.text()) < 100_000
+    assert len(str(report.to_json())) < 100_000
+    assert report.degraded[1] == "late: by 3 s"
+    assert len(str(report.events[0])) < 3_100
+
+
 def test_the_text_of_a_clean_start_has_no_complaints():
     """Nothing is said about what is as it should be."""
     clean = Report(
@@ -141,7 +178,7 @@ def test_stages_are_in_the_order_of_the_flow():
     """Observers compare stages by their place."""
     assert [stage.value for stage in Stage] == [
         *("PENDING", "WAITING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"),
-        *("READY", "FAILED"),
+        *("PARITY", "READY", "FAILED"),
     ]
 
 

@@ -280,6 +280,24 @@ CASES = [
         },
     ),
     Case(
+        id="wrong-entries",
+        says="A withdrawn entry is told for as long as its replica lives, also before READY.",
+        replicas=(
+            Replica(name="a", born=2, took_s=60.0, wrong=(2,), dead=40),
+            Replica(name="b", deployment="Traffic", wrong=(20, 25), dead=40),
+            Replica(name="c", deployment="Right"),
+        ),
+        minutes=50,
+        expected={
+            "ServeWarmParityFailed": {
+                1: NOBODY,
+                4: RANKER,
+                26: {"shop/Ranker": 1.0, "shop/Traffic": 1.0},
+                45: NOBODY,
+            }
+        },
+    ),
+    Case(
         id="near-the-deadline",
         says="A start that is past 0.8 of its deadline is told until it is ready, or its pod gone.",
         replicas=(
@@ -744,6 +762,15 @@ TEXTS = {
         (
             "1 starts of the last hour, or of now, found an artifact and did not load it. "
             "untrusted, bad_signature and digest_mismatch can be an attack."
+        ),
+    ),
+    "ServeWarmParityFailed": (
+        "wrong-entries",
+        4,
+        "shop#Ranker withdrew entries that are not what eager computes",
+        (
+            "1 entries of living replicas gave other numbers than the model itself, and run no "
+            "more. Replicas that have not checked them yet may answer with them."
         ),
     ),
     "ServeWarmStartNearDeadline": (

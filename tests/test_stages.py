@@ -977,6 +977,151 @@ def test_cuda_graphs_on_threads_that_end_are_refused():
     assert report.stage is Stage.FAILED
 
 
+class Blocking(StandIn):
+    """Blocks the event loop with its first replay, until it is told or for long enough."""
+
+    def __init__(self, *, seconds: float = 60.0) -> None:
+        super().__init__(2)
+        self.seconds = seconds
+        self.go_on = threading.Event()
+        self.threads: set[str] = set()
+
+    async def call(self, item: Input) -> None:
+        await super().call(item)
+        self.threads |= {thread.name for thread in threading.enumerate()}
+        if len(self.calls) == 1:
+            self.go_on.wait(self.seconds)
+
+
+def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+):
+    """In Serve, under `fail`: the report says FAILED and what blocks before the process ends."""
+    compiler.import_compiler()  # seconds, which are not to be part of the deadline
+    replica = Blocking()
+    told: list[Report] = []
+    ended: list[Report] = []
+
+    def end_process() -> None:
+        ended.append(start.report())
+        replica.go_on.set()  # where a process really ends, nothing comes back
+
+    start = Warmup(replica, WarmupConfig(deadline_s=3), end_process=end_process)
+    start.observe([told.append])
+    with pytest.raises(WarmupTimeout):
+        asyncio.run(start.run())
+
+    [report] = ended
+    assert report.stage is Stage.FAILED
+    assert "no end of input 'size 2' within" in report.error
+    assert "the event loop is blocked in wait (threading.py:" in report.error
+    assert "on_model_thread" in report.error
+    assert told[-1].stage is Stage.FAILED
+    assert "warm-up failed: no end of input" in caplog.text
+
+
+@pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
+def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
+    """Under `serve`: whoever looks sees it within the block; nothing ends, and it serves late."""
+    compiler.import_compiler()
+    replica = Blocking()
+    seen: list[Report] = []
+
+    def look(report: Report) -> None:
+        if report.verdict is Verdict.LATE and not replica.go_on.is_set():
+            seen.append(report)
+            replica.go_on.set()
+
+    def end_process() -> None:
+        raise AssertionError
+
+    settings = {limit: 3, "on_deadline": "serve"}
+    start = Warmup(replica, WarmupConfig(**settings), end_process=end_process)
+    start.observe([look])
+    asyncio.run(start.run())
+
+    report = start.report()
+    assert [(each.stage, each.verdict) for each in seen] == [(Stage.REPLAYING, Verdict.LATE)]
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
+    [degraded] = report.degraded
+    assert degraded.startswith("late: no end of input 'size 2' within")
+    assert replica.calls == ["size 2"]
+
+
+@pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
+def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
+    """No test process of a user ends: the error comes when the loop goes on."""
+    compiler.import_compiler()
+    replica = Blocking(seconds=3.5)
+
+    error, report, _ = failed(WarmupTimeout, replica, **{limit: 3})
+
+    assert "no end of input 'size 2'" in error.message
+    assert report.stage is Stage.FAILED
+    assert "serve_warm-watchdog" not in replica.threads
+
+
+def test_inputs_that_block_the_loop_past_the_deadline_are_late():
+    """A `warmup_inputs()` that returns too late has been too late."""
+    compiler.import_compiler()
+    replica = StandIn()
+
+    async def declare() -> Any:
+        time.sleep(1.2)  # noqa: ASYNC251 - as user code does
+        return replica.declared
+
+    replica.warmup_inputs = declare
+
+    error, _, _ = failed(WarmupTimeout, replica, deadline_s=1)
+
+    assert error.message == "warmup_inputs() did not return within 1 s"
+    assert replica.calls == []
+
+
+class Guarded(StandIn):
+    """Answers inputs of one element by itself, and all others with its model."""
+
+    async def call(self, item: Input) -> None:
+        if item.args[0].numel() > 1:
+            await super().call(item)
+
+
+def test_an_input_that_calls_nothing_compiled_degrades_a_replica():
+    """By default it serves; who looks sees which input it is, and why it proves nothing."""
+    report = warm_up(Guarded(1, 2)).report()
+
+    assert report.stage is Stage.READY
+    assert (report.covered.proven, report.covered.expected) == (1, 2)
+    [degraded] = report.degraded
+    assert "uncovered: 1 of 2 inputs are not proven warm; 'size 1' makes no compiled" in degraded
+    assert report.warnings == ()
+
+
+def test_an_input_that_calls_nothing_compiled_can_fail_the_start():
+    """`on_uncovered: fail`, where no input at all reaches the model that is there."""
+    error, report, _ = failed(NotProven, Guarded(1), on_uncovered="fail")
+
+    assert "1 of 1 inputs are not proven warm; 'size 1' makes no compiled call" in error.message
+    assert report.stage is Stage.FAILED
+
+
+@pytest.mark.parametrize(
+    ("others", "said"), [((), "declare inputs that reach it"), (("Encoder",), "(Encoder) warms up")]
+)
+def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str):
+    """It is no error, and its inputs count as ever: a router has nothing to prove."""
+    replica = StandIn()
+    replica.owner.model = double
+    replica.waits_for = lambda: others
+
+    report = warm_up(replica, on_uncovered="fail").report()
+
+    assert (report.covered.proven, report.degraded) == (2, ())
+    [warning] = report.warnings
+    assert warning.startswith("nothing compiled was found in this process")
+    assert said in warning
+
+
 class Small(StandIn):
     """Has no memory for its largest input, ever."""
 
@@ -1237,6 +1382,21 @@ def test_a_credential_in_the_address_is_nowhere_in_the_report():
     for text in (str(error), report.text(), str(report.to_json())):
         assert "wJalr" not in text
         assert "AKIA" not in text
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, InputError])
+def test_what_user_code_raises_is_cut(kind: type[Exception], caplog: pytest.LogCaptureFixture):
+    """A message of megabytes is its beginning in the report, the state file and the log."""
+    replica = StandIn()
+    hint = {"hint": "correct it"} if kind is InputError else {}
+    replica.declared = kind("it broke " + "x" * 1_500_000, **hint)
+
+    _, report, _ = failed(kind, replica)
+
+    assert "it broke" in report.error
+    assert len(report.error) < 1100
+    assert report.error.endswith("hint: correct it" if hint else "...")
+    assert len(caplog.text) < 20_000
 
 
 def test_what_user_code_raises_is_redacted():

@@ -47,7 +47,8 @@ SINKS = {"node server": "serve_warm", "Ray's export": "ray_serve_warm"}
 STAGES = (
     *(("pending", "super-light-blue"), ("waiting", "light-purple"), ("pulling", "light-blue")),
     *(("verifying", "blue"), ("loading", "semi-dark-blue"), ("replaying", "yellow")),
-    *(("proving", "light-green"), ("ready", "green"), ("failed", "red")),
+    *(("proving", "light-green"), ("parity", "super-light-green"), ("ready", "green")),
+    ("failed", "red"),
 )
 """Stages in their order, with a colour."""
 
@@ -402,6 +403,23 @@ TRAFFIC = Row(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('stage', 'stage', IN_START)})",
                     legend="{{deployment}} starting replicas",
+                ),
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Entries against eager",
+            description="Checks of entries by result, and entries that were withdrawn, which "
+            "should stay 0. Totals.",
+            unit="short",
+            queries=(
+                Query(
+                    expr=f"sum by (result) ({each('parity_checks_total', 'result')})",
+                    legend="{{result}}",
+                ),
+                Query(
+                    expr=f"sum by ({DEPLOYMENT}) ({each('parity_failures_total')})",
+                    legend="{{application}} {{deployment}} withdrawn",
                 ),
             ),
         ),

@@ -253,6 +253,20 @@ count by ({WHO}, reason) (
         "untrusted, bad_signature and digest_mismatch can be an attack.",
     ),
     alert(
+        "ServeWarmParityFailed",
+        "critical",
+        # Not by increase(): one that failed before READY has no earlier value.
+        f"""
+sum by ({WHO}) (
+  {each("parity_failures_total")}
+  and on ({EACH}) {STAGE}
+) > 0
+""",
+        f"{OF} withdrew entries that are not what eager computes",
+        "{{ $value }} entries of living replicas gave other numbers than the model itself, and run "
+        "no more. Replicas that have not checked them yet may answer with them.",
+    ),
+    alert(
         "ServeWarmStartNearDeadline",
         "warning",
         f"""

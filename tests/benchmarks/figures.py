@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import statistics
@@ -561,6 +562,77 @@ def requests_on_a_gpu() -> str:
     return "\n".join(lines)
 
 
+def warm_calls() -> str:
+    """Return the tables of warm calls, by model and by what changes before each of them."""
+    found, changes = load("call"), load("changes")
+    versions = found["versions"]
+    lines = [
+        (
+            f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} rounds of "
+            f"{found['calls_per_round']} calls in turns, 1 thread, torch {versions['torch']}, "
+            f"Python {versions['python']}; the limit of the ratio is {found['limit']}."
+        ),
+        "",
+        (
+            "| model | kernels | torch.compile µs | serve_warm µs | ratio | quartiles "
+            "| watch µs | facts | dicts |"
+        ),
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["models"]:
+        low, _, high = row["quartiles"]
+        lines.append(
+            f"| {row['name']} | {row['kernels']} | {row['us']['torch_compile']:.0f} "
+            f"| {row['us']['serve_warm']:.0f} | {row['ratio']:.2f} | {low:.2f}, {high:.2f} "
+            f"| {row['watch_us']:.1f} | {row['facts']} | {row['dicts']} |"
+        )
+    lines += [
+        "",
+        (
+            f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
+            f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls; the "
+            "time includes the change. Calls of level 1 go to torch.compile."
+        ),
+        "",
+        (
+            "| before each call | level | torch.compile µs | serve_warm µs | ratio | limit "
+            "| compiles |"
+        ),
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['name']} | {row['level']} | {row['us']['torch_compile']:.0f} "
+        f"| {row['us']['serve_warm']:.0f} | {row['ratio']:.2f} | {row['limit']} "
+        f"| {row['compiles']} |"
+        for row in changes["rows"]
+    ]
+    return "\n".join(lines)
+
+
+def soundness() -> str:
+    """Return what became of calls after something changed, by torch and system."""
+    found = load("soundness")
+    values = ("right", "level1", "refused", "raises", "wrong")
+    lines = [
+        (
+            f"`make soundness`, {len(found['rows'])} rows on {found['machine']['cpu']}, "
+            f"Python {found['versions']['python']}. At torch 2.11 and 2.15 the rows of guards."
+        ),
+        "",
+        f"| torch | | {' | '.join(values)} |",
+        f"|---|---|{'---:|' * len(values)}",
+    ]
+    for torch in sorted({row["torch"].partition("+")[0] for row in found["rows"]}):
+        rows = [row for row in found["rows"] if row["torch"].partition("+")[0] == torch]
+        for key, name in (("level2", "level 2"), ("level3", "level 3"), ("stock", "torch.compile")):
+            counts = [sum(row[key] == value for row in rows) for value in values]
+            lines.append(f"| {torch} | {name} | {' | '.join(map(str, counts))} |")
+    ready = collections.Counter(shape["ready"] for shape in found["false_ready"])
+    said = ", ".join(f"{count} `{name}`" for name, count in sorted(ready.items()))
+    lines += ["", f"{len(found['false_ready'])} shapes of applications: {said}."]
+    return "\n".join(lines)
+
+
 def at_once_on_gpus() -> str:
     """Return how replicas that start at the same moment compare with one that starts alone."""
     found = load("replicas_gpu")
@@ -583,10 +655,12 @@ SECTIONS = {
     "figures": (README, figures),
     "comparison line": (README, comparison_line),
     "comparison": (BENCHMARKS, comparison),
+    "warm calls": (BENCHMARKS, warm_calls),
     "starts on a GPU": (GPU, on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "loading": (LEVELS, loading),
+    "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),
     "probe cost": (REFERENCE, probe_cost),
     "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),

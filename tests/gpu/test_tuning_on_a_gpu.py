@@ -54,6 +54,21 @@ def test_a_start_tunes_and_builds_nothing(tmp_path: Path, arguments: Any, level:
 
 
 @pytest.mark.parametrize("level", [1, 2])
+def test_a_vision_transformer_starts_without_a_tuning(tmp_path: Path, level: int):
+    """Its reductions get configurations once they are built, and one of these may be the best."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    cold = ask(there, "build", {"mode": "reduce-overhead"}, level=level, vision=True)
+    there.rename(here)
+
+    warm = ask(here, "start", {"mode": "reduce-overhead"}, level=level, vision=True)
+
+    assert cold["counts"]["tunings"] > 0, cold["events"]
+    assert warm["counts"]["tunings"] == 0, warm["events"]
+    assert warm["counts"]["kernels"] == 0
+    assert warm["quiet"][-1]
+
+
+@pytest.mark.parametrize("level", [1, 2])
 def test_kernels_of_an_artifact_need_no_launcher_of_their_own(tmp_path: Path, level: int):
     """Torch launches them by itself, and loads them with their graph, as it was built."""
     ask(tmp_path, "build", {}, level=level)

@@ -13,7 +13,10 @@ import asyncio
 import functools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import witness
-from serve_warm import Input, WarmupMixin, warmup
+from serve_warm import Input, WarmupMixin, node, warmup
 
 deployment = functools.partial(
     serve.deployment,
@@ -107,6 +110,7 @@ class SlowToWarm(Embedder.func_or_class):
 
     async def pause(self) -> None:
         await asyncio.sleep(self.pause_s)
+        self.model(torch.ones(1))
 
 
 slow_to_warm = SlowToWarm.bind(1.0)
@@ -145,6 +149,55 @@ class Stuck(Embedder.func_or_class):
 
     async def never(self) -> None:
         await asyncio.Event().wait()
+
+
+@deployment()
+class Blocking(Embedder.func_or_class):
+    """Blocks its event loop with the first replay, and notes when in a file."""
+
+    def __init__(self, seconds: float, began: str) -> None:
+        super().__init__((2,))
+        self.seconds = seconds
+        self.began = Path(began)
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        answer = await super().__call__(request)
+        if self.seconds:
+            self.began.write_text(str(node.boot_s()))
+            seconds, self.seconds = self.seconds, 0.0
+            time.sleep(seconds)  # noqa: ASYNC251 - as a handler that blocks does
+        return answer
+
+
+@deployment()
+class Guarded(Embedder.func_or_class):
+    """Answers a single value by itself, without the model."""
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        values = (await request.json())["values"]
+        if len(values) == 1:
+            return {"values": [values[0] * 3]}
+        return await super().__call__(request)
+
+
+@deployment()
+class Pooled(Embedder.func_or_class):
+    """Calls the model in a thread pool, and beside it another one all the time."""
+
+    def __init__(self) -> None:
+        super().__init__((2,))
+        self.pool = ThreadPoolExecutor(2)
+        threading.Thread(target=self.call_on, args=(compiled(),), daemon=True).start()
+
+    def call_on(self, other: Any) -> None:
+        while True:
+            other(torch.ones(9))
+            time.sleep(0.02)
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        values = torch.tensor((await request.json())["values"])
+        answer = await asyncio.get_running_loop().run_in_executor(self.pool, self.model, values)
+        return {"values": answer.tolist()}
 
 
 @deployment()
@@ -209,6 +262,7 @@ class Handlers(WarmupMixin, Noting):
 
     async def chunks(self, name: str) -> AsyncIterator[str]:
         for step in range(3):
+            self.model(torch.ones(4))
             yield f"{step}\n"
         self.note(ended=name)
 
@@ -316,6 +370,7 @@ class Routes(WarmupMixin, Noting):
 
         async def chunks() -> AsyncIterator[str]:
             for step in range(steps):
+                self.model(torch.ones(2))
                 yield f"{step}\n"
             self.note(ended=steps, client=client)
 

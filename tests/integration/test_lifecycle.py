@@ -284,6 +284,7 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
         "ray_serve_warm_graph_pool_bytes",
         "ray_serve_warm_gpu_reserved_bytes",
         "ray_serve_warm_gpu_reserved_peak_bytes",
+        "ray_serve_warm_parity_worst_error",
     }
     versions = report["versions"]
     assert list(found["ray_serve_warm_build_info"]) == [

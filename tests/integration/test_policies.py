@@ -80,6 +80,11 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "deadline, serve": shapes.Stuck.options(
                 user_config={"warmup": {**stuck, "on_deadline": "serve"}}
             ).bind(),
+            "guarded, serve": shapes.Guarded.bind(),
+            "guarded, fail": shapes.Guarded.options(
+                user_config={"warmup": {"on_uncovered": "fail"}}
+            ).bind(),
+            "pooled": shapes.Pooled.bind(),
             "little memory": shapes.LittleMemory.bind((1, 2, 3)),
         }
     )
@@ -169,6 +174,37 @@ def test_uncovered_inputs_can_fail_the_start(apps):
     assert "on_uncovered: serve" in message
 
 
+# --- inputs that call nothing compiled --------------------------------------------------------
+
+
+def test_an_input_that_a_guard_clause_answers_is_not_proven(apps):
+    """It serves by default, and says that the replica is not as warm as was declared."""
+    report = apps["guarded, serve"].ready().report()
+
+    (unproven,) = [i for i in report["inputs"] if not i["proven"]]
+    (degraded,) = report["degraded"]
+    assert unproven["name"] == "length=1"
+    assert "makes no compiled call" in unproven["note"]
+    assert degraded.startswith("uncovered: 1 of 2 inputs are not proven warm; 'length=1'")
+
+
+def test_an_input_that_a_guard_clause_answers_can_fail_the_start(apps):
+    """`on_uncovered: fail`: Serve's own status names the input and what to do about it."""
+    message = apps["guarded, fail"].failed()
+
+    assert "'length=1' makes no compiled call" in message
+    assert "do not declare it" in message
+
+
+def test_a_handler_with_a_thread_pool_is_proven_beside_a_busy_thread(apps):
+    """Its calls are told from those of a thread that calls a model of its own all the time."""
+    report = apps["pooled"].ready().report()
+
+    assert report["covered"] == {"expected": 1, "proven": 1}
+    assert report["degraded"] == []
+    assert report["after_ready"]["compiles"] == 0
+
+
 # --- an input that memory does not suffice for ------------------------------------------------
 
 
@@ -244,7 +280,7 @@ def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):
 
     report = app.report()
     assert refused.status_code == 503
-    assert "would compile for [x=float32[5]]" in refused.text
+    assert "would compile" in refused.text
     assert [d.status_code for d in declared] == [200] * 3
     assert report["after_ready"]["compiles"] == 0
     assert [event["kind"] for event in report["events"]] == ["forbidden"]

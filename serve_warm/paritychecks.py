@@ -1,0 +1,536 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of loaded entries against eager, in the replica that runs them.
+
+Facts and guards catch what somebody thought of. This catches the rest: a kernel that computes
+something else, weights that need more precision than those of the build, a check that forgot a
+case. Each comparison happens inside a call, on its thread and in its state, so that nothing about
+them has to be built again. What differs is withdrawn: its calls go to torch.compile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import torch
+
+from serve_warm import calls
+from serve_warm.entries import Entry
+from serve_warm.facts import NoEntry
+from serve_warm.parity import NotComparable, copied, difference_in_service, is_same
+from serve_warm.report import Parity, ParityResult
+
+logger = logging.getLogger(__name__)
+
+ONCE = "once"
+"""Name of the field in an entry's plan: why its calls may not run twice, empty if they may. Entries
+of older builds have no such field, and count as those that may not."""
+
+FAILURES_KEPT = 20
+"""Withdrawn entries that a report names."""
+
+
+KEPT_BYTES = 64 << 20
+"""Copies of inputs that wait for the replica to be idle, in all. What does not fit is checked at
+its first call in traffic."""
+
+IDLE_S = 1.0
+"""A replica is idle when none of its entries was called for so long."""
+
+BUSY_S = 60.0
+"""After so long the next call of traffic checks what still waits for the replica to be idle."""
+
+
+class Dispatcher(Protocol):
+    """What a check needs of a callable that was handed over."""
+
+    name: str
+    callee: Any
+
+    def forget_calls(self) -> None:
+        """Find the code for each kind of call anew at its next call."""
+
+
+class Phase(Enum):
+    """Which calls are checked."""
+
+    WARMING = "warming"
+    """None: inputs are replayed until they are proven."""
+    CHECKING = "checking"
+    """The first call of an entry, for each callable that has none checked yet."""
+    SERVING = "serving"
+    """Calls of traffic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """Inputs of a call, copied to be checked later."""
+
+    dispatcher: weakref.ref[Dispatcher]
+    fn: Callable[..., Any]
+    tensors: Sequence[Any]
+    size_bytes: int
+    thread: int
+    """Native id of the thread that made the call: what torch keeps by thread is there."""
+
+
+@dataclass
+class _Check:
+    """How far one entry of one callable is checked."""
+
+    entry: Entry
+    result: ParityResult | None = None
+    """Of the last check; None before the first."""
+    calls: int = 0
+    """Calls of traffic, while these are sampled."""
+    kept: _Kept | None = None
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a second run of a call changes nothing."""
+        return self.entry.plan.get(ONCE) == ""
+
+    @property
+    def call(self) -> str:
+        """Which call it is, by shapes: other arguments are values of requests."""
+        return f"({', '.join(self.entry.signature.tensors)})"
+
+
+class _OfThread(threading.local):
+    is_eager = False
+    """Whether this thread is in the eager half of a check."""
+
+
+_of_thread = _OfThread()
+
+
+class Checks:
+    """All checks of one start, and what came of them."""
+
+    def __init__(
+        self,
+        *,
+        one_in: int,
+        withdraw: Callable[[Entry, str], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self.phase = Phase.WARMING
+        self._one_in = one_in
+        self._withdraw = withdraw
+        self._on_failure = on_failure
+        self._checks: weakref.WeakKeyDictionary[Dispatcher, dict[tuple[str, str], _Check]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._locks: weakref.WeakKeyDictionary[Dispatcher, threading.RLock] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(ParityResult, 0)
+        self._failures: list[str] = []
+        self._failed = 0
+        self._worst: float | None = None
+        self._last_call_s = time.monotonic()
+
+    # What a dispatcher asks -----------------------------------------------------------------
+
+    def around(
+        self, dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return what runs in place of an entry: itself, where no check of it is to come."""
+        check = self._check_of(dispatcher, entry)
+        return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
+
+    def _may_come(self, check: _Check) -> bool:
+        if self.phase is not Phase.SERVING or check.result is None or self._one_in:
+            return True
+        # While calls are kept, a call of any entry says that the replica is not idle.
+        return bool(self._waiting())
+
+    def _check_of(self, dispatcher: Dispatcher, entry: Entry) -> _Check:
+        key = (entry.function_key, str(entry.signature))
+        with self._lock:
+            return self._checks.setdefault(dispatcher, {}).setdefault(key, _Check(entry))
+
+    # What a start asks ----------------------------------------------------------------------
+
+    @property
+    def failed(self) -> int:
+        """How many entries were withdrawn."""
+        return self._failed
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Check calls in the block, one entry of each callable."""
+        self.phase = Phase.CHECKING
+        try:
+            yield
+        finally:
+            self.phase = Phase.WARMING
+
+    def is_done(self) -> bool:
+        """Return whether each callable that ran an entry has one that was checked."""
+        return all(map(self._has_checked, self._seen()))
+
+    def _seen(self) -> list[Dispatcher]:
+        with self._lock:
+            return list(self._checks)
+
+    def _has_checked(self, dispatcher: Dispatcher) -> bool:
+        # One that was withdrawn is none: the next one is checked in its place.
+        results = {check.result for check in self._checks_of(dispatcher)}
+        return bool(results - {None, ParityResult.DIFFERENT}) or None not in results
+
+    def _checks_of(self, dispatcher: Dispatcher) -> list[_Check]:
+        with self._lock:
+            return list(self._checks[dispatcher].values())
+
+    def serve(self) -> None:
+        """Check calls of traffic from now on, and leave what needs no check to itself."""
+        self.phase = Phase.SERVING
+        for dispatcher in self._seen():
+            for check in self._checks_of(dispatcher):
+                if check.result is None and not check.may_repeat:
+                    self._note(check, ParityResult.NOT_SAMPLED)
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
+        """Have each callable run the code of its entries without a detour, where no check comes."""
+        for dispatcher in self._seen():
+            dispatcher.forget_calls()
+
+    def report(self) -> Parity:
+        """Return what was checked until now."""
+        with self._lock:
+            checks = self._all()
+            checked = sum(c.result not in (None, ParityResult.NOT_SAMPLED) for c in checks)
+            return Parity(
+                entries=len(checks),
+                checked=checked,
+                results={result.value: count for result, count in self._counts.items()},
+                failed=self._failed,
+                failures=tuple(self._failures),
+                worst_error=self._worst,
+            )
+
+    # Calls that are kept until the replica is idle --------------------------------------------
+
+    def keep(
+        self,
+        dispatcher: Dispatcher,
+        check: _Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
+    ) -> None:
+        """Copy the inputs of a call to check its entry later, where there is room for them."""
+        if check.kept is not None or check.result is not None or not check.may_repeat:
+            return
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        with self._lock:
+            kept = sorted(
+                (each for each in self._all() if each.kept is not None), key=_size, reverse=True
+            )
+            room = KEPT_BYTES - sum(map(_size, kept))
+            # Inputs come largest first: many small calls are worth more than a large one.
+            while size > room and kept and _size(kept[0]) > size:
+                room += _size(kept[0])
+                kept.pop(0).kept = None
+            if size > room:
+                return
+        try:
+            copies = copied(tensors)
+        except RuntimeError:  # out of memory: it is checked in traffic
+            return
+        check.kept = _Kept(
+            dispatcher=weakref.ref(dispatcher),
+            fn=fn,
+            tensors=copies,
+            size_bytes=size,
+            thread=threading.get_native_id(),
+        )
+
+    def _all(self) -> list[_Check]:
+        return [check for found in self._checks.values() for check in found.values()]
+
+    def _waiting(self) -> list[_Check]:
+        with self._lock:
+            return [each for each in self._all() if each.kept is not None]
+
+    def thread_of_next(self) -> int | None:
+        """Return the native id of the thread on which the next kept call is to be checked."""
+        return next((each.kept.thread for each in self._waiting() if each.kept is not None), None)
+
+    def idle_s(self) -> float:
+        """Return for how long no entry that may be checked was called."""
+        return time.monotonic() - self._last_call_s
+
+    def called(self) -> None:
+        """Note that an entry is called."""
+        self._last_call_s = time.monotonic()
+
+    def check_kept(self) -> None:
+        """Check one call that this thread has made."""
+        here = threading.get_native_id()
+        for check in self._waiting():
+            kept = check.kept
+            if kept is not None and kept.thread == here:
+                check.kept = None
+                dispatcher = kept.dispatcher()
+                if dispatcher is not None and check.result is None:
+                    self._check_later(dispatcher, check, kept)
+                return
+
+    def _check_later(self, dispatcher: Dispatcher, check: _Check, kept: _Kept) -> None:
+        state = check.entry.state
+        with (
+            torch.inference_mode(state["inference_mode"] == "on"),
+            torch.no_grad(),
+            contextlib.suppress(NoEntry),  # it was withdrawn, and noted
+            self.lock_of(dispatcher),
+        ):
+            # Autocast, for example, is the handler's: then its next call is checked.
+            if calls.state() == state:
+                self.compare(dispatcher, check, kept.fn, kept.tensors)
+        dispatcher.forget_calls()
+
+    def drop_kept(self, thread: int | None = None) -> None:
+        """Leave kept calls, all or those of one thread, to be checked in traffic."""
+        for check in self._waiting():
+            if thread is None or (check.kept is not None and check.kept.thread == thread):
+                check.kept = None
+
+    # One check ------------------------------------------------------------------------------
+
+    def is_due(self, dispatcher: Dispatcher, check: _Check) -> bool:
+        """Return whether this call of an entry is checked before READY."""
+        if self.phase is not Phase.CHECKING or check.result is not None:
+            return False
+        return not self._has_checked(dispatcher)
+
+    def is_sampled(self, dispatcher: Dispatcher, check: _Check) -> bool:
+        """Return whether this call of traffic is checked, and count it."""
+        is_first = check.result is None and check.kept is None
+        if not is_first and not self._one_in:
+            return False
+        with self._lock:
+            check.calls += 1
+            is_turn = self._one_in > 0 and check.calls % self._one_in == 0
+        if not (is_first or is_turn):
+            return False
+        if not check.may_repeat:
+            self._note(check, ParityResult.NOT_SAMPLED)
+            if not self._may_come(check):
+                dispatcher.forget_calls()
+        return check.may_repeat
+
+    def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
+        """Return what keeps other calls of a callable away while one of them is checked."""
+        with self._lock:
+            return self._locks.setdefault(dispatcher, threading.RLock())
+
+    def compare(
+        self,
+        dispatcher: Dispatcher,
+        check: _Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
+    ) -> None:
+        """Hold what stands for an entry against eager for one call, on copies.
+
+        Raises:
+            NoEntry: it differs, and is withdrawn.
+        """
+        eager = check.entry.signature.function("eager")
+
+        def run_eager(callee: Any, *copies: Any) -> Any:
+            _of_thread.is_eager = True
+            try:
+                return eager(callee, *copies)
+            finally:
+                _of_thread.is_eager = False
+
+        try:
+            error = difference_in_service(
+                dispatcher.callee, run_eager, fn, tensors, restore=not check.may_repeat
+            )
+        except NoEntry as wrong:
+            why = f"withdrawn: {wrong}"
+            self._fail(dispatcher, check, why)
+            raise NoEntry(why) from wrong
+        except NotComparable as why:
+            self._give_up(dispatcher, check, str(why))
+        except Exception:
+            # Eager needs more memory than the entry, and runs code of the user's that nobody asked
+            # to run twice. Whatever it raises is not the request's: that is answered as without a
+            # check.
+            if check.result is not ParityResult.NOT_COMPARABLE:
+                logger.exception("a check against eager failed: %s%s", dispatcher.name, check.call)
+            self._note(check, ParityResult.NOT_COMPARABLE)
+        else:
+            self._note(check, ParityResult.SAME)
+            with self._lock:
+                self._worst = max(self._worst or 0.0, error)
+
+    def answer(
+        self,
+        dispatcher: Dispatcher,
+        check: _Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
+    ) -> Any:
+        """Return the answer of an entry to a call of traffic, once it was held against eager.
+
+        The entry runs once, as without a check: what it returns may be a part of its inputs.
+
+        Raises:
+            NoEntry: it differs, and is withdrawn. The inputs are as they were.
+        """
+        try:
+            before = copied(tensors)
+        except RuntimeError as error:  # out of memory, which the request may not need
+            self._give_up(dispatcher, check, str(error))
+            return fn(dispatcher.callee, *tensors)
+        out = fn(dispatcher.callee, *tensors)
+
+        def answered(_: Any, *copies: Any) -> Any:
+            for copy, tensor in zip(copies, tensors, strict=True):
+                if not is_same(copy, tensor):
+                    copy.copy_(tensor)  # the entry wrote into it
+            return out
+
+        try:
+            self.compare(dispatcher, check, answered, before)
+        except NoEntry:
+            for tensor, copy in zip(tensors, before, strict=True):
+                if not is_same(tensor, copy):
+                    tensor.copy_(copy)
+            raise
+        check.kept = None
+        if not self._may_come(check):
+            dispatcher.forget_calls()
+        return out
+
+    def _give_up(self, dispatcher: Dispatcher, check: _Check, why: str) -> None:
+        if check.result is not ParityResult.NOT_COMPARABLE:  # once, and not at each sample
+            logger.warning("not comparable: %s%s: %s", dispatcher.name, check.call, why)
+        self._note(check, ParityResult.NOT_COMPARABLE)
+
+    def _note(self, check: _Check, result: ParityResult) -> None:
+        with self._lock:
+            self._counts[result] += 1
+            if result is not ParityResult.NOT_SAMPLED or check.result is None:
+                check.result = result
+
+    def _fail(self, dispatcher: Dispatcher, check: _Check, why: str) -> None:
+        if check.result is ParityResult.DIFFERENT:
+            return  # by another thread, meanwhile
+        text = f"{dispatcher.name}{check.call}: {why.partition(': ')[2]}"
+        self._note(check, ParityResult.DIFFERENT)
+        with self._lock:
+            self._failed += 1
+            if len(self._failures) < FAILURES_KEPT:
+                self._failures.append(text)
+        self._withdraw(check.entry, why)
+        logger.error("withdrew an entry that is not what eager computes: %s", text)
+        self._on_failure(text)
+
+
+class _Checked:
+    """Code of an entry, which is held against eager when that is due."""
+
+    def __init__(
+        self, checks: Checks, dispatcher: Dispatcher, check: _Check, fn: Callable[..., Any]
+    ) -> None:
+        self.__globals__ = getattr(fn, "__globals__", {})
+        """As of the function: whoever handles its errors looks for the graph there."""
+        self._checks = checks
+        self._dispatcher = dispatcher
+        self._check = check
+        self._fn = fn
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the entry; `NoEntry` is raised where it is withdrawn by this call."""
+        checks, check = self._checks, self._check
+        if _of_thread.is_eager:
+            # A callable inside another one that is being checked: eager is eager all through.
+            return check.entry.signature.function("eager")(callee, *tensors)
+        if checks.phase is Phase.SERVING:
+            checks.called()
+            if checks.is_sampled(self._dispatcher, check):
+                return checks.answer(self._dispatcher, check, self._fn, tensors)
+            return self._fn(callee, *tensors)
+        with checks.lock_of(self._dispatcher):
+            if checks.is_due(self._dispatcher, check):
+                checks.compare(self._dispatcher, check, self._fn, tensors)
+            elif checks.phase is Phase.WARMING:
+                checks.keep(self._dispatcher, check, self._fn, tensors)
+            return self._fn(callee, *tensors)
+
+
+class IdleChecks:
+    """Checks kept calls one at a time, on the threads that made them, while a replica is idle."""
+
+    def __init__(
+        self,
+        checks: Checks,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        model_thread: Callable[[], tuple[Executor | None, int]],
+        idle_s: float = IDLE_S,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self._checks = checks
+        self._loop = loop
+        self._model_thread = model_thread
+        self._idle_s = idle_s
+        self._until_s = time.monotonic() + busy_s
+
+    def begin(self) -> None:
+        """Look in a while, on the event loop, and again until nothing is kept."""
+        self._loop.call_later(self._idle_s, self._look)
+
+    def _look(self) -> None:
+        thread = self._checks.thread_of_next()
+        if thread is None:
+            self._checks.forget_calls()
+            return
+        if time.monotonic() > self._until_s:
+            self._checks.drop_kept()
+        elif self._checks.idle_s() >= self._idle_s:
+            executor, its_thread = self._model_thread()
+            if thread == threading.get_native_id():
+                self._checks.check_kept()
+            elif executor is not None and thread == its_thread:
+                executor.submit(self._checks.check_kept).add_done_callback(self._go_on)
+                return
+            else:
+                # A thread of a sync handler, which ends with its request.
+                self._checks.drop_kept(thread)
+        self.begin()
+
+    def _go_on(self, _: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            self._loop.call_soon_threadsafe(self.begin)
+
+
+def _size(check: _Check) -> int:
+    return check.kept.size_bytes if check.kept is not None else 0
+
+
+current: Checks | None = None
+"""Those of the start of this process; None without one, and where there are no entries."""
+
+
+def around(dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a dispatcher runs for an entry."""
+    return fn if current is None else current.around(dispatcher, entry, fn)

@@ -1,0 +1,271 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of calls in a process where something changes before each of them.
+
+    python tests/benchmarks/bench_changes.py [--rounds 5] [--calls 300]
+
+`.eval()` or `.to()` before each call, another shape, text or number at each call, two adapters in
+turn, hooks and modules that other code makes. The model is 24 linear layers of width 4, so that
+what is measured is how the call gets to the kernels. Each scenario is measured for torch.compile
+and for serve_warm.compile, in turns in one process, in CPU time of the thread. The time includes
+the change itself. The JSON on stdout has microseconds per call. The exit status is 1 if a call of
+serve_warm compiles, or if a ratio is above the limit of its scenario.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from torch import nn
+
+import serve_warm
+from serve_warm import compiler, precompile
+
+LAYERS, WIDTH = 24, 4
+SHAPES = 300
+
+LIMIT = 1.15
+"""A call may cost so many times one of torch.compile; at level 1 it is one of torch.compile."""
+
+LOOK_LIMIT = 6.0
+"""The same where each change makes facts be looked at again, which is done in Python."""
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.adapter = nn.Linear(WIDTH, WIDTH)
+        self.active = "first"
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) if self.active == "first" else self.adapter(x)
+
+
+class Model(nn.Module):
+    """Layers with two adapters; for each call there may be a text and a number."""
+
+    def __init__(self, layers: int = LAYERS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+
+    def forward(self, x: Any, text: str = "", number: float = 0.5) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def set_adapter(self, name: str) -> None:
+        for layer in self.layers:
+            layer.active = name
+
+
+def function(x: Any) -> Any:
+    """Have two matrix products, and no module."""
+    return x @ x.T @ x
+
+
+def rows(number: int) -> torch.Tensor:
+    return torch.ones(number, WIDTH)
+
+
+Step = Callable[[Any, int], Any]
+"""Changes something and calls the compiled callable; takes that and the number of the call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What happens before each call."""
+
+    name: str
+    step: Step
+    declared: Callable[[Any], Any] = lambda compiled: compiled(rows(3))
+    """Makes the calls that entries are made for."""
+    make: Callable[[], Any] = lambda: Model().eval()
+    arguments: dict[str, Any] = field(default_factory=lambda: {"dynamic": False})
+    level: int = 2
+    limit: float = LIMIT
+
+
+def _eval(compiled: Any, _: int) -> Any:
+    compiled.eval()
+    return compiled(rows(3))
+
+
+def _to(compiled: Any, _: int) -> Any:
+    compiled.to("cpu")
+    return compiled(rows(3))
+
+
+def _freeze(compiled: Any, number: int) -> Any:
+    if number == 0:
+        compiled.requires_grad_(requires_grad=False)
+    return compiled(rows(3))
+
+
+ADAPTERS = ("first", "second")
+
+
+def _switch(compiled: Any, number: int) -> Any:
+    compiled.set_adapter(ADAPTERS[number % 2])
+    return compiled(rows(3))
+
+
+def _each_adapter(compiled: Any) -> None:
+    # Twice: an entry that answers no later call of the build is withdrawn.
+    for name in ADAPTERS * 2:
+        compiled.set_adapter(name)
+        compiled(rows(3))
+
+
+def _build_modules(compiled: Any, _: int) -> Any:
+    nn.Linear(WIDTH, WIDTH)
+    return compiled(rows(3))
+
+
+def _add_hook(compiled: Any, _: int) -> Any:
+    nn.Linear(WIDTH, WIDTH).register_forward_hook(_hook)
+    return compiled(rows(3))
+
+
+def _hook(_module: Any, _args: Any, out: Any) -> Any:
+    return out
+
+
+SCENARIOS = (
+    Scenario(name="nothing changes", step=lambda compiled, _: compiled(rows(3))),
+    Scenario(name=".eval() before each call", step=_eval),
+    Scenario(name=".to('cpu') before each call", step=_to),
+    Scenario(name=".requires_grad_(False) once", step=_freeze),
+    Scenario(
+        name=f"{SHAPES} shapes in turn, dynamic=True",
+        step=lambda compiled, number: compiled(rows(2 + number % SHAPES)),
+        arguments={"dynamic": True},
+    ),
+    Scenario(
+        name=f"{SHAPES} shapes in turn that no entry is for",
+        step=lambda compiled, number: compiled(rows(4 + number % SHAPES)),
+        arguments={},
+        level=1,
+    ),
+    Scenario(
+        name="another text at each call",
+        step=lambda compiled, number: compiled(rows(3), f"request {number}"),
+        level=1,
+    ),
+    Scenario(
+        name="another float at each call",
+        step=lambda compiled, number: compiled(rows(3), "", number + 0.25),
+        level=1,
+    ),
+    Scenario(name="two adapters in turn", step=_switch, declared=_each_adapter, limit=LOOK_LIMIT),
+    Scenario(name="a module built before each call", step=_build_modules),
+    Scenario(name="a hook on another module before each call", step=_add_hook),
+    Scenario(
+        name="a function, and a module with a hook built before each call",
+        step=_add_hook,
+        make=lambda: function,
+    ),
+)
+
+
+def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
+    """Make, write and load the entries of a scenario."""
+    with precompile.building() as library:
+        scenario.declared(compiled)
+    folder.mkdir(parents=True)
+    for name, data in library.to_files().items():
+        (folder / name).write_bytes(data)
+    why = precompile.load(folder)
+    if why:
+        raise RuntimeError(why)
+
+
+def us_per_call(step: Step, compiled: Any, numbers: range) -> float:
+    """Return CPU time of this thread, in microseconds a call."""
+    start = time.thread_time()
+    for number in numbers:
+        step(compiled, number)
+    return (time.thread_time() - start) / len(numbers) * 1e6
+
+
+def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[str, Any]:
+    """Return the row of a scenario."""
+    torch._dynamo.reset()
+    ours = serve_warm.compile(scenario.make(), **scenario.arguments)
+    load_entries(ours, scenario, folder)
+    theirs = torch.compile(scenario.make(), **scenario.arguments)
+    sides = {"torch_compile": theirs, "serve_warm": ours}
+    us: dict[str, list[float]] = {name: [] for name in sides}
+    compiles = 0
+    for number in range(rounds + 1):
+        numbers = range(calls * number, calls * (number + 1))
+        for name in list(sides) if number % 2 else reversed(sides):
+            before = compiler.watch().counts()
+            took = us_per_call(scenario.step, sides[name], numbers)
+            if number:  # torch.compile compiles in the first one, and serve_warm at level 1
+                us[name].append(took)
+            if name == "serve_warm" and (number or scenario.level > 1):
+                compiles += (compiler.watch().counts() - before).compiles
+    lowest = min(ours._serve_warm.uses(), key=lambda use: use.level)
+    assert lowest.level == scenario.level, (scenario.name, lowest)
+    precompile.unload()
+    ratios = [o / t for o, t in zip(us["serve_warm"], us["torch_compile"], strict=True)]
+    return {
+        "name": scenario.name,
+        "level": scenario.level,
+        "us": {name: round(statistics.median(values), 1) for name, values in us.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "limit": scenario.limit,
+        "compiles": compiles,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
+    parser.add_argument("--calls", type=int, default=300, help="calls a round (default 300)")
+    parser.add_argument("--only", default="", help="part of the names of scenarios")
+    options = parser.parse_args()
+    compiler.watch()
+    torch.set_num_threads(1)
+    chosen = [each for each in SCENARIOS if options.only in each.name]
+    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/inductor")
+        found = [
+            measure(each, options.rounds, options.calls, Path(scratch) / f"entries{number}")
+            for number, each in enumerate(chosen)
+        ]
+    result = {
+        "benchmark": "a warm call after a change",
+        "rows": found,
+        "rounds": options.rounds,
+        "calls_per_round": options.calls,
+        "layers": LAYERS,
+        "versions": {
+            "serve_warm": serve_warm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": platform.machine(),
+    }
+    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    return 0 if all(row["ratio"] <= row["limit"] and not row["compiles"] for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

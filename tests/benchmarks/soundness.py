@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether entries answer right after anything about an application changed: `make soundness`.
+
+    python tests/benchmarks/soundness.py --json tests/benchmarks/results/soundness.json
+        [--only NAME ...] [--resume] [--python build/matrix/torch2.11/bin/python ...]
+
+Each row is one change and one call, at levels 2 and 3 and with torch.compile (`tests/soundness`).
+Rows of `peft` and `diffusers` have an environment of their own, which the first run installs:
+
+    right     an entry of the level answered, as eager does on the changed application
+    level1    the entry was not used, and the call went to torch.compile
+    refused   no entry of the level was made, with the reason
+    wrong     the answer is not eager's
+    raises    it raises where eager answers
+
+`false_ready` has shapes of applications that may be called ready while requests still compile:
+
+    true              ready, and every declared input is proven
+    degraded          ready, and the report names the input that is not proven
+    nothing to prove  ready, with a warning that nothing compiled was found
+    not declared      ready; the first request goes where no declared input goes, and its compile is
+                      counted after ready
+    false             not ready, with the reason
+Progress goes to stderr. It exits with 1 if a row is wrong, or raises where torch.compile is right,
+or if an application is called ready and its first request compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+import matrix
+import serve_warm
+from soundness import readiness, runs, table
+
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "soundness"
+
+ENVIRONMENT = matrix.Row(name="adapters", pins={}, tests=(), packages=("peft", "diffusers"))
+"""Has what the project's own environment lacks."""
+
+
+def failures(rows: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each row that must not be in a release."""
+    found = [
+        f"called ready: {shape['shape']}: {shape['reason']}"
+        for shape in shapes
+        if shape["ready"] == "true" and shape["compiles"]
+    ]
+    for row in rows:
+        if "dishonest" in row:
+            found.append(f"proves nothing: {row['dishonest']}")
+            continue
+        bad = [
+            f"{level} {row[level]}"
+            for level in ("level2", "level3")
+            if row[level] == "wrong" or (row[level] == "raises" and row["stock"] == "right")
+        ]
+        if bad:
+            found.append(f"{row['name']}: {', '.join(bad)} (stock {row['stock']}): {row['reason']}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="where the result goes; stdout without it")
+    parser.add_argument(
+        "--only", action="append", default=[], help="groups or rows with this in their name"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        help="Python of another environment, whose torch is judged too, by the rows of guards; "
+        "make matrix ARGS=--keep leaves some",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with what is done already")
+    options = parser.parse_args()
+    folder = FOLDER / "run"
+    if not options.resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    chosen = {
+        name: group
+        for name, group in table.GROUPS.items()
+        if any(part in text for part in options.only or [""] for text in (name, *names(group)))
+    }
+    here = {name: group for name, group in chosen.items() if not table.missing(group)}
+    elsewhere = {name: group for name, group in chosen.items() if name not in here}
+    rows = runs.run(here, folder)
+    if elsewhere:
+        rows += runs.run(elsewhere, folder / "adapters", python=environment())
+    for number, python in enumerate(options.python):
+        guards = {name: group for name, group in here.items() if group.kind == "guard"}
+        rows += runs.run(guards, folder / f"python{number}", python=python)
+    wanted = [
+        name for name in readiness.SHAPES if any(part in name for part in options.only or [""])
+    ]
+    shapes = runs.run_shapes(wanted, folder)
+    result = {
+        "machine": {"cpu": platform.machine(), "cores": os.cpu_count()},
+        "versions": {
+            "serve_warm": serve_warm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "rows": rows,
+        "false_ready": shapes,
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    if options.json:
+        options.json.write_text(text)
+    else:
+        sys.stdout.write(text)
+    wrong = failures(rows, shapes)
+    unseen = table.unseen(runs.guards(folder))
+    wrong += [f"proves nothing: no build has a guard of kind {kind}" for kind in unseen]
+    for line in wrong:
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{len(rows)} rows and {len(shapes)} shapes, {len(wrong)} of them wrong\n")
+    return 1 if wrong else 0
+
+
+def environment() -> str:
+    """Return the Python of the environment with adapters, which is installed if it is not there."""
+    folder = FOLDER / ENVIRONMENT.name
+    why = matrix.install(ENVIRONMENT, folder)
+    if why:
+        raise SystemExit(f"the environment for {', '.join(ENVIRONMENT.packages)}: {why}")
+    return matrix.python(folder)
+
+
+def names(group: Any) -> list[str]:
+    return [row.name for row in group.rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

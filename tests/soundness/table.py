@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""All groups by name, those for each kind of guard of torch, and what they need installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+
+from soundness import (
+    adapters,
+    flags,
+    guards,
+    inputs,
+    libraries,
+    modules,
+    sources,
+    values,
+    weights,
+)
+from soundness.rows import Group
+
+MODULES = (guards, values, modules, weights, sources, flags, inputs, libraries, adapters)
+
+GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in module.GROUPS}
+
+
+def missing(group: Group) -> list[str]:
+    """Return the packages that a group needs and this environment has not."""
+    return [package for package in group.needs if importlib.util.find_spec(package) is None]
+
+
+def of_guard(method: str) -> list[Group]:
+    """Return the groups that are about a method of GuardBuilder."""
+    return [group for group in GROUPS.values() if method in group.guards]
+
+
+def guard_methods() -> list[str]:
+    """Return the names of all kinds of guards that this torch installs."""
+    from torch._dynamo.guards import GuardBuilder
+
+    return sorted(name for name in vars(GuardBuilder) if name.isupper() and name[0] != "_")
+
+
+def unseen(guards: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the kinds of guards that a group is about, and that no build had.
+
+    `guards` are those that Dynamo installed, by group.
+    """
+    seen = set().union(*guards.values())
+    return [
+        method
+        for method in guard_methods()
+        if method not in seen and any(group.name in guards for group in of_guard(method))
+    ]
