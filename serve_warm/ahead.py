@@ -248,11 +248,13 @@ def _noting_tensors(found: _Unguarded) -> Replacements:
 
 def _noting_sets(found: _Unguarded) -> Replacements:
     """Note that a set is gone through: its order is in the graph, and in no guard."""
-    from torch._dynamo.variables import dicts
-
-    # By itself from 2.13 on; the base of all kinds from 2.15 on.
-    module = sys.modules.get("torch._dynamo.variables.sets", dicts)
-    of_sets: Any = getattr(module, "BaseSetVariable", None) or module.SetVariable
+    module: Any
+    try:
+        from torch._dynamo.variables import sets as module  # from 2.13 on
+    except ImportError:
+        from torch._dynamo.variables import dicts as module
+    # The base of all kinds is from 2.15 on.
+    of_sets = getattr(module, "BaseSetVariable", None) or module.SetVariable
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def go_through(self: Any, tx: Any) -> Any:
@@ -271,20 +273,34 @@ def _noting_sets(found: _Unguarded) -> Replacements:
 
 
 def _noting_hashes(found: _Unguarded) -> Replacements:
-    """Note that a hash or an id is asked for: that of a text is another one in each process."""
-    from torch._dynamo.variables import builtin
+    """Note that a hash or an id is asked for: that of a text is another one in each process.
+
+    Torch's own code and Python's library only compare them: `inspect.unwrap`, which torch runs
+    where a forward sets a buffer, looks for a function among those that it has seen by its id.
+    """
+    from torch._dynamo.variables import builtin, constant
 
     of_builtins: Any = builtin.BuiltinVariable
-    call = of_builtins.call_function
+    of_constants: Any = constant.ConstantVariable
+    call, call_method = of_builtins.call_function, of_constants.call_method
+
+    def note(tx: Any, name: str) -> None:
+        if not facts.is_own_module(tx.f_globals.get("__name__")):
+            why = f"it computes with {name}(), which is another one in each process"
+            found.refusals.append(why)
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.fn is id or (self.fn is hash and not all(map(_has_steady_hash, args))):
-            found.refusals.append(
-                f"it computes with {self.fn.__name__}(), which is another one in each process"
-            )
+            note(tx, self.fn.__name__)
         return call(self, tx, args, kwargs)
 
+    def call_method_of_constant(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "__hash__" and not _has_steady_hash(self):
+            note(tx, "hash")
+        return call_method(self, tx, name, args, kwargs)
+
     yield of_builtins, "call_function", call_function
+    yield of_constants, "call_method", call_method_of_constant
 
 
 def _has_steady_hash(argument: Any) -> bool:

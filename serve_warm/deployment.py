@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio.to_thread
 import ray
@@ -54,6 +54,9 @@ from serve_warm.prefetch import Prefetch
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 from serve_warm.stages import Warmup
 from serve_warm.trust import Trust
+
+if TYPE_CHECKING:
+    from serve_warm.paritychecks import Checks
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +371,7 @@ class _Replica:
             if self._heartbeat is not None:
                 self._heartbeat.changed()
 
-    def _check_when_idle(self, checks: Any) -> None:
+    def _check_when_idle(self, checks: Checks | None) -> None:
         if checks is not None and self._loop is not None:
             from serve_warm.paritychecks import IdleChecks  # imports torch, as the model has by now
 

@@ -28,6 +28,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_warm.redaction import shorten
+
 CALLEE = "callee"
 """The name that the compiled callable has in paths."""
 
@@ -483,16 +485,17 @@ def is_own(found: Any) -> bool:
         found = found.fget
     if isinstance(found, (staticmethod, classmethod, types.MethodType)):
         found = found.__func__
-    if not _is_own_module(getattr(found, "__module__", None)):
+    if not is_own_module(getattr(found, "__module__", None)):
         return False
     space = getattr(found, "__globals__", None)
     if not isinstance(space, dict):
         return True
     # What is made by exec, a dataclass' methods for example, has no module's globals.
-    return "__file__" not in space or _is_own_module(space.get("__name__"))
+    return "__file__" not in space or is_own_module(space.get("__name__"))
 
 
-def _is_own_module(name: Any) -> bool:
+def is_own_module(name: Any) -> bool:
+    """Return whether a module of that name is torch's or Python's own."""
     top = str(name or "").partition(".")[0]
     return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
 
@@ -620,8 +623,7 @@ def _changed(kind: str, now: Any, was: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < SHOWN else f"{text[: SHOWN - 3]}..."
+    return shorten(str(value), SHOWN)
 
 
 def source_file(module: str) -> str:

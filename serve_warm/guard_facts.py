@@ -34,6 +34,7 @@ from serve_warm.facts import (
     name_of,
     resolve,
 )
+from serve_warm.redaction import shorten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +332,7 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
 
 
 def _shown(text: str) -> str:
-    return text if len(text) < 150 else f"{text[:147]}..."
+    return shorten(text, 150)
 
 
 def _expected_of(guard: Guard) -> tuple[str, Any]:

@@ -79,6 +79,7 @@ from serve_warm.stores import kind_of, open_store
 from serve_warm.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from serve_warm.paritychecks import Checks
     from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -216,8 +217,8 @@ class Warmup:
         self._warnings: list[str] = []
         self._artifact: ArtifactUse | None = None
         self._replay: Replay | None = None
-        self.checks: Any = None
-        """Of entries against eager (`serve_warm.paritychecks`); None without entries."""
+        self.checks: Checks | None = None
+        """Of entries against eager; None without entries."""
         self._ranks = ranks.Ranks()
         self._compiled_early = 0
         self._has_libraries = False
