@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from serve_warm import ahead
-from serve_warm.facts import Free, NoEntry, describe_tensor
+from serve_warm.facts import PACKAGE, Free, NoEntry, describe_tensor
 from serve_warm.fingerprint import read_app
 from serve_warm.redaction import hide_texts, is_name, shorten
 
@@ -56,7 +56,7 @@ class Signature:
         # Of the signature's own text, which is made of reprs of plain values and of names.
         # torch before 2.12 looks for built-ins that compiled code uses among a function's globals
         # (https://github.com/pytorch/pytorch/pull/177558).
-        space: dict[str, Any] = {**vars(builtins), "__name__": __name__, "torch": torch}
+        space: dict[str, Any] = {**vars(builtins), "__name__": PACKAGE, "torch": torch}
         exec(builtins.compile(source, f"<serve_warm {name}>", "exec"), space)  # noqa: S102
         made: Callable[..., Any] = space[name]
         return made

@@ -155,6 +155,9 @@ class WarmupConfig(BaseModel):
         return parts
 
 
+WarmupConfig.__module__ = "serve_warm"
+
+
 def resolve(
     base: WarmupConfig, *, user_config: Any = None, environ: Mapping[str, str] | None = None
 ) -> WarmupConfig:

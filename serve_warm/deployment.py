@@ -180,6 +180,9 @@ class WarmupMixin:
         return await _of(self).on_model_thread(fn, args, kwargs)
 
 
+WarmupMixin.__module__ = "serve_warm"
+
+
 def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
     """Add `WarmupMixin` to a class whose bases cannot be changed.
 
@@ -235,6 +238,9 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         return cast("Class", decorated)
 
     return decorate if cls is None else decorate(cls)
+
+
+warmup.__module__ = "serve_warm"
 
 
 def _hooked(

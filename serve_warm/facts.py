@@ -33,6 +33,10 @@ from serve_warm.redaction import shorten
 CALLEE = "callee"
 """The name that the compiled callable has in paths."""
 
+PACKAGE = "serve_warm"
+"""This package. Its objects have a name in facts that holds in whichever of its modules they are,
+and no digest: `RULES` is the version of what its code does to a graph."""
+
 RULES = 2
 """Version of the rules by which guards become facts. Entries say which one made them; those of
 another version are not run. Version 1 dropped guards that it could not express."""
@@ -476,7 +480,7 @@ def under(found: Any) -> list[types.FunctionType]:
 
 
 def is_own(found: Any) -> bool:
-    """Return whether it is torch's or Python's, whose versions are in the fingerprint.
+    """Return whether it is torch's or Python's, whose versions are in the fingerprint, or ours.
 
     Of a function both its module and its globals have to be: `functools.wraps` gives code of the
     user's the module of what it wraps, and a decorator of torch's gets the user's.
@@ -495,9 +499,9 @@ def is_own(found: Any) -> bool:
 
 
 def is_own_module(name: Any) -> bool:
-    """Return whether a module of that name is torch's or Python's own."""
+    """Return whether a module of that name is torch's, Python's or serve_warm's own."""
     top = str(name or "").partition(".")[0]
-    return top == "torch" or (top in sys.stdlib_module_names and top != "__main__")
+    return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def codes_of(found: Any) -> list[types.CodeType]:
@@ -546,10 +550,18 @@ def _digest(code: types.CodeType) -> str:
 
 
 def name_of(found: Any) -> str:
-    """Return module and qualified name; empty where there are none."""
+    """Return module and qualified name; empty where there are none.
+
+    >>> name_of(Facts.path)
+    'serve_warm.Facts.path'
+    """
     module = getattr(found, "__module__", None)
     name = getattr(found, "__qualname__", None) or getattr(found, "__name__", None)
-    return f"{module}.{name}" if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    if str(module).partition(".")[0] == PACKAGE:
+        module, name = PACKAGE, name.rpartition("<locals>.")[2]
+    return f"{module}.{name}"
 
 
 TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")

@@ -169,6 +169,9 @@ class Fingerprint:
         )
 
 
+Fingerprint.__module__ = "serve_warm"
+
+
 NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
 """One of them is there where an NVIDIA driver is, the last in WSL. Looking asks no driver."""
 

@@ -21,6 +21,7 @@ from torch.nn.modules import module as nn_module
 
 from serve_warm.facts import (
     CALLEE,
+    PACKAGE,
     UNREADABLE,
     Facts,
     Missing,
@@ -115,6 +116,9 @@ FACTS = {
     "REQUIRES_GRAD": "value",  # of ours: what a forward read of a weight
 }
 """Kind of fact by the guard's."""
+
+OF_OUR_MODULES = f"G['__import_{PACKAGE}_dot_"
+"""How the path begins of what code of ours finds in its own module, while Dynamo inlines it."""
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes that belong to one object and to no other, whatever an application does."""
@@ -280,6 +284,8 @@ def collect(
             raise NoEntry(f"{name_of(guard.value) or guard.path} {OPAQUE[mark]}")
         if _is_checked_elsewhere(guard) or _is_of_argument(guard):
             continue
+        if guard.path.startswith(OF_OUR_MODULES):
+            continue  # artifacts outlive the modules of one release
         row, kind, value = _fact(guard, table)
         if kind == "is" and not value:
             by_identity.add(row)

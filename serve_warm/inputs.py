@@ -107,6 +107,9 @@ class Buckets(Mapping[str, tuple[int, ...]]):
         return sorted(points, key=lambda point: -math.prod(point.values()))
 
 
+Buckets.__module__ = "serve_warm"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """One thing to replay: the call of a method or an HTTP request, and how often at once.
@@ -169,6 +172,9 @@ class Input:
         """Method and path of an HTTP target; `None` for a method of the class."""
         match = HTTP_TARGET.fullmatch(self.target) if isinstance(self.target, str) else None
         return (match[1], match[2]) if match else None
+
+
+Input.__module__ = "serve_warm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +294,9 @@ def shape_grid(
             )
         )
     return inputs
+
+
+shape_grid.__module__ = "serve_warm"
 
 
 def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str | None) -> None:

@@ -115,6 +115,9 @@ def compile(  # noqa: A001 - as in torch
     return _CompiledFunction(target, arguments, level=level)
 
 
+compile.__module__ = "serve_warm"
+
+
 def compile_regions(
     model: Any, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
@@ -153,6 +156,9 @@ def compile_regions(
         dispatcher = Dispatcher(stock.target, stock=stock, arguments=arguments)
         ahead.compile_in_place(block, dispatcher)
     return model
+
+
+compile_regions.__module__ = "serve_warm"
 
 
 def _repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -374,6 +380,8 @@ class _CompiledFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
+        if is_dynamo_compiling():  # the id below is another one in each process
+            return functools.partial(self._function, instance)
         # An instance with slots only has no place for them: those are kept for good.
         place = getattr(instance, "__dict__", self._slotted)
         name = METHODS if place is not self._slotted else id(instance)

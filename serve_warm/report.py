@@ -461,6 +461,9 @@ class Report(Bounded):
         return "\n".join(lines)
 
 
+Report.__module__ = "serve_warm"
+
+
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
     """Return a line for all that is made ahead of time, and one for each call that is not."""
     ahead = sum(entry.level > 1 for entry in entries)

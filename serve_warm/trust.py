@@ -151,6 +151,9 @@ def signed_by(
     )
 
 
+signed_by.__module__ = "serve_warm"
+
+
 def _named_by_id(pem: str) -> TrustedKey:
     key = TrustedKey.from_pem(pem, name="signed_by")
     return replace(key, name=key.id[:16])
@@ -165,6 +168,9 @@ def pinned(*digests: str) -> Trust:
     if not digests:
         raise ConfigError("pinned needs at least one digest")
     return Trust(pinned=frozenset(parse_digest(text, where="pinned") for text in digests))
+
+
+pinned.__module__ = "serve_warm"
 
 
 def unsigned_ok(*stores: str, reason: str) -> Trust:
@@ -182,6 +188,9 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
     if not stores:
         raise ConfigError("unsigned_ok needs at least one store")
     return Trust(unsigned_ok=tuple(UnsignedOk(store=store, reason=reason) for store in stores))
+
+
+unsigned_ok.__module__ = "serve_warm"
 
 
 def parse_digest(text: Any, *, where: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -425,6 +426,14 @@ def test_every_public_name_can_be_imported() -> None:
 
         assert value is (home if name == "errors" else getattr(home, name))
         assert name in dir(serve_warm)
+
+
+def test_public_names_are_those_of_the_package() -> None:
+    """Pickles and artifacts name `serve_warm.Input`, and no module that a release may move."""
+    named = {name: getattr(serve_warm, name) for name in serve_warm.__all__ if name != "errors"}
+
+    assert {value.__module__ for value in named.values()} == {"serve_warm"}
+    assert {name: pickle.loads(pickle.dumps(value)) for name, value in named.items()} == named
 
 
 def test_other_names_are_attribute_errors() -> None:

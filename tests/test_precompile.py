@@ -18,6 +18,7 @@ import inspect
 import io
 import itertools
 import pickle
+import re
 import textwrap
 import threading
 import tracemalloc
@@ -1687,6 +1688,78 @@ import torch
 def activate(x):
     return torch.nn.functional.{function}(x)
 """
+
+
+NESTED = """
+import torch
+import serve_warm
+
+FORBID = True
+
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x)
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = serve_warm.compile(Inner().eval(), level=LEVEL, dynamic=False)
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(self.inner(x))
+
+class Service(serve_warm.WarmupMixin):
+    rate = 0.5
+
+    def __init__(self):
+        self.shift = serve_warm.compile(lambda x: x + 1, level=LEVEL, dynamic=False)
+
+    @serve_warm.compile(level=LEVEL, dynamic=False)
+    def scaled(self, x):
+        return torch.mm(x, x.T) * self.rate
+
+    @serve_warm.compile(level=LEVEL, dynamic=False)
+    def both(self, x):
+        return self.scaled(self.shift(x))
+
+def make():
+    torch.manual_seed(0)
+    outer = serve_warm.compile(Outer().eval(), level=LEVEL, dynamic=False)
+    service = Service()
+    return lambda name, x: {"outer": outer, "both": service.both}[name](x)
+
+def calls():
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    return [("outer", x), ("both", x)]
+"""
+
+OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
+"""Classes that stand in artifacts, and their `__call__`: as `serve_warm.Dispatcher`, for example.
+Whoever renames one makes artifacts of the release before useless."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [2, 3])
+def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
+    """And no fact of it names a module of ours, or digests our code: artifacts outlive releases."""
+    (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))
+
+    built = in_a_process(tmp_path, "build", level=level)
+    start = in_a_process(tmp_path, "start")
+
+    assert built["refused"] == {}
+    assert (start["why"], start["levels"], start["reasons"]) == ("", [level, level], [""])
+    assert (start["compiles"], start["compiler_processes"]) == (0, 0)
+    assert start["outputs"] == built["outputs"]
+    index = (tmp_path / "entries" / "index.json").read_text()
+    ours = set(re.findall(r"\bserve_warm\.[^\"]*", index))
+    assert ours
+    assert ours <= {f"serve_warm.{n}{end}" for n in OUR_NAMES for end in ("", ".__call__")}
 
 
 @dataclasses.dataclass(frozen=True)

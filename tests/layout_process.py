@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Builds or starts the applications of `layout_app.py` with the release that is on the path.
+
+    python layout_process.py '{"do": "build", "stores": "/folder", "key": "/key", "names": [...]}'
+
+It prints what happened to each application as JSON. Both the `serve-warm` command and Serve run as
+they do for a user, on one Ray cluster for all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+import layout_app
+import serve_warm
+
+COMMAND = "from serve_warm.cli import main; main()"
+"""What the console script runs; the script itself belongs to the release that is installed."""
+
+
+def build(name: str, store: Path, key: str) -> Any:
+    """Run `serve-warm build` on this cluster, and return its JSON."""
+    address = ray.get_runtime_context().gcs_address
+    options = ["--store", str(store), "--key", key, "--address", address, "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND, "build", f"layout_app:{name}", *options],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(ended.stdout)
+
+
+def start(name: str, store: Path) -> dict[str, Any]:
+    """Start the application on what the store has; return its report and one answer of each."""
+    target = getattr(layout_app, name)
+    configured = {"warmup": {"artifact": str(store)}}
+    target = target._bound_deployment.options(user_config=configured).bind()
+    handle: Any = serve.run(target, name=name, route_prefix=None)
+    answers = {way: handle.answer.remote(way).result(timeout_s=60) for way in layout_app.WAYS}
+    report = handle.warmup_report.remote().result(timeout_s=60)
+    serve.delete(name)
+    return {"report": report, "answers": answers}
+
+
+def main(do: str, stores: str, key: str, names: list[str]) -> dict[str, Any]:
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=80 * 2**20,
+    )
+    try:
+        done: dict[str, Any] = {}
+        for name in names:
+            store = Path(stores) / name
+            done[name] = build(name, store, key) if do == "build" else start(name, store)
+        return {"from": str(Path(serve_warm.__file__).parent), "done": done}
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))) + "\n")
