@@ -9,8 +9,6 @@ check is also run on a source that breaks its rule, so that none can pass by see
 from __future__ import annotations
 
 import ast
-import doctest
-import importlib
 import pickle
 import subprocess
 import sys
@@ -408,14 +406,6 @@ def test_light_modules_import_neither_torch_nor_ray() -> None:
     program = f"import sys, {', '.join(light)}; print({{'torch', 'ray'}} & set(sys.modules))"
 
     assert in_a_fresh_process(program) == "set()"
-
-
-@pytest.mark.parametrize("module", [m for m, _, _ in modules() if m and unit_of(m) in LIGHT])
-def test_examples_in_docstrings_are_true(module: str) -> None:
-    """What a docstring shows is what the code does."""
-    results = doctest.testmod(importlib.import_module(f"serve_warm.{module}"))
-
-    assert results.failed == 0
 
 
 def test_every_public_name_can_be_imported() -> None:
