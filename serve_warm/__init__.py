@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serve_warm.inputs import Buckets, Input, shape_grid
     from serve_warm.precompile import compile, compile_regions  # noqa: A004 - torch calls it so
     from serve_warm.report import Report
-    from serve_warm.trust import pinned, signed_by, unsigned_ok
+    from serve_warm.trust.policy import pinned, signed_by, unsigned_ok
 
 __version__ = "0.1.0"
 
@@ -54,10 +54,10 @@ _HOMES = {
     "compile": "serve_warm.precompile",
     "compile_regions": "serve_warm.precompile",
     "errors": "serve_warm.errors",
-    "pinned": "serve_warm.trust",
+    "pinned": "serve_warm.trust.policy",
     "shape_grid": "serve_warm.inputs",
-    "signed_by": "serve_warm.trust",
-    "unsigned_ok": "serve_warm.trust",
+    "signed_by": "serve_warm.trust.policy",
+    "unsigned_ok": "serve_warm.trust.policy",
     "warmup": "serve_warm.deployment",
 }
 

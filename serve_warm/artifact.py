@@ -14,7 +14,7 @@ One statement covers all parts, so parts of two artifacts cannot be mixed.
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
 Everything that reads is strict and bounded, and refuses rather than repairs. Whether bytes may be
-loaded at all is not decided here but by the signature (`serve_warm.verification`).
+loaded at all is not decided here but by the signature (`serve_warm.trust.verify`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from serve_warm import folders
-from serve_warm.envelopes import parse_json
 from serve_warm.errors import ArtifactRefused, BuildFailed
 from serve_warm.fingerprint import Fingerprint
+from serve_warm.trust.envelope import parse_json
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -36,15 +36,15 @@ from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.facts import ENTRIES_FORMAT, RULES
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
-from serve_warm.ownkey import user_key
 from serve_warm.stores import open_store
-from serve_warm.trustfiles import default_trust_files, load_trust, trust_lines
+from serve_warm.trust.files import default_trust_files, load_trust, trust_lines
+from serve_warm.trust.user_key import user_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from serve_warm.stores import Store
-    from serve_warm.trust import Trust
+    from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
 

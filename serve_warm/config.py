@@ -5,7 +5,7 @@
 Three sources, the later wins: the class (`warmup_config` or the decorator's arguments), the
 environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's `user_config`.
 Who is trusted to sign is not among them: that is read from files of the machine, or set in
-code (`serve_warm.trust`), because `user_config` can be changed over Serve's REST API.
+code (`serve_warm.trust.policy`), because `user_config` can be changed over Serve's REST API.
 """
 
 from __future__ import annotations

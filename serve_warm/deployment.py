@@ -53,7 +53,7 @@ from serve_warm.inputs import Input
 from serve_warm.prefetch import Prefetch
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 from serve_warm.stages import Warmup
-from serve_warm.trust import Trust
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from serve_warm.paritychecks import Checks

@@ -47,8 +47,8 @@ from serve_warm.fingerprint import (
 from serve_warm.importing import Turns
 from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores import Store, open_store
-from serve_warm.trust import Trust
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
+from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
 

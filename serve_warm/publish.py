@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm.artifact import Manifest, Part, check_caps, check_stored
 from serve_warm.choosing import with_trace
-from serve_warm.envelopes import Envelope, add_signatures
-from serve_warm.envelopes import sign as sign_payload
 from serve_warm.errors import (
     AlreadyPublished,
     ArtifactNotFound,
@@ -48,8 +46,10 @@ from serve_warm.statements import (
     statements_of,
 )
 from serve_warm.stores import Store
-from serve_warm.trust import Trust
-from serve_warm.verification import Believed, verify
+from serve_warm.trust.envelope import Envelope, add_signatures
+from serve_warm.trust.envelope import sign as sign_payload
+from serve_warm.trust.policy import Trust
+from serve_warm.trust.verify import Believed, verify
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -80,7 +80,7 @@ from serve_warm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from serve_warm.paritychecks import Checks
-    from serve_warm.trust import Trust
+    from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
 

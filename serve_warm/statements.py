@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serve_warm.artifact import Manifest
-from serve_warm.envelopes import MAX_ENVELOPE_BYTES, Envelope
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
-from serve_warm.trust import Trust
-from serve_warm.verification import Believed, check_age_and_denied, verify
+from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope
+from serve_warm.trust.policy import Trust
+from serve_warm.trust.verify import Believed, check_age_and_denied, verify
 
 STATEMENTS = "statements/"
 STATEMENT_SUFFIX = ".dsse.json"

@@ -46,8 +46,8 @@ from serve_warm.nodecache import NodeCache
 from serve_warm.parts import download_part, unpack_part
 from serve_warm.statements import READERS, Read, Statement, read_at_once, statement_keys, verified
 from serve_warm.stores import Object, Sink, Store
-from serve_warm.trust import Trust
-from serve_warm.verification import Believed
+from serve_warm.trust.policy import Trust
+from serve_warm.trust.verify import Believed
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from serve_warm.artifact import Manifest, Part, pack_directory, pack_part
-from serve_warm.envelopes import sign
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.keys import TrustedKey
 from serve_warm.stores import Object, check_key, pieces_of
-from serve_warm.trust import Trust
+from serve_warm.trust.envelope import sign
+from serve_warm.trust.keys import TrustedKey
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from serve_warm.errors import ArtifactRefused
-from serve_warm.trust import Trust
-from serve_warm.verification import verify
+from serve_warm.trust.policy import Trust
+from serve_warm.trust.verify import verify
 
 PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1"}'
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()

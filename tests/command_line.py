@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from artifacts import build, new_key
-from serve_warm import trustfiles
 from serve_warm.cli import main
 from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
+from serve_warm.trust import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class Ended:
 def trust_file_fixture(tmp_path: Path) -> Path:
     """A machine that trusts KEY."""
     file = tmp_path / "trust.toml"
-    file.write_text(trustfiles.trust_lines(KEY.public_key(), name="ci"))
+    file.write_text(files.trust_lines(KEY.public_key(), name="ci"))
     file.chmod(0o600)
     return file
 
@@ -64,7 +64,7 @@ def run_fixture(
     trust_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:
     """Run `serve-warm` as the console script does."""
-    monkeypatch.setattr(trustfiles, "default_trust_files", lambda: (trust_file,))
+    monkeypatch.setattr(files, "default_trust_files", lambda: (trust_file,))
 
     def run_with(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["serve-warm", *map(str, arguments)])

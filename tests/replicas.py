@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from serve_warm.report import CompileEvent
     from serve_warm.stores.local import LocalStore
-    from serve_warm.trust import Trust
+    from serve_warm.trust.policy import Trust
 
 KEY = new_key()
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from processes import answer_of
-from serve_warm.keys import write_key_pair
+from serve_warm.trust.keys import write_key_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -36,10 +36,15 @@ from charts import (
     pods_of,
 )
 from components import require, require_module
-from serve_warm import builder, folders, node, trustfiles
+from serve_warm import (
+    builder,
+    folders,
+    node,
+)
 from serve_warm.cli import starts
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.keys import load_signing_key, make_signing_key
+from serve_warm.trust import files
+from serve_warm.trust.keys import load_signing_key, make_signing_key
 
 ALL = sorted(EXAMPLES)
 
@@ -499,7 +504,7 @@ def test_the_trust_file_is_one_that_is_read(tmp_path: Path) -> None:
     file = tmp_path / "trust.toml"
     file.write_text(found["ConfigMap", "demo-serve-warm-trust"]["data"]["trust.toml"])
 
-    trust = trustfiles.load_trust([file])
+    trust = files.load_trust([file])
 
     assert [key.name for key in trust.keys] == ["ci"]
     assert trust.max_age_s == 90 * 86400

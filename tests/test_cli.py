@@ -32,7 +32,7 @@ from command_line import (  # noqa: F401 - fixtures
 )
 from conftest import wait_until
 from serve_warm.cli import screen
-from serve_warm.envelopes import sign
+from serve_warm.trust.envelope import sign
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ from command_line import (  # noqa: F401 - fixtures
 )
 from serve_warm import catalog
 from serve_warm.folders import user_folder
-from serve_warm.keys import load_signing_key
 from serve_warm.node import StateFile
-from serve_warm.ownkey import user_key
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
+from serve_warm.trust.keys import load_signing_key
+from serve_warm.trust.user_key import user_key
 
 
 @pytest.fixture

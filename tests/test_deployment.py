@@ -38,7 +38,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.errors import ConfigError
 from serve_warm.report import CompileEvent
-from serve_warm.trust import Trust
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,15 @@ from cryptography.hazmat.primitives.serialization import (
 
 from artifacts import edited, new_key, trusting
 from believing import PAYLOAD, refusal
-from serve_warm.envelopes import MAX_ENVELOPE_BYTES, MAX_SIGNATURES, Envelope, add_signatures, sign
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
-from serve_warm.verification import verify
+from serve_warm.trust.envelope import (
+    MAX_ENVELOPE_BYTES,
+    MAX_SIGNATURES,
+    Envelope,
+    add_signatures,
+    sign,
+)
+from serve_warm.trust.verify import verify
 
 KEY = new_key()
 OTHER = new_key()

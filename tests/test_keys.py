@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from artifacts import new_key
 from believing import PAYLOAD, mode_of, public_pem
-from serve_warm.envelopes import sign
 from serve_warm.errors import ConfigError
-from serve_warm.keys import TrustedKey, load_signing_key, write_key_pair
-from serve_warm.trust import signed_by
-from serve_warm.trustfiles import trust_lines
-from serve_warm.verification import verify
+from serve_warm.trust.envelope import sign
+from serve_warm.trust.files import trust_lines
+from serve_warm.trust.keys import TrustedKey, load_signing_key, write_key_pair
+from serve_warm.trust.policy import signed_by
+from serve_warm.trust.verify import verify
 
 KEY = new_key()
 

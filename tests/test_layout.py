@@ -30,10 +30,10 @@ LAYERS = (
     ("redaction", "importing", "evidence"),
     ("errors", "report"),
     ("folders", "wholefiles"),
-    ("keys", "watchdog"),
-    ("fingerprint", "inputs", "config", "envelopes", "trust", "facts"),
-    ("trustfiles", "ranks", "guard_facts"),
-    ("artifact", "disassembly", "recorder", "stores", "verification", "ownkey"),
+    ("watchdog",),
+    ("fingerprint", "inputs", "config", "trust", "facts"),
+    ("ranks", "guard_facts"),
+    ("artifact", "disassembly", "recorder", "stores"),
     ("landing", "ahead", "unfinished", "statements"),
     ("nodecache", "calls", "parts", "choosing", "fact_watch"),
     ("graphs", "kernels"),
@@ -67,7 +67,7 @@ OWNED = {
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
     *("redaction", "errors", "report", "folders", "wholefiles", "fingerprint", "inputs", "config"),
-    *("keys", "envelopes", "trust", "trustfiles", "verification", "ownkey"),
+    "trust",
     *("artifact", "stores", "landing", "nodecache", "statements", "parts", "choosing"),
     *("transfer", "catalog", "publish", "metrics", "node", "collector", "cli"),
 }

@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from artifacts import new_key
 from believing import PAYLOAD, mode_of, write_trust
 from serve_warm import wholefiles
-from serve_warm.envelopes import sign
 from serve_warm.errors import ConfigError
-from serve_warm.keys import key_id, load_signing_key
-from serve_warm.ownkey import user_key
-from serve_warm.trustfiles import load_trust, trust_lines
-from serve_warm.verification import verify
+from serve_warm.trust.envelope import sign
+from serve_warm.trust.files import load_trust, trust_lines
+from serve_warm.trust.keys import key_id, load_signing_key
+from serve_warm.trust.user_key import user_key
+from serve_warm.trust.verify import verify
 
 OTHER = new_key()
 
@@ -156,8 +156,8 @@ def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
 
 RACER = """
 import pathlib, sys, time
-from serve_warm.keys import key_id
-from serve_warm.ownkey import user_key
+from serve_warm.trust.keys import key_id
+from serve_warm.trust.user_key import user_key
 directory, go = map(pathlib.Path, sys.argv[1:])
 print("ready", flush=True)
 while not go.exists():

@@ -34,7 +34,7 @@ from serve_warm.prefetch import Prefetch, Taken
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stages import Warmup
 from serve_warm.stores.local import LocalStore
-from serve_warm.trustfiles import trust_lines
+from serve_warm.trust.files import trust_lines
 from test_stages import (  # noqa: F401 - `process` is a fixture
     KEY,
     StandIn,
@@ -266,7 +266,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
     file = tmp_path / "trust.toml"
     lines = trust_lines(KEY.public_key(), name="builder")
     file.write_text(lines)
-    monkeypatch.setattr("serve_warm.trustfiles.default_trust_files", lambda: (file,))
+    monkeypatch.setattr("serve_warm.trust.files.default_trust_files", lambda: (file,))
     work, taken = prefetched(replica, artifact=store.uri)
     digest = taken.pulled.manifest.parts[0].sha256
     file.write_text(f'denied = ["sha256:{digest}"]\n{lines}' if withdrawn == "artifact" else "")

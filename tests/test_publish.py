@@ -22,7 +22,6 @@ from artifacts import (
     publish_statement,
     trusting,
 )
-from serve_warm.envelopes import MAX_SIGNATURES, sign
 from serve_warm.errors import (
     AlreadyPublished,
     ArtifactNotFound,
@@ -34,7 +33,8 @@ from serve_warm.publish import copy as copy_all
 from serve_warm.publish import published, push
 from serve_warm.publish import sign as sign_all
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust import Trust, UnsignedOk
+from serve_warm.trust.envelope import MAX_SIGNATURES, sign
+from serve_warm.trust.policy import Trust, UnsignedOk
 from transfers import (
     FORGED_BLOBS,
     KEY,

@@ -47,7 +47,7 @@ from serve_warm.publish import push
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust import Trust
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -877,7 +877,7 @@ def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
     """One bad trust file lets nothing in and takes no replica down."""
     bad = tmp_path / "trust.toml"
     bad.write_text("[[keys")
-    monkeypatch.setattr("serve_warm.trustfiles.default_trust_files", lambda: (bad,))
+    monkeypatch.setattr("serve_warm.trust.files.default_trust_files", lambda: (bad,))
     replica = StandIn()
     replica._trust = None
     publish(store, here(replica))

@@ -36,7 +36,6 @@ from artifacts import (
 )
 from serve_warm.artifact import pack_directory, unpack_directory, utc_now
 from serve_warm.choosing import SHOWN_VARIANTS
-from serve_warm.envelopes import MAX_ENVELOPE_BYTES, sign
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.nodecache import NodeCache, default_root
@@ -45,8 +44,9 @@ from serve_warm.publish import sign as sign_all
 from serve_warm.statements import READERS
 from serve_warm.stores.local import LocalStore
 from serve_warm.transfer import Pulled, confirmed, expected, explain, find, pull, take
-from serve_warm.trust import Trust
-from serve_warm.trustfiles import trust_lines
+from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
+from serve_warm.trust.files import trust_lines
+from serve_warm.trust.policy import Trust
 from transfers import (
     FORGED_BLOBS,
     KEY,
@@ -795,7 +795,7 @@ from artifacts import DEPLOYMENT, fingerprint
 from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores.local import LocalStore
 from serve_warm.transfer import pull
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
 
 PIECE = 8 << 20
 

@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from artifacts import new_key
 from believing import DIGEST, PAYLOAD, STORE, public_pem, refusal
-from serve_warm.envelopes import sign
 from serve_warm.errors import ConfigError
-from serve_warm.keys import TrustedKey, key_id
-from serve_warm.trust import Trust, UnsignedOk, pinned, signed_by, unsigned_ok
-from serve_warm.verification import verify
+from serve_warm.trust.envelope import sign
+from serve_warm.trust.keys import TrustedKey, key_id
+from serve_warm.trust.policy import Trust, UnsignedOk, pinned, signed_by, unsigned_ok
+from serve_warm.trust.verify import verify
 
 KEY = new_key()
 OTHER = new_key()

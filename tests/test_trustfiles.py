@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from artifacts import new_key
 from believing import PAYLOAD, STORE, public_pem, refusal, write_trust
-from serve_warm import trustfiles
-from serve_warm.envelopes import sign
 from serve_warm.errors import ConfigError
-from serve_warm.keys import TrustedKey, key_id
-from serve_warm.trust import Trust, signed_by, unsigned_ok
-from serve_warm.trustfiles import load_trust, trust_lines
+from serve_warm.trust import files as trustfiles
+from serve_warm.trust.envelope import sign
+from serve_warm.trust.files import load_trust, trust_lines
+from serve_warm.trust.keys import TrustedKey, key_id
+from serve_warm.trust.policy import Trust, signed_by, unsigned_ok
 
 KEY = new_key()
 OTHER = new_key()
@@ -285,7 +285,7 @@ chmod 777 "$1"
 [ "$3" = rw ] || mount -o remount,ro "$1"
 exec "$4" -c "
 import sys, pathlib
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
 print(len(load_trust([pathlib.Path(sys.argv[1]) / 'trust.toml']).keys))" "$1"
 """
 

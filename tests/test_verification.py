@@ -15,12 +15,12 @@ import pytest
 from artifacts import edited, new_key, trusting
 from believing import DIGEST, PAYLOAD, STORE, public_pem, refusal
 from serve_warm.artifact import utc_now
-from serve_warm.envelopes import add_signatures, sign
 from serve_warm.errors import ArtifactRefused
-from serve_warm.keys import TrustedKey, key_id
 from serve_warm.stores import open_store
-from serve_warm.trust import Trust, pinned, signed_by, unsigned_ok
-from serve_warm.verification import Believed, check_age_and_denied, verify
+from serve_warm.trust.envelope import add_signatures, sign
+from serve_warm.trust.keys import TrustedKey, key_id
+from serve_warm.trust.policy import Trust, pinned, signed_by, unsigned_ok
+from serve_warm.trust.verify import Believed, check_age_and_denied, verify
 
 KEY = new_key()
 OTHER = new_key()

@@ -14,7 +14,7 @@ from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.publish import push
 from serve_warm.publish import sign as sign_all
 from serve_warm.transfer import Pulled, pull
-from serve_warm.trust import Trust
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     import pytest

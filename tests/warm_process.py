@@ -26,11 +26,11 @@ from serve_warm import compiler
 from serve_warm.artifact import Manifest, pack_part, utc_now
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
-from serve_warm.keys import TrustedKey
 from serve_warm.publish import push
 from serve_warm.stages import ISA_FACT, Warmup
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust import Trust
+from serve_warm.trust.keys import TrustedKey
+from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

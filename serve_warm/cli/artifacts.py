@@ -13,7 +13,7 @@ import click
 from serve_warm import catalog, publish
 from serve_warm.cli import NO, screen
 from serve_warm.stores import Object, Sink, Store, open_store
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
     from serve_warm.artifact import Manifest

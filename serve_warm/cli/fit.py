@@ -16,10 +16,10 @@ import click
 from serve_warm import choosing, transfer
 from serve_warm.cli import NO, screen
 from serve_warm.config import environment
-from serve_warm.envelopes import parse_json
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
 from serve_warm.stores import open_store
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.envelope import parse_json
+from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
 """Shown for a factor of the app where no app is known: threads and modes are those of a replica."""

@@ -10,9 +10,9 @@ import click
 
 from serve_warm import publish
 from serve_warm.cli import screen
-from serve_warm.keys import load_signing_key, write_key_pair
 from serve_warm.stores import open_store
-from serve_warm.trustfiles import load_trust, trust_lines
+from serve_warm.trust.files import load_trust, trust_lines
+from serve_warm.trust.keys import load_signing_key, write_key_pair
 
 
 @click.command()

@@ -16,11 +16,11 @@ from packaging.version import InvalidVersion, Version
 from serve_warm import catalog
 from serve_warm.cli import screen
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.envelopes import parse_json
 from serve_warm.folders import user_folder
 from serve_warm.node import read_states
 from serve_warm.statements import STATEMENTS
 from serve_warm.stores import open_store
+from serve_warm.trust.envelope import parse_json
 
 DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 SIZES = {"b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_000_000_000}

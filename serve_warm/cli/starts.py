@@ -74,7 +74,7 @@ def build(
     """
     _need("build")
     from serve_warm import builder
-    from serve_warm.keys import load_signing_key
+    from serve_warm.trust.keys import load_signing_key
 
     key = load_signing_key(key_file) if key_file is not None else None
     loaded = builder.load_app(app, deployment=deployment)

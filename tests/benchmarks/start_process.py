@@ -544,8 +544,8 @@ class Replica:
 
 
 def trusted(key: Any) -> Any:
-    from serve_warm.keys import TrustedKey
-    from serve_warm.trust import Trust
+    from serve_warm.trust.keys import TrustedKey
+    from serve_warm.trust.policy import Trust
 
     raw = key.public_key().public_bytes_raw()
     return Trust(keys=(TrustedKey(name="bench", raw=raw),))

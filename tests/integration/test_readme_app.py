@@ -15,7 +15,7 @@ import requests
 from integration.apps import Embedder
 from serve_warm import bench, builder, catalog
 from serve_warm.stores import open_store
-from serve_warm.trustfiles import load_trust
+from serve_warm.trust.files import load_trust
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 

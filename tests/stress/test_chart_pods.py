@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from charts import example, helm_4, laid_over, of_kind, pods_of
-from serve_warm.keys import load_signing_key, make_signing_key, public_pem
+from serve_warm.trust.keys import load_signing_key, make_signing_key, public_pem
 from stress import pods
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(900)]

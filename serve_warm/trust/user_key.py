@@ -10,9 +10,10 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from serve_warm import folders, trustfiles
+from serve_warm import folders
 from serve_warm.errors import ConfigError
-from serve_warm.keys import load_signing_key, make_signing_key
+from serve_warm.trust import files
+from serve_warm.trust.keys import load_signing_key, make_signing_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     Raises:
         ConfigError: the files cannot be written, or others could read or write them.
     """
-    directory = directory or trustfiles.user_directory()
+    directory = directory or files.user_directory()
     if directory is None:
         raise ConfigError(
             f"user id {os.geteuid()} has no entry in the password database, so no home for a key",
@@ -51,7 +52,7 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
                 make_signing_key(path)
         key = load_signing_key(path)
         name = f"{_login()}@{socket.gethostname()}"
-        trustfiles.add_key(key.public_key(), directory / "trust.toml", name=name)
+        files.add_key(key.public_key(), directory / "trust.toml", name=name)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written: {error.strerror}") from error
     return key

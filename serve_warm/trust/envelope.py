@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
-from serve_warm.keys import TrustedKey, distinct, key_id
+from serve_warm.trust.keys import TrustedKey, distinct, key_id
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

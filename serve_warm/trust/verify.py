@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from serve_warm.envelopes import Envelope
 from serve_warm.errors import ArtifactRefused
-from serve_warm.trust import Trust
-from serve_warm.trustfiles import how_to_trust
+from serve_warm.trust.envelope import Envelope
+from serve_warm.trust.files import how_to_trust
+from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
 

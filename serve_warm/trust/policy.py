@@ -9,8 +9,8 @@ exact digest is pinned, or, loudly, when it comes from a store that is named as 
 unsigned. Nothing configured means nothing is believed. A deny-list and an age limit take away from
 what was believed; nothing overrules them.
 
-In code this is said by policies, which add up; `serve_warm.trustfiles` reads the same from files,
-and `serve_warm.verification` acts on it:
+In code this is said by policies, which add up; `serve_warm.trust.files` reads the same from files,
+and `serve_warm.trust.verify` acts on it:
 
     trust = signed_by(CI_PEM, max_age_s=90 * 86400) | pinned("sha256:9f2c...")
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm.errors import ConfigError
-from serve_warm.keys import TrustedKey, distinct
+from serve_warm.trust.keys import TrustedKey, distinct
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")

@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from serve_warm import folders, wholefiles
 from serve_warm.errors import ConfigError
-from serve_warm.keys import TrustedKey, distinct, public_pem
-from serve_warm.trust import Trust, UnsignedOk, parse_digest
+from serve_warm.trust.keys import TrustedKey, distinct, public_pem
+from serve_warm.trust.policy import Trust, UnsignedOk, parse_digest
 
 if sys.version_info >= (3, 11):
     import tomllib
