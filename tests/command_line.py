@@ -34,8 +34,8 @@ ESCAPES = "\x1b[2K\r\x9b31m\u202e\u2028trusted"
 MAIN = """
 import sys
 from pathlib import Path
-from serve_warm import trustfiles
-trustfiles.default_trust_files = lambda file=Path(sys.argv.pop(1)): (file,)
+from serve_warm.trust import files
+files.default_trust_files = lambda file=Path(sys.argv.pop(1)): (file,)
 from serve_warm.cli import main
 """
 """The beginning of a program whose first argument is the trust file; it still has to call main."""

@@ -484,7 +484,7 @@ import sys, threading, time, torch
 from pathlib import Path
 from serve_warm.config import WarmupConfig
 from serve_warm.prefetch import Prefetch
-from serve_warm.trust import unsigned_ok
+from serve_warm.trust.policy import unsigned_ok
 
 uri, driver, then = sys.argv[1:]
 torch.version.cuda = "13.0"
