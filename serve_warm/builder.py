@@ -31,7 +31,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import artifact, catalog, folders, node, publish, unfinished
+from serve_warm import folders, node, unfinished
+from serve_warm.artifact import catalog
+from serve_warm.artifact.manifest import FORMAT, Manifest, pack_part, utc_now
+from serve_warm.artifact.push import OnTaken, already_published, published, push
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.facts import ENTRIES_FORMAT, RULES
@@ -566,7 +569,7 @@ def build(
     if not keep:
         progress("publish")
         supersede = outdated or if_published == "supersede"
-        on_taken: publish.OnTaken = "supersede" if supersede else "refuse"
+        on_taken: OnTaken = "supersede" if supersede else "refuse"
         statements = _push(store, variants, key, on_taken=on_taken)
     _discard(build_keys)
     # Where one is kept, what was built now is thrown away, and its parts with it.
@@ -652,7 +655,7 @@ def _clear(staged: Store) -> None:
 
 def _is_kept(
     store: Store,
-    manifests: Sequence[artifact.Manifest],
+    manifests: Sequence[Manifest],
     if_published: Literal["refuse", "keep", "supersede"],
 ) -> bool:
     """Return whether what the store has is kept: of a gang all variants, or none.
@@ -660,16 +663,16 @@ def _is_kept(
     Raises:
         AlreadyPublished: it has one, and is not told to keep or supersede it.
     """
-    there = [publish.published(store, made.deployment, made.fingerprint) for made in manifests]
+    there = [published(store, made.deployment, made.fingerprint) for made in manifests]
     if if_published == "keep" and all(there):
         return True
     for manifest, before in zip(manifests, there, strict=True):
         if before and if_published != "supersede":
-            raise publish.already_published(store, manifest, before[-1])
+            raise already_published(store, manifest, before[-1])
     return False
 
 
-def _are_outdated(store: Store, app: App, manifests: Sequence[artifact.Manifest]) -> bool:
+def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest]) -> bool:
     """Return whether what is published of these variants has entries that no replica runs.
 
     They were made by other rules than today's: what supersedes them takes nothing from anybody.
@@ -677,7 +680,7 @@ def _are_outdated(store: Store, app: App, manifests: Sequence[artifact.Manifest]
     published = {
         statement
         for made in manifests
-        for statement in publish.published(store, made.deployment, made.fingerprint)[-1:]
+        for statement in published(store, made.deployment, made.fingerprint)[-1:]
     }
     if not published:
         return False
@@ -687,7 +690,7 @@ def _are_outdated(store: Store, app: App, manifests: Sequence[artifact.Manifest]
     return bool(found) and all(map(_has_outdated_entries, found))
 
 
-def _has_outdated_entries(manifest: artifact.Manifest | None) -> bool:
+def _has_outdated_entries(manifest: Manifest | None) -> bool:
     if manifest is None:  # not believed here: nothing is known of it
         return False
     entries = manifest.facts.get("entries") or ()
@@ -697,14 +700,13 @@ def _has_outdated_entries(manifest: artifact.Manifest | None) -> bool:
 
 def _push(
     store: Store,
-    variants: Sequence[tuple[artifact.Manifest, dict[str, bytes]]],
+    variants: Sequence[tuple[Manifest, dict[str, bytes]]],
     key: Ed25519PrivateKey,
     *,
-    on_taken: publish.OnTaken = "refuse",
+    on_taken: OnTaken = "refuse",
 ) -> list[str]:
     return [
-        publish.push(store, manifest, stored, [key], on_taken=on_taken)
-        for manifest, stored in variants
+        push(store, manifest, stored, [key], on_taken=on_taken) for manifest, stored in variants
     ]
 
 
@@ -716,7 +718,7 @@ def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, in
     return _sizes([manifest for manifest in found if manifest is not None])
 
 
-def _sizes(manifests: Sequence[artifact.Manifest]) -> dict[str, int]:
+def _sizes(manifests: Sequence[Manifest]) -> dict[str, int]:
     """Return the stored bytes by part, of all of them together."""
     sizes: Counter[str] = Counter()
     for manifest in manifests:
@@ -724,16 +726,16 @@ def _sizes(manifests: Sequence[artifact.Manifest]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[artifact.Manifest, dict[str, bytes]]:
+def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[Manifest, dict[str, bytes]]:
     parts, stored = [], {}
     for name, raw in packed["parts"].items():
-        part, data = artifact.pack_part(name, raw)
+        part, data = pack_part(name, raw)
         parts.append(part)
         stored[name] = data
-    manifest = artifact.Manifest(
-        format=artifact.FORMAT,
+    manifest = Manifest(
+        format=FORMAT,
         deployment=app.deployment,
-        created=artifact.utc_now(),
+        created=utc_now(),
         fingerprint=Fingerprint.from_json(packed["fingerprint"]),
         parts=tuple(parts),
         facts=packed["facts"],

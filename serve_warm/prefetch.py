@@ -33,7 +33,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_warm import artifact, compiler, folders, kernels, transfer
+from serve_warm import compiler, folders, kernels
+from serve_warm.artifact import manifest, pull
+from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import (
@@ -45,7 +47,6 @@ from serve_warm.fingerprint import (
     torch_environment,
 )
 from serve_warm.importing import Turns
-from serve_warm.nodecache import NodeCache, default_root
 from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import load_trust
 from serve_warm.trust.policy import Trust
@@ -118,8 +119,8 @@ class Taken:
 
     wanted: Wanted
     store: Store
-    found: transfer.Found
-    pulled: transfer.Pulled
+    found: pull.Found
+    pulled: pull.Pulled
     directory: Path | None
     """Where its part `cache` is unpacked, private and used by nobody; None where it is not."""
     unpack_s: float
@@ -230,7 +231,7 @@ class Prefetch:
         waited_s = 0.0 if is_there else time.perf_counter() - asked
         if taken is None or taken.wanted != wanted:
             return None
-        pulled = transfer.confirmed(
+        pulled = pull.confirmed(
             taken.pulled, taken.found, fingerprint=fingerprint, trust=wanted.trust
         )
         # A folder is named relative to the working directory, which __init__ may have changed.
@@ -302,26 +303,26 @@ class Prefetch:
             self._looked_at(None)
             self._taken.set_result(taken)
 
-    def _looked_at(self, found: transfer.Found | None) -> None:
+    def _looked_at(self, found: pull.Found | None) -> None:
         """Note whether what was found needs torch's compiler; where nothing was, it compiles."""
         if not self._looked.is_set():
-            self._needs_compiler = found is None or not transfer.only_libraries(found)
+            self._needs_compiler = found is None or not pull.only_libraries(found)
             self._looked.set()
 
     def _take(self, store: Store) -> Taken | None:
         wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
-        found = transfer.find(
+        found = pull.find(
             store, deployment=wanted.deployment, trust=wanted.trust, given_up=self._given_up
         )
         self._looked_at(found)
-        choice = transfer.expected(
+        choice = pull.expected(
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
         if choice is None:
             logger.info("nothing in %s is fetched before __init__ ends: none fits", store.uri)
             return None
         with wanted.node_cache() as cache:
-            pulled = transfer.take(
+            pulled = pull.take(
                 store, choice, cache=cache, parts=wanted.parts, given_up=self._given_up
             )
         began = time.perf_counter()
@@ -383,7 +384,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
     """
     folders.check_private(directory, "the directory that torch loads from")
     try:
-        artifact.unpack_directory(raw, directory)
+        manifest.unpack_directory(raw, directory)
         kernels.relocate(directory)
     except OSError as error:
         raise StoreError(

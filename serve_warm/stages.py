@@ -24,19 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import (
-    artifact,
-    compiler,
-    folders,
-    graphs,
-    kernels,
-    pgo,
-    prefetch,
-    ranks,
-    transfer,
-    unfinished,
-)
-from serve_warm.choosing import Considered
+from serve_warm import compiler, folders, graphs, kernels, pgo, prefetch, ranks, unfinished
+from serve_warm.artifact.choose import Considered
+from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.pull import Pulled
+from serve_warm.artifact.pull import pull as pull_artifact
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -160,7 +152,7 @@ Observer = Callable[[Report], None]
 class _Ready:
     """An artifact that may be loaded."""
 
-    pulled: transfer.Pulled
+    pulled: Pulled
     directory: Path | None
     """Where its part `cache` is unpacked already, if it is."""
     unpacked_early_s: float
@@ -784,9 +776,9 @@ class Warmup:
             if not given_up.is_set():
                 self._enter(Stage.VERIFYING)
 
-        def pull() -> transfer.Pulled:
+        def pull() -> Pulled:
             with wanted.node_cache() as cache:
-                return transfer.pull(
+                return pull_artifact(
                     open_store(uri),
                     deployment=wanted.deployment,
                     fingerprint=fingerprint,
@@ -853,9 +845,7 @@ class Warmup:
             self._prefetch.drop()
         return taken
 
-    async def _tried_until(
-        self, limit: Deadline, pull: Callable[[], transfer.Pulled]
-    ) -> transfer.Pulled:
+    async def _tried_until(self, limit: Deadline, pull: Callable[[], Pulled]) -> Pulled:
         """Call `pull` in a thread until it gives something, or cannot, or time is up."""
         tries = 0
         while True:
@@ -880,7 +870,7 @@ class Warmup:
                 logger.info("try=%d failed, again in %.1f s: %s", tries, pause_s, error.message)
                 await asyncio.sleep(pause_s)
 
-    def _put_in_place(self, pulled: transfer.Pulled, unpacked: Path | None) -> None:
+    def _put_in_place(self, pulled: Pulled, unpacked: Path | None) -> None:
         # Into a new directory: what user code made torch write into the present one stays out.
         directory = self._new_cache_directory(unpacked)
         folders.check_private(directory, "the directory that torch loads from")
@@ -907,7 +897,7 @@ class Warmup:
                 hint="build the artifact again with this version of torch",
             )
 
-    def _load_entries(self, pulled: transfer.Pulled, handed_over: Any) -> None:
+    def _load_entries(self, pulled: Pulled, handed_over: Any) -> None:
         names = [name for name in LEVEL_PARTS.values() if name in pulled.raw]
         if not names or handed_over is None:
             return
@@ -1201,9 +1191,7 @@ class Warmup:
                 logger.exception("an observer of the warm-up raised; going on without it")
 
 
-async def _in_own_thread(
-    pull: Callable[[], transfer.Pulled], *, timeout_s: float
-) -> transfer.Pulled:
+async def _in_own_thread(pull: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
     """Return what `pull` gives; past the timeout it is left to end by itself.
 
     Not in the event loop's own threads: those are the user's too, and one that hangs in a store
@@ -1221,7 +1209,7 @@ async def _in_own_thread(
     return came
 
 
-def _close_what_came_late(pulling: Future[transfer.Pulled]) -> None:
+def _close_what_came_late(pulling: Future[Pulled]) -> None:
     if not pulling.cancelled() and pulling.exception() is None:
         pulling.result().close()
 
@@ -1316,14 +1304,14 @@ def pack_parts(
 
     `entries` are the files of the parts that have some, by the part's name.
     """
-    parts = {"cache": artifact.pack_directory(cache_directory)}
+    parts = {"cache": pack_directory(cache_directory)}
     for name, files in (entries or {}).items():
         with folders.temporary_folder() as scratch:
             folder = scratch / name
             folder.mkdir(mode=0o700)
             for file, content in files.items():
                 (folder / file).write_bytes(content)
-            parts[name] = artifact.pack_directory(folder)
+            parts[name] = pack_directory(folder)
     torch_bytes = compiler.save_torch_bytes()
     if torch_bytes:
         parts["torch_bytes"] = torch_bytes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from artifacts import build, new_key
+from serve_warm.artifact.push import push
 from serve_warm.cli import main
-from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust import files
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from serve_warm.artifact import Manifest
+    from serve_warm.artifact.manifest import Manifest
 
 KEY = new_key()
 STRANGER = new_key()

@@ -13,11 +13,11 @@ import torch
 import serve_warm
 from artifacts import build, new_key, trusting
 from serve_warm import compiler
-from serve_warm.artifact import pack_directory
+from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.push import push
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
-from serve_warm.publish import push
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

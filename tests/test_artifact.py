@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from artifacts import build, cache_directory, checksummed, container, fingerprint, packed_cache
-from serve_warm.artifact import (
+from serve_warm.artifact.manifest import (
     FORMAT,
     MAX_MEMBERS,
     MAX_PARTS,

@@ -26,11 +26,11 @@ from artifacts import (
     publish_statement,
     trusting,
 )
-from serve_warm.artifact import MAX_RAW_BYTES, pack_directory, zstd
-from serve_warm.catalog import GRACE_S, Pruned, Rules, check, describe, prune
+from serve_warm.artifact.catalog import GRACE_S, Pruned, Rules, check, describe, prune
+from serve_warm.artifact.manifest import MAX_RAW_BYTES, pack_directory, zstd
+from serve_warm.artifact.push import push
+from serve_warm.artifact.push import sign as sign_again
 from serve_warm.errors import ConfigError, StoreError
-from serve_warm.publish import push
-from serve_warm.publish import sign as sign_again
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
 from serve_warm.trust.policy import Trust
@@ -38,7 +38,7 @@ from serve_warm.trust.policy import Trust
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serve_warm.artifact import Manifest
+    from serve_warm.artifact.manifest import Manifest
     from serve_warm.stores import Object, Store
 
 KEY = new_key()

@@ -22,10 +22,10 @@ from command_line import (  # noqa: F401 - fixtures
     target_fixture,
     trust_file_fixture,
 )
-from serve_warm import transfer
+from serve_warm.artifact import pull
+from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.push import sign as sign_again
 from serve_warm.fingerprint import PORTABLE_ISA, Fingerprint, read_app, read_machine
-from serve_warm.nodecache import NodeCache
-from serve_warm.publish import sign as sign_again
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
 
     ended = run("diff", source.root, "--against", described(fingerprint().to_json()), "--json")
 
-    with transfer.pull(
+    with pull.pull(
         source,
         deployment=DEPLOYMENT,
         fingerprint=fingerprint(),

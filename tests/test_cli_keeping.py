@@ -22,7 +22,7 @@ from command_line import (  # noqa: F401 - fixtures
     source_fixture,
     trust_file_fixture,
 )
-from serve_warm import catalog
+from serve_warm.artifact import catalog
 from serve_warm.folders import user_folder
 from serve_warm.node import StateFile
 from serve_warm.trust.files import load_trust

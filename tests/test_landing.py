@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from serve_warm.artifact.landing import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
-from serve_warm.landing import receive, receive_unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

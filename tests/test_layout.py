@@ -33,16 +33,17 @@ LAYERS = (
     ("watchdog",),
     ("fingerprint", "inputs", "config", "trust", "facts"),
     ("ranks", "guard_facts"),
-    ("artifact", "disassembly", "recorder", "stores"),
-    ("landing", "ahead", "unfinished", "statements"),
-    ("nodecache", "calls", "parts", "choosing", "fact_watch"),
+    ("disassembly", "recorder", "stores"),
+    ("artifact",),
+    ("ahead", "unfinished"),
+    ("calls", "fact_watch"),
     ("graphs", "kernels"),
     ("graphed",),
     ("libraries",),
     ("entries", "parity"),
-    ("transfer", "compiler", "exported", "pgo", "paritychecks"),
+    ("compiler", "exported", "pgo", "paritychecks"),
     ("precompile", "replay"),
-    ("catalog", "publish", "prefetch"),
+    ("prefetch",),
     ("stages",),
     ("metrics", "node", "cluster"),
     ("deployment", "collector"),
@@ -67,9 +68,7 @@ OWNED = {
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
     *("redaction", "errors", "report", "folders", "wholefiles", "fingerprint", "inputs", "config"),
-    "trust",
-    *("artifact", "stores", "landing", "nodecache", "statements", "parts", "choosing"),
-    *("transfer", "catalog", "publish", "metrics", "node", "collector", "cli"),
+    *("trust", "artifact", "stores", "metrics", "node", "collector", "cli"),
 }
 
 # `node` also runs as a file by itself, where there is no `config` to ask.
@@ -268,8 +267,8 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (layer_violations, "report", "import serve_warm.stages", "points up"),
         (layer_violations, "inputs", "from serve_warm import deployment", "points up"),
         (layer_violations, "artifact", "from serve_warm.stages import Warmup", "points up"),
-        (layer_violations, "stores.local", "from ..artifact import pack", "points beside"),
-        (layer_violations, "stores", "from .. import transfer", "points up"),
+        (layer_violations, "stores.local", "from ..artifact import pack", "points up"),
+        (layer_violations, "stores", "from .. import artifact", "points up"),
         (layer_violations, "compiler", "def f():\n from serve_warm import replay", "points up"),
         (layer_violations, "replay", "from serve_warm.precompile import f", "points beside"),
         (
@@ -320,7 +319,11 @@ def test_a_violation_is_found(
 @pytest.mark.parametrize(
     ("check", "module", "source"),
     [
-        (layer_violations, "stages", "from serve_warm import artifact, transfer"),
+        (
+            layer_violations,
+            "stages",
+            "from serve_warm import artifact, report",
+        ),
         (layer_violations, "stores.local", "from serve_warm.stores import Store"),
         (layer_violations, "stores", "def f():\n from .local import LocalStore"),
         (layer_violations, "replay", "from serve_warm import compiler"),

@@ -23,7 +23,8 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm import ahead, compiler, exported, libraries, precompile, stages, transfer
+from serve_warm import ahead, compiler, exported, libraries, precompile, stages
+from serve_warm.artifact import pull
 from serve_warm.builder import _accept, _round_trips
 from serve_warm.entries import Library
 from serve_warm.errors import BuildFailed, ConfigError
@@ -515,7 +516,7 @@ def test_what_is_in_the_store_says_whether_the_compiler_is_imported_early(built:
 
     found: Any = SimpleNamespace(statements=[*statements, stranger])
 
-    assert transfer.only_libraries(found) == only
+    assert pull.only_libraries(found) == only
 
 
 def test_arguments_of_level_3_are_named_without_the_compiler():

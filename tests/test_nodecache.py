@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import wait_until
-from serve_warm import nodecache
+from serve_warm.artifact import node_cache
+from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.errors import ArtifactRefused, StoreError
-from serve_warm.nodecache import NodeCache, default_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,7 +210,7 @@ def test_a_folder_of_something_else_is_refused(root: Path, present: bool):
     root.parent.chmod(0o700)
     for name in ("trust.toml", *([DIGEST] if present else [])):
         (root / name).write_text("denied = []")
-        set_age(root / name, 10 * nodecache.MAX_AGE_S)
+        set_age(root / name, 10 * node_cache.MAX_AGE_S)
 
     with pytest.raises(ArtifactRefused, match=r"holds what is not its own: 'trust.toml'") as caught:
         NodeCache.open(root)
@@ -230,7 +230,7 @@ def test_only_what_is_its_own_is_removed(root: Path):
     with NodeCache.open(root, max_bytes=1, max_age_s=1.0) as cache:
         for name in (*names_of_others, *own):
             (root / name).write_bytes(bytes(1000))
-            set_age(root / name, 10 * nodecache.MAX_AGE_S)
+            set_age(root / name, 10 * node_cache.MAX_AGE_S)
 
         fetched(cache, Download())
 
@@ -543,7 +543,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from serve_warm.errors import StoreError
-from serve_warm.nodecache import NodeCache
+from serve_warm.artifact.node_cache import NodeCache
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -561,7 +561,7 @@ with NodeCache.open(Path(sys.argv[1])) as cache:
 FETCHER = """
 import hashlib, os, sys, time
 from pathlib import Path
-from serve_warm.nodecache import NodeCache
+from serve_warm.artifact.node_cache import NodeCache
 
 root, calls, behaviour = sys.argv[1:]
 data = bytes(range(256)) * 1000
@@ -634,7 +634,7 @@ def test_a_download_that_hangs_is_not_waited_for_without_end(
     root: Path, tmp_path: Path, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ):
     """After a while another process makes its own download, beside the one that hangs."""
-    monkeypatch.setattr(nodecache, "WAIT_S", 0.1)
+    monkeypatch.setattr(node_cache, "WAIT_S", 0.1)
     calls = tmp_path / "calls"
     process = fetcher(root, calls, "hang")
     process.stdin.write("go\n")

@@ -27,9 +27,9 @@ from artifacts import build, new_key, packed_cache, trusting
 from compiled import compiled, double
 from conftest import wait_until
 from serve_warm import folders
+from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
-from serve_warm.nodecache import default_root
 from serve_warm.prefetch import Prefetch, Taken
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stages import Warmup

@@ -22,6 +22,9 @@ from artifacts import (
     publish_statement,
     trusting,
 )
+from serve_warm.artifact.push import copy as copy_all
+from serve_warm.artifact.push import published, push
+from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import (
     AlreadyPublished,
     ArtifactNotFound,
@@ -29,9 +32,6 @@ from serve_warm.errors import (
     ConfigError,
     StoreError,
 )
-from serve_warm.publish import copy as copy_all
-from serve_warm.publish import published, push
-from serve_warm.publish import sign as sign_all
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_SIGNATURES, sign
 from serve_warm.trust.policy import Trust, UnsignedOk

@@ -13,11 +13,11 @@ import pytest
 
 from artifacts import DEPLOYMENT, build, fingerprint, new_key, trusting
 from s3_servers import Server
+from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.pull import pull
+from serve_warm.artifact.push import push
 from serve_warm.errors import AlreadyPublished, ArtifactNotFound
-from serve_warm.nodecache import NodeCache
-from serve_warm.publish import push
 from serve_warm.stores import open_store
-from serve_warm.transfer import pull
 
 KEY = new_key()
 PUBLISHERS = 8

@@ -29,7 +29,8 @@ from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
 from serve_warm import compiler, folders
-from serve_warm.artifact import pack_directory
+from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.push import push
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import (
     CompilerMissing,
@@ -43,7 +44,6 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
-from serve_warm.publish import push
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore

@@ -15,7 +15,7 @@ import pytest
 
 from artifacts import build, packed_cache
 from s3_servers import ANSWERS, TRANSPORT_FAULTS, FaultProxy, Server
-from serve_warm import publish
+from serve_warm.artifact import push
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import open_store
 from test_stages import KEY, StandIn, here, process, warm_up  # noqa: F401 - `process` is a fixture
@@ -58,7 +58,7 @@ def uri(
     manifest, stored = build(
         deployment="Embedder", built_for=here(StandIn()), raw={"cache": packed_cache(tmp_path)}
     )
-    publish.push(open_store(uri), manifest, stored, [KEY])
+    push.push(open_store(uri), manifest, stored, [KEY])
     yield uri
     fault_proxy.reset()
 

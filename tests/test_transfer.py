@@ -34,16 +34,16 @@ from artifacts import (
     publish_statement,
     trusting,
 )
-from serve_warm.artifact import pack_directory, unpack_directory, utc_now
-from serve_warm.choosing import SHOWN_VARIANTS
+from serve_warm.artifact.choose import SHOWN_VARIANTS
+from serve_warm.artifact.manifest import pack_directory, unpack_directory, utc_now
+from serve_warm.artifact.node_cache import NodeCache, default_root
+from serve_warm.artifact.pull import Pulled, confirmed, expected, explain, find, pull, take
+from serve_warm.artifact.push import push
+from serve_warm.artifact.push import sign as sign_all
+from serve_warm.artifact.statements import READERS
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.nodecache import NodeCache, default_root
-from serve_warm.publish import push
-from serve_warm.publish import sign as sign_all
-from serve_warm.statements import READERS
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import Pulled, confirmed, expected, explain, find, pull, take
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
 from serve_warm.trust.files import trust_lines
 from serve_warm.trust.policy import Trust
@@ -65,7 +65,7 @@ from transfers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serve_warm.artifact import Manifest
+    from serve_warm.artifact.manifest import Manifest
     from serve_warm.stores import Object, Sink, Store
 
 
@@ -792,9 +792,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from artifacts import DEPLOYMENT, fingerprint
-from serve_warm.nodecache import NodeCache, default_root
+from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import pull
+from serve_warm.artifact.pull import pull
 from serve_warm.trust.files import load_trust
 
 PIECE = 8 << 20

@@ -14,7 +14,7 @@ import pytest
 
 from artifacts import edited, new_key, trusting
 from believing import DIGEST, PAYLOAD, STORE, public_pem, refusal
-from serve_warm.artifact import utc_now
+from serve_warm.artifact.manifest import utc_now
 from serve_warm.errors import ArtifactRefused
 from serve_warm.stores import open_store
 from serve_warm.trust.envelope import add_signatures, sign

@@ -17,12 +17,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, cache_directory, fingerprint, publish_statement, trusting
-from serve_warm.artifact import FORMAT, pack_directory, unpack_directory
+from serve_warm.artifact.manifest import FORMAT, pack_directory, unpack_directory
+from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.pull import pull
+from serve_warm.artifact.push import push
 from serve_warm.errors import AlreadyPublished, ArtifactRefused
-from serve_warm.nodecache import NodeCache
-from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
-from serve_warm.transfer import pull
 from serve_warm.trust.envelope import Envelope
 
 FIRST_RELEASE = Path(__file__).parent / "data" / "first_release"

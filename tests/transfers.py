@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from artifacts import DEPLOYMENT, build, fingerprint, new_key, trusting
-from serve_warm.artifact import zstd
+from serve_warm.artifact.manifest import zstd
+from serve_warm.artifact.node_cache import NodeCache, default_root
+from serve_warm.artifact.pull import Pulled, pull
+from serve_warm.artifact.push import push
+from serve_warm.artifact.push import sign as sign_all
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.nodecache import NodeCache, default_root
-from serve_warm.publish import push
-from serve_warm.publish import sign as sign_all
-from serve_warm.transfer import Pulled, pull
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     import pytest
 
-    from serve_warm.artifact import Manifest
+    from serve_warm.artifact.manifest import Manifest
     from serve_warm.stores import Store
 
 KEY = new_key()

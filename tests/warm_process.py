@@ -23,10 +23,10 @@ import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from serve_warm import compiler
-from serve_warm.artifact import Manifest, pack_part, utc_now
+from serve_warm.artifact.manifest import Manifest, pack_part, utc_now
+from serve_warm.artifact.push import push
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
-from serve_warm.publish import push
 from serve_warm.stages import ISA_FACT, Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.keys import TrustedKey

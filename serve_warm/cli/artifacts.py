@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from serve_warm import catalog, publish
+from serve_warm.artifact import catalog
+from serve_warm.artifact.push import copy
 from serve_warm.cli import NO, screen
 from serve_warm.stores import Object, Sink, Store, open_store
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
-    from serve_warm.artifact import Manifest
-    from serve_warm.parts import Progress
-    from serve_warm.publish import OnTaken
+    from serve_warm.artifact.blobs import Progress
+    from serve_warm.artifact.manifest import Manifest
+    from serve_warm.artifact.push import OnTaken
 
 
 # Looking ----------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def _copy(
         def reading(part: str, done: int, total: int) -> None:
             progress(f"read {part}", done, total)
 
-        done = publish.copy(
+        done = copy(
             source,
             _Watched(target, progress),
             trust=trust,

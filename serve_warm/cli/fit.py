@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from serve_warm import choosing, transfer
+from serve_warm.artifact import choose, pull
 from serve_warm.cli import NO, screen
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
@@ -49,8 +49,8 @@ def diff(
     opened = open_store(store)
     here = _this_machine() if against is None else _described_in(against)
     # It logs what it refuses, which is shown here with everything else.
-    with screen.quiet(choosing.__name__):
-        considered = transfer.explain(
+    with screen.quiet(choose.__name__):
+        considered = pull.explain(
             opened, fingerprint=here, trust=load_trust(), deployment=deployment
         )
     by_deployment: dict[str, list[_Compared]] = {}
@@ -96,7 +96,7 @@ def diff(
 class _Compared:
     """An artifact and a machine: what differs, what is equal, and what nobody knows yet."""
 
-    considered: choosing.Considered
+    considered: choose.Considered
     equal: tuple[Mismatch, ...] = ()
     """Factors with the same value on both sides."""
     by_replica: tuple[Mismatch, ...] = ()
@@ -130,7 +130,7 @@ class _Compared:
         }
 
 
-def _compare(considered: choosing.Considered, here: Fingerprint) -> _Compared:
+def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
     if considered.reason not in ("fits", "fingerprint"):
         return _Compared(considered=considered)
     artifact = _of_artifact(considered, here)
@@ -154,7 +154,7 @@ def _compare(considered: choosing.Considered, here: Fingerprint) -> _Compared:
     return _Compared(considered=considered, equal=tuple(equal), by_replica=tuple(by_replica))
 
 
-def _of_artifact(considered: choosing.Considered, here: Fingerprint) -> Fingerprint:
+def _of_artifact(considered: choose.Considered, here: Fingerprint) -> Fingerprint:
     """Return what an artifact is for: what is here, but for the differences."""
     factors = here.to_json()
     for mismatch in considered.mismatches:
@@ -199,7 +199,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
             considered.reason, f"refused ({considered.reason})"
         )
         click.echo(f"  {screen.shown(considered.statement)}: {fits}: {screen.shown(text)}")
-        another_gpu = choosing.of_another_gpu(considered)
+        another_gpu = choose.of_another_gpu(considered)
         if another_gpu:
             click.echo(f"    {screen.shown(another_gpu)}")
         rows = [_row(mismatch) for mismatch in considered.mismatches]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from serve_warm import publish
+from serve_warm.artifact import push
 from serve_warm.cli import screen
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust, trust_lines
@@ -68,7 +68,7 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
     """
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_store(store), load_trust()
-    done = publish.sign(opened, keys, trust=trust, deployment=deployment)
+    done = push.sign(opened, keys, trust=trust, deployment=deployment)
     signed, refused = done.statements, done.refused
     if as_json:
         screen.data(

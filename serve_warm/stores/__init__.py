@@ -4,7 +4,7 @@
 
 Stores keep bytes under keys and know nothing of artifacts. They are write-once, because a reader
 that has checked an object must be able to rely on it, and they are not trusted: what they give is
-checked by the caller (`serve_warm.statements`, `serve_warm.parts`).
+checked by the caller (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, fingerprint, trusting
 from serve_warm import __version__
-from serve_warm.publish import push
+from serve_warm.artifact.push import push
 from serve_warm.stores.local import LocalStore
 
 BYTES_PER_S = 85e6
@@ -66,9 +66,9 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
     """Pull as a replica does; the second pull finds the bytes on the node."""
     import resource
 
-    from serve_warm.nodecache import NodeCache
+    from serve_warm.artifact.node_cache import NodeCache
+    from serve_warm.artifact.pull import Pulled, pull
     from serve_warm.stores import open_store
-    from serve_warm.transfer import Pulled, pull
 
     def pulled() -> Pulled:
         return pull(

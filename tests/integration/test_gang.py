@@ -15,10 +15,10 @@ from artifacts import build, packed_cache, trusting
 from compiled import compiled, double
 from integration import apps as shapes
 from serve_warm import Input, WarmupMixin, bench, builder
+from serve_warm.artifact.push import push
 from serve_warm.deployment import ATTRIBUTE
 from serve_warm.errors import ConfigError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.publish import push
 from serve_warm.stores.local import LocalStore
 
 pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")

@@ -13,7 +13,8 @@ import pytest
 import requests
 
 from integration.apps import Embedder
-from serve_warm import bench, builder, catalog
+from serve_warm import bench, builder
+from serve_warm.artifact import catalog
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
 

@@ -27,11 +27,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, fingerprint, trusting
+from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.pull import pull
+from serve_warm.artifact.push import push
 from serve_warm.errors import ArtifactNotFound
-from serve_warm.nodecache import NodeCache
-from serve_warm.publish import push
 from serve_warm.stores import open_store
-from serve_warm.transfer import pull
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIZES = {"cache": 36 << 20, "other": 1 << 20}

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
-from serve_warm.artifact import Part, check_stored_size, open_part
+from serve_warm.artifact.landing import receive_unnamed
+from serve_warm.artifact.manifest import Part, check_stored_size, open_part
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
-from serve_warm.landing import receive_unnamed
 from serve_warm.stores import Object, Sink
 
 BLOBS = "blobs/sha256/"

@@ -19,10 +19,10 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
-from serve_warm.artifact import DIRECTORY_PARTS, Manifest, check_caps, check_directory
+from serve_warm.artifact.blobs import BLOBS, Progress, blob_key, receive_part, unpack_part
+from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps, check_directory
+from serve_warm.artifact.statements import believable, read_envelope, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
-from serve_warm.parts import BLOBS, Progress, blob_key, receive_part, unpack_part
-from serve_warm.statements import believable, read_envelope, statement_keys
 from serve_warm.stores import Store
 from serve_warm.trust.envelope import Envelope, parse_json
 from serve_warm.trust.policy import Trust

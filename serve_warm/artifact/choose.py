@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from serve_warm.artifact import Manifest
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.statements import Statement, bare, check_limits, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
 from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
-from serve_warm.statements import Statement, bare, check_limits, rank
 from serve_warm.trust.policy import Trust
 from serve_warm.trust.verify import Believed
 

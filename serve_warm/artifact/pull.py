@@ -21,15 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from serve_warm.artifact import (
-    MAX_RAW_BYTES,
-    MAX_STORED_BYTES,
-    OPTIONAL_PARTS,
-    Manifest,
-    Part,
-    check_caps,
-)
-from serve_warm.choosing import (
+from serve_warm.artifact.blobs import download_part, unpack_part
+from serve_warm.artifact.choose import (
     Candidate,
     Chosen,
     Considered,
@@ -40,11 +33,25 @@ from serve_warm.choosing import (
     weighed,
     with_trace,
 )
+from serve_warm.artifact.manifest import (
+    MAX_RAW_BYTES,
+    MAX_STORED_BYTES,
+    OPTIONAL_PARTS,
+    Manifest,
+    Part,
+    check_caps,
+)
+from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.statements import (
+    READERS,
+    Read,
+    Statement,
+    read_at_once,
+    statement_keys,
+    verified,
+)
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.nodecache import NodeCache
-from serve_warm.parts import download_part, unpack_part
-from serve_warm.statements import READERS, Read, Statement, read_at_once, statement_keys, verified
 from serve_warm.stores import Object, Sink, Store
 from serve_warm.trust.policy import Trust
 from serve_warm.trust.verify import Believed

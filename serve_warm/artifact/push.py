@@ -8,7 +8,7 @@
 
 Blobs are written before the statement that names them, so that a statement never points at nothing,
 and of several publishers of one variant the first wins. What is there is never written over:
-`serve_warm.choosing` chooses among all of it.
+`serve_warm.artifact.choose` chooses among all of it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from serve_warm.artifact import Manifest, Part, check_caps, check_stored
-from serve_warm.choosing import with_trace
-from serve_warm.errors import (
-    AlreadyPublished,
-    ArtifactNotFound,
-    ArtifactRefused,
-    ConfigError,
-    ObjectExists,
-    ObjectNotFound,
-)
-from serve_warm.fingerprint import Fingerprint
-from serve_warm.parts import Progress, blob_key, receive_part, unpack_part
-from serve_warm.statements import (
+from serve_warm.artifact.blobs import Progress, blob_key, receive_part, unpack_part
+from serve_warm.artifact.choose import with_trace
+from serve_warm.artifact.manifest import Manifest, Part, check_caps, check_stored
+from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     VARIANT,
     believable,
@@ -45,6 +36,15 @@ from serve_warm.statements import (
     statement_keys,
     statements_of,
 )
+from serve_warm.errors import (
+    AlreadyPublished,
+    ArtifactNotFound,
+    ArtifactRefused,
+    ConfigError,
+    ObjectExists,
+    ObjectNotFound,
+)
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Store
 from serve_warm.trust.envelope import Envelope, add_signatures
 from serve_warm.trust.envelope import sign as sign_payload

@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_warm.artifact import Manifest
+from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from serve_warm import folders
+from serve_warm.artifact.landing import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
-from serve_warm.landing import receive, receive_unnamed
 from serve_warm.stores import PIECE_BYTES, Sink
 
 logger = logging.getLogger(__name__)
