@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import folders, node, unfinished
+from serve_warm import _private_folders, node, unfinished
 from serve_warm.artifact import catalog
 from serve_warm.artifact.manifest import FORMAT, Manifest, pack_part, utc_now
 from serve_warm.artifact.push import OnTaken, already_published, published, push
@@ -352,7 +352,7 @@ class Cluster:
         """
         from ray import serve
 
-        with folders.temporary_folder() as scratch:
+        with _private_folders.temporary_folder() as scratch:
             state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
                 created_unix, ready_unix = self._wait(

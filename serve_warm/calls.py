@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from serve_warm import ahead
+from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.facts import PACKAGE, Free, NoEntry, describe_tensor
 from serve_warm.fingerprint import read_app
-from serve_warm.redaction import hide_texts, is_name, shorten
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),

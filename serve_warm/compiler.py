@@ -39,12 +39,12 @@ from pathlib import Path
 from types import CellType, CodeType, ModuleType
 from typing import Any
 
-from serve_warm import fingerprint, folders, graphs, kernels
+from serve_warm import _private_folders, fingerprint, graphs, kernels
+from serve_warm._redaction import hide_texts
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.evidence import CompiledCalls
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
-from serve_warm.redaction import hide_texts
 from serve_warm.report import CompileEvent, Counts
 
 logger = logging.getLogger(__name__)
@@ -429,11 +429,11 @@ def header_directory(base: Path | None = None) -> Path:
     Where another user could have written to the folder, or could replace it, it is a new one of
     this process. `base` is `folders.private_base()` unless it is given.
     """
-    base = base or folders.private_base()
+    base = base or _private_folders.private_base()
     folder = base / f"serve_warm-{os.geteuid()}" / "headers"
     try:
-        folders.make_private(folder)
-        why = folders.sentence(folders.problems(folder))
+        _private_folders.make_private(folder)
+        why = _private_folders.sentence(_private_folders.problems(folder))
     except OSError as error:
         why = f"{folder}: {error.strerror}"
     if not why:
@@ -505,11 +505,7 @@ def falls_counted() -> Iterator[None]:
 @contextlib.contextmanager
 def _fallen_looked_at_again() -> Iterator[None]:
     """Have Dynamo look at calls of frames that have reached their limit, and count them."""
-    from torch._C._dynamo.eval_frame import (
-        _FrameAction,
-        _FrameExecStrategy,
-        set_code_exec_strategy,
-    )
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:
         for code in fallen:
@@ -914,6 +910,6 @@ def private_directory(base: Path | None = None) -> Path:
     it is given; where that is not safe from other users neither is what is made there, and nothing
     of an artifact may be put into it.
     """
-    cache = folders.process_folder(base) / "cache"
+    cache = _private_folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)
     return cache

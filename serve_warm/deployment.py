@@ -45,10 +45,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_warm import __version__, compiler, metrics, node
+from serve_warm._private_folders import user_folder
 from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.fingerprint import read_rank
-from serve_warm.folders import user_folder
 from serve_warm.inputs import Input
 from serve_warm.prefetch import Prefetch
 from serve_warm.report import CompileEvent, Report, Stage, Verdict

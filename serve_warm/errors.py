@@ -30,13 +30,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_warm.redaction import redact
+from serve_warm._redaction import redact
 
 
 class ServeWarmError(Exception):
     """Base of all errors: the message says what was attempted and found, `hint` what to do.
 
-    Both are free of credentials, whatever they were made from (`serve_warm.redaction`).
+    Both are free of credentials, whatever they were made from (`serve_warm._redaction`).
     """
 
     def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:

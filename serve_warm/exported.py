@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, facts, folders, graphed, libraries
+from serve_warm import _private_folders, ahead, facts, graphed, libraries
 from serve_warm.calls import module_of
 from serve_warm.facts import NoEntry
 from serve_warm.libraries import Input
@@ -69,7 +69,7 @@ def make(
             graph.compile()
         plan["sha256"] = hashlib.sha256(graph.data).hexdigest()
         # Not where others might exchange it before it is opened.
-        with folders.temporary_folder() as folder:
+        with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(graph.data)
             fn = libraries.load(path, plan)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_warm.redaction import shorten
+from serve_warm._redaction import shorten
 
 CALLEE = "callee"
 """The name that the compiled callable has in paths."""

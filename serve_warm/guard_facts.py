@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
+from serve_warm._redaction import shorten
 from serve_warm.facts import (
     CALLEE,
     PACKAGE,
@@ -35,7 +36,6 @@ from serve_warm.facts import (
     name_of,
     resolve,
 )
-from serve_warm.redaction import shorten
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_warm._redaction import is_name, shorten
 from serve_warm.errors import InputError
-from serve_warm.redaction import is_name, shorten
 
 HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""

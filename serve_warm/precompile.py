@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from serve_warm import ahead, calls, compiler, exported, paritychecks
+from serve_warm._redaction import shorten
 from serve_warm.calls import Dynamic, Signature, key_of
 from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, plain_values, tree
 from serve_warm.errors import ConfigError
@@ -44,7 +45,6 @@ from serve_warm.fact_watch import FactWatch
 from serve_warm.facts import NoEntry
 from serve_warm.libraries import LibraryFailedCleanly
 from serve_warm.parity import difference_from_eager, why_not_twice
-from serve_warm.redaction import shorten
 from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_warm import compiler, folders, kernels
+from serve_warm import _private_folders, compiler, kernels
 from serve_warm.artifact import manifest, pull
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.config import WarmupConfig, environment
@@ -382,7 +382,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
         ArtifactRefused: `bad_archive`, or `unsafe_directory`: others could exchange what is in it.
         StoreError: it cannot be written.
     """
-    folders.check_private(directory, "the directory that torch loads from")
+    _private_folders.check_private(directory, "the directory that torch loads from")
     try:
         manifest.unpack_directory(raw, directory)
         kernels.relocate(directory)

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from serve_warm.redaction import SHOWN, shorten
+from serve_warm._redaction import SHOWN, shorten
 
 LINES_OF_LEVEL_1 = 20
 

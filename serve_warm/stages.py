@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import compiler, folders, graphs, kernels, pgo, prefetch, ranks, unfinished
+from serve_warm import _private_folders, compiler, graphs, kernels, pgo, prefetch, ranks, unfinished
+from serve_warm._redaction import redact, shorten
 from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.manifest import pack_directory
 from serve_warm.artifact.pull import Pulled
@@ -54,7 +55,6 @@ from serve_warm.fingerprint import (
     why_no_gpu,
 )
 from serve_warm.inputs import Input, ordered
-from serve_warm.redaction import redact, shorten
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
@@ -873,7 +873,7 @@ class Warmup:
     def _put_in_place(self, pulled: Pulled, unpacked: Path | None) -> None:
         # Into a new directory: what user code made torch write into the present one stays out.
         directory = self._new_cache_directory(unpacked)
-        folders.check_private(directory, "the directory that torch loads from")
+        _private_folders.check_private(directory, "the directory that torch loads from")
         if "cache" in pulled.raw:
             if unpacked is None:
                 prefetch.unpack(pulled.raw["cache"], directory)
@@ -902,7 +902,7 @@ class Warmup:
         if not names or handed_over is None:
             return
         unpacked = []
-        with folders.temporary_folder() as scratch:
+        with _private_folders.temporary_folder() as scratch:
             for name in names:
                 if name == "exported":
                     # For as long as the process: a library is opened when something first fits.
@@ -1306,7 +1306,7 @@ def pack_parts(
     """
     parts = {"cache": pack_directory(cache_directory)}
     for name, files in (entries or {}).items():
-        with folders.temporary_folder() as scratch:
+        with _private_folders.temporary_folder() as scratch:
             folder = scratch / name
             folder.mkdir(mode=0o700)
             for file, content in files.items():

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from serve_warm import __version__, folders
+from serve_warm import __version__, _private_folders
 from serve_warm.artifact.manifest import is_scratch
 from serve_warm.fingerprint import Fingerprint
 
@@ -57,7 +57,7 @@ _TRIES = 10
 
 def default_root() -> Path:
     """Return `<base>/serve_warm-<uid>/builds`, by its real path (`folders.private_base`)."""
-    return folders.user_folder("builds")
+    return _private_folders.user_folder("builds")
 
 
 def key_of(deployment: str, fingerprint: Fingerprint) -> str:
@@ -127,8 +127,8 @@ class Unfinished:
             OSError: the folder cannot be made.
         """
         root = default_root() if root is None else root
-        folders.make_private(root)
-        folders.check_private(root, "the folder of unfinished builds")
+        _private_folders.make_private(root)
+        _private_folders.check_private(root, "the folder of unfinished builds")
         _sweep(root, but=key)
         folder = root / key
         lock = _locked(folder, missing="make")
@@ -293,7 +293,7 @@ class Unfinished:
     def _remove_unlisted(self) -> None:
         listed = {copy.sha256 for copy in self._copies.values()}
         for entry in list(self.folder.iterdir()):
-            if entry.name not in listed | {LIST_NAME, folders.LOCK_NAME}:
+            if entry.name not in listed | {LIST_NAME, _private_folders.LOCK_NAME}:
                 entry.unlink(missing_ok=True)
 
 
@@ -333,8 +333,8 @@ def _locked(folder: Path, *, missing: Literal["make", "raise"]) -> int:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if missing == "make" else 0)
     for _ in range(_TRIES):
         if missing == "make":
-            folders.make_private(folder)
-        path = folder / folders.LOCK_NAME
+            _private_folders.make_private(folder)
+        path = folder / _private_folders.LOCK_NAME
         try:
             lock = os.open(path, flags, 0o600)
         except FileNotFoundError:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from serve_warm import ahead, calls
+from serve_warm._redaction import SHOWN
 from serve_warm.calls import Signature, describe, key_of, known_values
 from serve_warm.facts import NoEntry
-from serve_warm.redaction import SHOWN
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
 

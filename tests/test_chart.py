@@ -36,11 +36,7 @@ from charts import (
     pods_of,
 )
 from components import require, require_module
-from serve_warm import (
-    builder,
-    folders,
-    node,
-)
+from serve_warm import _private_folders, builder, node
 from serve_warm.cli import starts
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.trust import files
@@ -367,9 +363,12 @@ def test_the_folders_of_a_pod_are_ones_that_serve_warm_loads_from(tmp_path: Path
     cache = tmp_path / "volumes/cache" / mounts["/var/cache/serve_warm"]["subPath"]
     scratch = tmp_path / "volumes/scratch" / mounts["/tmp"]["subPath"]
     for mounted in (cache, cache / "blobs", scratch, scratch / "home"):
-        assert folders.judged(mounted, mounted.lstat(), of="private", user=os.geteuid()) is None
+        assert (
+            _private_folders.judged(mounted, mounted.lstat(), of="private", user=os.geteuid())
+            is None
+        )
     root = tmp_path / "volumes/scratch"
-    assert folders.judged(root, root.lstat(), of="above", user=os.geteuid()) is not None
+    assert _private_folders.judged(root, root.lstat(), of="above", user=os.geteuid()) is not None
     compiled = [sys.executable, "-I", "-S", str(tmp_path / "run/serve_warm/node.pyc")]
     states = f"--state-dir={tmp_path / 'none'}"
     asked = [*compiled, "probe", states, "--expect=allow-idle", "--raylet=none", "--proxy=none"]

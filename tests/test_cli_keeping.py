@@ -22,8 +22,8 @@ from command_line import (  # noqa: F401 - fixtures
     source_fixture,
     trust_file_fixture,
 )
+from serve_warm._private_folders import user_folder
 from serve_warm.artifact import catalog
-from serve_warm.folders import user_folder
 from serve_warm.node import StateFile
 from serve_warm.trust.files import load_trust
 from serve_warm.trust.keys import load_signing_key

@@ -33,8 +33,8 @@ from torch._inductor.codecache import FxGraphCache
 import serve_warm
 from artifacts import container
 from compiled import compiled, double, fresh, stance
+from serve_warm import _private_folders, compiler
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compiler, folders
 from serve_warm.compiler import EVENTS_KEPT, Watch
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
@@ -636,7 +636,7 @@ def left_behind(root: Path) -> Path:
 
 
 def age(directory: Path) -> None:
-    long_ago = time.time() - 10 * folders.ABANDONED_S
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
     os.utime(directory.parent / "owner.lock", (long_ago, long_ago))
 
 
@@ -743,7 +743,7 @@ def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
 
     made = [compiler.private_directory(), compiler.header_directory()]
 
-    assert [folders.problems(each) for each in made] == [(), ()]
+    assert [_private_folders.problems(each) for each in made] == [(), ()]
     assert all(each.is_relative_to(home / ".cache" / "serve_warm") for each in made)
     assert list(temporary.iterdir()) == []
 

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_warm import folders
-from serve_warm.errors import ArtifactRefused
-from serve_warm.folders import (
+from serve_warm import _private_folders
+from serve_warm._private_folders import (
     LOCK_NAME,
     file_problems,
     folder_problems,
@@ -37,6 +36,7 @@ from serve_warm.folders import (
     temporary_folder,
     user_folder,
 )
+from serve_warm.errors import ArtifactRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def private(path: Path) -> Path:
     return path
 
 
-def whats(found: tuple[folders.Problem, ...]) -> list[str]:
+def whats(found: tuple[_private_folders.Problem, ...]) -> list[str]:
     return [problem.what for problem in found]
 
 
@@ -322,7 +322,7 @@ def test_the_refusal_says_everything(tmp_path: Path):
     folder.chmod(0o750)
 
     with pytest.raises(ArtifactRefused) as caught:
-        folders.check_private(folder, "the shelf", advice="or buy another")
+        _private_folders.check_private(folder, "the shelf", advice="or buy another")
 
     assert caught.value.reason == "unsafe_directory"
     assert caught.value.message.startswith(f"the shelf is not private: {folder} is open")
@@ -420,7 +420,7 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     private(made.last)
     monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(made.home)))
-    monkeypatch.setattr(folders, "LAST_BASE", made.last)
+    monkeypatch.setattr(_private_folders, "LAST_BASE", made.last)
     return made
 
 
@@ -493,7 +493,7 @@ def test_a_base_that_cannot_be_written_is_none(reachable: Path, monkeypatch: pyt
     temporary, last = private_to_all(reachable / "tmp"), private_to_all(reachable / "last")
     os.chown(last, US, US)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(folders, "LAST_BASE", last)
+    monkeypatch.setattr(_private_folders, "LAST_BASE", last)
 
     with acting_as(US):
         assert private_base() == last
@@ -508,7 +508,7 @@ def test_a_home_that_is_closed_to_its_user_is_none(
     os.chown(last, US, US)
     home = private(reachable / "closed") / "home"
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(folders, "LAST_BASE", last)
+    monkeypatch.setattr(_private_folders, "LAST_BASE", last)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
 
     with acting_as(US):
@@ -565,7 +565,7 @@ def test_nothing_is_made_where_a_link_says(tmp_path: Path):
 
 KILLED = """
 import os, pathlib, signal, sys
-from serve_warm.folders import process_folder, temporary_folder
+from serve_warm._private_folders import process_folder, temporary_folder
 base = pathlib.Path(sys.argv[2])
 if sys.argv[1] == "process":
     print(process_folder(base), flush=True)
@@ -589,7 +589,7 @@ def left_behind(base: Path, kind: str = "process") -> Path:
 
 
 def aged(folder: Path) -> Path:
-    long_ago = time.time() - 10 * folders.ABANDONED_S
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
     os.utime(folder / LOCK_NAME, (long_ago, long_ago))
     return folder
 
@@ -674,7 +674,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path):
         make(folder / LOCK_NAME)
         (folder / "file").write_bytes(b"x")
     (tmp_path / "old").write_bytes(b"")
-    long_ago = time.time() - 10 * folders.ABANDONED_S
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
     os.utime(tmp_path / "old", (long_ago, long_ago))
 
     process_folder(tmp_path)

@@ -27,9 +27,9 @@ PACKAGE = Path(serve_warm.__file__).parent
 # From the bottom up. A module imports from rows below its own; a package is one unit with all its
 # modules. `stages` alone knows the order of a start, so that nothing below may know of it.
 LAYERS = (
-    ("redaction", "importing", "evidence"),
+    ("_redaction", "importing", "evidence"),
     ("errors", "report"),
-    ("folders", "wholefiles"),
+    ("_private_folders", "_atomic_files"),
     ("watchdog",),
     ("fingerprint", "inputs", "config", "trust", "facts"),
     ("ranks", "guard_facts"),
@@ -67,7 +67,16 @@ OWNED = {
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
-    *("redaction", "errors", "report", "folders", "wholefiles", "fingerprint", "inputs", "config"),
+    *(
+        "_redaction",
+        "errors",
+        "report",
+        "_private_folders",
+        "_atomic_files",
+        "fingerprint",
+        "inputs",
+        "config",
+    ),
     *("trust", "artifact", "stores", "metrics", "node", "collector", "cli"),
 }
 

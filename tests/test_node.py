@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import wait_until
-from serve_warm import folders, node
+from serve_warm import _private_folders, node
 from serve_warm.node import (
     STATE_SCHEMA,
     Heartbeat,
@@ -1171,7 +1171,7 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
     found = []
     for mode in (0o1777, 0o777):
         temporary.chmod(mode)
-        expected = folders.user_folder("state")
+        expected = _private_folders.user_folder("state")
         state_file(expected)
         found.append((default_directory(), str(expected)))
 

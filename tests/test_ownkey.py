@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from artifacts import new_key
 from believing import PAYLOAD, mode_of, write_trust
-from serve_warm import wholefiles
+from serve_warm import _atomic_files
 from serve_warm.errors import ConfigError
 from serve_warm.trust.envelope import sign
 from serve_warm.trust.files import load_trust, trust_lines
@@ -127,7 +127,7 @@ def test_keys_are_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(path.parent.iterdir())) == 2
     before = path.read_bytes()
     with pytest.raises(FileExistsError):
-        wholefiles.create(path, b"other", mode=0o600)
+        _atomic_files.create(path, b"other", mode=0o600)
     assert path.read_bytes() == before
 
 

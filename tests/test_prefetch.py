@@ -26,7 +26,7 @@ import torch
 from artifacts import build, new_key, packed_cache, trusting
 from compiled import compiled, double
 from conftest import wait_until
-from serve_warm import folders
+from serve_warm import _private_folders
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
@@ -103,7 +103,7 @@ def thrown_away(taken: Taken | None) -> bool:
 def node_locked(raw: dict[str, bytes]) -> Iterator[Callable[[], None]]:
     """Be another process of this node that downloads: whoever fetches waits until it is called."""
     (part,) = build(raw=raw)[0].parts
-    folders.make_private(default_root())
+    _private_folders.make_private(default_root())
     lock = os.open(default_root() / f"{part.sha256}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import serve_warm
+from serve_warm._redaction import HIDDEN, hide_texts, redact, tainted
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
-from serve_warm.redaction import HIDDEN, hide_texts, redact, tainted
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"

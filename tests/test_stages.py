@@ -28,7 +28,7 @@ from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
-from serve_warm import compiler, folders
+from serve_warm import _private_folders, compiler
 from serve_warm.artifact.manifest import pack_directory
 from serve_warm.artifact.push import push
 from serve_warm.config import WarmupConfig, environment
@@ -400,7 +400,7 @@ def open_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     ours = pwd.getpwuid(os.geteuid())
     elsewhere = pwd.struct_passwd((*ours[:5], str(home), ours[6]))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: elsewhere)
-    monkeypatch.setattr(folders, "LAST_BASE", home / "absent")
+    monkeypatch.setattr(_private_folders, "LAST_BASE", home / "absent")
     Path(tempfile.gettempdir()).chmod(0o777)
     return home
 
@@ -416,7 +416,7 @@ def test_an_artifact_is_put_where_nobody_can_exchange_it(
 
     assert start.report().verdict is Verdict.FULL_HIT
     assert start.cache_directory.is_relative_to(open_temporary_folder / ".cache" / "serve_warm")
-    assert folders.problems(start.cache_directory) == ()
+    assert _private_folders.problems(start.cache_directory) == ()
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
 

@@ -22,11 +22,11 @@ import torch
 
 from compiled import compiled, double
 from serve_warm import Input, unfinished, warmup
+from serve_warm._private_folders import LOCK_NAME
 from serve_warm.compiler import written_in_place
 from serve_warm.deployment import ATTRIBUTE
 from serve_warm.errors import ArtifactRefused
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.folders import LOCK_NAME
 from serve_warm.unfinished import LIST_NAME, MAX_AGE_S, Resumed, Unfinished, discard, key_of
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_warm import folders
+from serve_warm import _private_folders
 from serve_warm.errors import ArtifactRefused, BuildFailed
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust.envelope import parse_json
@@ -503,7 +503,7 @@ def check_directory(raw: BinaryIO) -> None:
 
 
 def _check_private(target: Path) -> None:
-    folders.check_private(target, "the folder to unpack into", advice="or name a new one")
+    _private_folders.check_private(target, "the folder to unpack into", advice="or name a new one")
     if any(target.iterdir()):
         raise ArtifactRefused(
             f"{target} is not empty",

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from serve_warm import folders
+from serve_warm import _private_folders
 from serve_warm.artifact.landing import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
 from serve_warm.stores import PIECE_BYTES, Sink
@@ -53,7 +53,7 @@ _ADVICE = "node_cache_dir names another folder"
 
 def default_root() -> Path:
     """Return `<base>/serve_warm-<uid>/blobs`, by its real path (`folders.private_base`)."""
-    return folders.user_folder("blobs")
+    return _private_folders.user_folder("blobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class NodeCache:
         """
         root = root.absolute()
         try:
-            folders.make_private(root)
-            folders.check_private(root, "the node cache", advice=_ADVICE)
+            _private_folders.make_private(root)
+            _private_folders.check_private(root, "the node cache", advice=_ADVICE)
             # Not followed: what was checked as a folder a moment ago may be a link by now.
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -92,7 +92,9 @@ class NodeCache:
             return cls(root=root, descriptor=None, max_bytes=max_bytes, max_age_s=max_age_s)
         with ExitStack() as opened:
             opened.callback(os.close, descriptor)
-            folders.check_private(root, "the node cache", opened=descriptor, advice=_ADVICE)
+            _private_folders.check_private(
+                root, "the node cache", opened=descriptor, advice=_ADVICE
+            )
             _check_own(root, descriptor)
             opened.pop_all()
         return cls(root=root, descriptor=descriptor, max_bytes=max_bytes, max_age_s=max_age_s)

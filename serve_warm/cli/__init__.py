@@ -25,8 +25,8 @@ import tempfile
 import click
 
 from serve_warm import __version__
+from serve_warm._redaction import redact
 from serve_warm.errors import ServeWarmError
-from serve_warm.redaction import redact
 
 FAILED = 1
 NO = 3

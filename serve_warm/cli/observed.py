@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm import node
+from serve_warm._redaction import redact
 from serve_warm.errors import MissingPackage
-from serve_warm.redaction import redact
 
 FETCH_LIMIT_S = 5.0
 """A page of metrics that has not come by then is given up."""

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from serve_warm import node
+from serve_warm._private_folders import user_folder
 from serve_warm.cli import FAILED, screen
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.folders import user_folder
 
 
 def _option(name: str) -> click.Option:

@@ -13,11 +13,11 @@ from typing import Any
 import click
 from packaging.version import InvalidVersion, Version
 
+from serve_warm._private_folders import user_folder
 from serve_warm.artifact import catalog
 from serve_warm.artifact.statements import STATEMENTS
 from serve_warm.cli import screen
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.folders import user_folder
 from serve_warm.node import read_states
 from serve_warm.stores import open_store
 from serve_warm.trust.envelope import parse_json

@@ -19,10 +19,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_warm import node
+from serve_warm._private_folders import user_folder
 from serve_warm.cli import FAILED, observed, screen
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.folders import user_folder
 
 Which = Literal["now", "all"]
 """Replicas to show: those of now, with the ones that ended early, or all that left a trace."""

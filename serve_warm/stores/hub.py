@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from serve_warm._private_folders import temporary_folder
+from serve_warm._redaction import redact, tainted
 from serve_warm.errors import (
     ConfigError,
     MissingPackage,
@@ -36,8 +38,6 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.folders import temporary_folder
-from serve_warm.redaction import redact, tainted
 from serve_warm.stores import Object, Sink, check_key, pieces_of
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
+from serve_warm._redaction import tainted
 from serve_warm.errors import (
     ConfigError,
     MissingPackage,
@@ -32,7 +33,6 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.redaction import tainted
 from serve_warm.stores import PIECE_BYTES, Object, Sink, check_key, pieces_of
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve_warm import folders, wholefiles
+from serve_warm import _atomic_files, _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, public_pem
 from serve_warm.trust.policy import Trust, UnsignedOk, parse_digest
@@ -63,7 +63,7 @@ def default_trust_files() -> tuple[Path, ...]:
 
 def user_directory() -> Path | None:
     """Return where this user's own files are, made or not; None for a user without a home."""
-    home = folders.user_home()
+    home = _private_folders.user_home()
     return None if home is None else home / ".config" / "serve_warm"
 
 
@@ -122,7 +122,7 @@ def add_key(key: Ed25519PublicKey, path: Path, *, name: str) -> None:
         raise ConfigError(f"{path} cannot be extended", hint=f"add by hand:\n{lines}") from error
     # Two callers at once write the same lines: no lock is needed.
     target = Path(os.path.realpath(path))
-    wholefiles.write_beside(target, extended, mode=0o600).replace(target)
+    _atomic_files.write_beside(target, extended, mode=0o600).replace(target)
 
 
 def _parse(data: bytes, path: Path) -> Trust:
@@ -197,12 +197,12 @@ def _read_guarded(path: Path) -> bytes | None:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path} is not a regular file")
-            found = folders.file_problems(path, opened=file.fileno())
+            found = _private_folders.file_problems(path, opened=file.fileno())
             if found:
                 raise ConfigError(
                     "whoever can change the trusted keys can run code here: "
-                    + folders.sentence(found),
-                    hint=folders.fixes(found),
+                    + _private_folders.sentence(found),
+                    hint=_private_folders.fixes(found),
                 )
             data = file.read(MAX_TRUST_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):

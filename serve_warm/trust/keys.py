@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from serve_warm import wholefiles
+from serve_warm import _atomic_files
 from serve_warm.errors import ConfigError
 
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -138,7 +138,7 @@ def make_signing_key(path: Path) -> None:
         FileExistsError: something has this name.
         OSError: it cannot be written.
     """
-    wholefiles.create(path, _private_pem(Ed25519PrivateKey.generate()), mode=0o600)
+    _atomic_files.create(path, _private_pem(Ed25519PrivateKey.generate()), mode=0o600)
 
 
 def write_key_pair(path: Path) -> TrustedKey:
@@ -161,7 +161,7 @@ def write_key_pair(path: Path) -> TrustedKey:
         (public_path, public_pem(key.public_key()), 0o644),
     ):
         try:
-            wholefiles.create(half, pem, mode=mode)
+            _atomic_files.create(half, pem, mode=mode)
         except FileExistsError as error:
             raise _taken(half) from error
         except OSError as error:

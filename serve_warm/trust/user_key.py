@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from serve_warm import folders
+from serve_warm import _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust import files
 from serve_warm.trust.keys import load_signing_key, make_signing_key
@@ -40,10 +40,11 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = folders.folder_problems(directory)
+        found = _private_folders.folder_problems(directory)
         if found:
             raise ConfigError(
-                f"no place for a signing key: {folders.sentence(found)}", hint=folders.fixes(found)
+                f"no place for a signing key: {_private_folders.sentence(found)}",
+                hint=_private_folders.fixes(found),
             )
         path = directory / "signing_key.pem"
         if not path.exists():
