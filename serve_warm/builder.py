@@ -33,7 +33,8 @@ import yaml
 
 from serve_warm import _private_folders, node, unfinished
 from serve_warm.artifact import catalog
-from serve_warm.artifact.manifest import FORMAT, Manifest, pack_part, utc_now
+from serve_warm.artifact.blobs import pack_part
+from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
 from serve_warm.artifact.push import OnTaken, already_published, published, push
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError

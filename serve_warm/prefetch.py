@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from serve_warm import _private_folders, compiler, kernels
-from serve_warm.artifact import manifest, pull
+from serve_warm.artifact import pull
+from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
@@ -384,7 +385,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
     """
     _private_folders.check_private(directory, "the directory that torch loads from")
     try:
-        manifest.unpack_directory(raw, directory)
+        unpack_directory(raw, directory)
         kernels.relocate(directory)
     except OSError as error:
         raise StoreError(

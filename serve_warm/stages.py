@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_warm import _private_folders, compiler, graphs, kernels, pgo, prefetch, ranks, unfinished
 from serve_warm._redaction import redact, shorten
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.choose import Considered
-from serve_warm.artifact.manifest import pack_directory
 from serve_warm.artifact.pull import Pulled
 from serve_warm.artifact.pull import pull as pull_artifact
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at

@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from serve_warm import __version__, _private_folders
-from serve_warm.artifact.manifest import is_scratch
+from serve_warm.artifact.archive import is_scratch
 from serve_warm.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from serve_warm.artifact.manifest import Manifest, Part, pack_directory, pack_part
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.blobs import pack_part
+from serve_warm.artifact.manifest import Manifest, Part
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Object, check_key, pieces_of

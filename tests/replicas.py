@@ -13,7 +13,7 @@ import torch
 import serve_warm
 from artifacts import build, new_key, trusting
 from serve_warm import compiler
-from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine

@@ -19,24 +19,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from artifacts import build, cache_directory, checksummed, container, fingerprint, packed_cache
-from serve_warm.artifact.manifest import (
-    FORMAT,
+from serve_warm.artifact.archive import (
     MAX_MEMBERS,
-    MAX_PARTS,
-    Manifest,
-    Part,
-    check_caps,
     check_directory,
-    check_stored,
-    check_torch_bytes,
     is_scratch,
-    open_part,
     pack_directory,
-    pack_part,
     unpack_directory,
-    utc_now,
-    zstd,
 )
+from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
+from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part, check_caps, utc_now
+from serve_warm.artifact.torch_bytes import check_torch_bytes
 from serve_warm.errors import ArtifactRefused, BuildFailed
 
 if TYPE_CHECKING:

@@ -26,8 +26,10 @@ from artifacts import (
     publish_statement,
     trusting,
 )
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.blobs import zstd
 from serve_warm.artifact.catalog import GRACE_S, Pruned, Rules, check, describe, prune
-from serve_warm.artifact.manifest import MAX_RAW_BYTES, pack_directory, zstd
+from serve_warm.artifact.manifest import MAX_RAW_BYTES
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.errors import ConfigError, StoreError

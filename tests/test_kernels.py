@@ -20,7 +20,7 @@ from artifacts import MemoryStore
 from components import require_folder
 from processes import answer_of
 from serve_warm import compiler, kernels
-from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.errors import ArtifactRefused
 from serve_warm.prefetch import unpack
 from transfers import publish, pull_here

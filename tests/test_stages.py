@@ -29,7 +29,7 @@ from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
 from serve_warm import _private_folders, compiler
-from serve_warm.artifact.manifest import pack_directory
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import (

@@ -34,8 +34,9 @@ from artifacts import (
     publish_statement,
     trusting,
 )
+from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
-from serve_warm.artifact.manifest import pack_directory, unpack_directory, utc_now
+from serve_warm.artifact.manifest import utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, confirmed, expected, explain, find, pull, take
 from serve_warm.artifact.push import push

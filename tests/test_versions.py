@@ -17,7 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, cache_directory, fingerprint, publish_statement, trusting
-from serve_warm.artifact.manifest import FORMAT, pack_directory, unpack_directory
+from serve_warm.artifact.archive import pack_directory, unpack_directory
+from serve_warm.artifact.manifest import FORMAT
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.pull import pull
 from serve_warm.artifact.push import push

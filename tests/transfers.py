@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from artifacts import DEPLOYMENT, build, fingerprint, new_key, trusting
-from serve_warm.artifact.manifest import zstd
+from serve_warm.artifact.blobs import zstd
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.artifact.push import push

@@ -23,7 +23,8 @@ import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from serve_warm import compiler
-from serve_warm.artifact.manifest import Manifest, pack_part, utc_now
+from serve_warm.artifact.blobs import pack_part
+from serve_warm.artifact.manifest import Manifest, utc_now
 from serve_warm.artifact.push import push
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid

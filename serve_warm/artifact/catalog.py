@@ -19,8 +19,9 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
+from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import BLOBS, Progress, blob_key, receive_part, unpack_part
-from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps, check_directory
+from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
 from serve_warm.artifact.statements import believable, read_envelope, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
 from serve_warm.stores import Store

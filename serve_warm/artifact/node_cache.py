@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from serve_warm import _private_folders
-from serve_warm.artifact.landing import receive, receive_unnamed
+from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
 from serve_warm.stores import PIECE_BYTES, Sink
 

@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from serve_warm.artifact.blobs import Progress, blob_key, receive_part, unpack_part
+from serve_warm.artifact.blobs import Progress, blob_key, check_stored, receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
-from serve_warm.artifact.manifest import Manifest, Part, check_caps, check_stored
+from serve_warm.artifact.manifest import Manifest, Part, check_caps
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     VARIANT,

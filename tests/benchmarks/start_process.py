@@ -436,7 +436,8 @@ class ServeWarm(Eager):
         return serve_warm.compile(module, level=self.options.level, **self.workload.arguments)
 
     def save(self) -> None:
-        from serve_warm.artifact.manifest import Manifest, pack_part, utc_now
+        from serve_warm.artifact.blobs import pack_part
+        from serve_warm.artifact.manifest import Manifest, utc_now
         from serve_warm.artifact.push import push
         from serve_warm.stores.local import LocalStore
 

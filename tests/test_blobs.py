@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_warm.artifact.landing import receive, receive_unnamed
+from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
 
 if TYPE_CHECKING:

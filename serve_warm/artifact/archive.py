@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Archives: directories as the raw bytes of a part, the same each time, and read with bounds."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from serve_warm import _private_folders
+from serve_warm.errors import ArtifactRefused, BuildFailed
+
+MAX_MEMBERS = 200_000
+"""Files and directories in a packed directory; each costs a kilobyte to look at."""
+
+_CHUNK_BYTES = 1 << 20
+
+
+def is_scratch(name: str) -> bool:
+    """Whether a path in a cache directory is of no use in another: locks, temporary files, PCHs.
+
+    Torch looks for precompiled headers in its default directory only, wherever the cache is, so
+    that in an artifact they would be megabytes that nobody reads.
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py#L3542
+    """
+    last = name.rpartition("/")[2]
+    return last == "locks" or last.endswith((".lock", ".tmp", ".gch", ".pch"))
+
+
+def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch) -> bytes:
+    """Return a directory as a tar, the same bytes for the same names and contents.
+
+    `skip` gets each path relative to `directory`, with `/` between names, and drops it, with all
+    that is below. Modes and times are not kept: a library needs no x bit to be loaded.
+
+    Raises:
+        BuildFailed: something in it could not be unpacked again: a link, a device, an odd name.
+        OSError: something could not be read.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, entry in sorted(_entries(directory, "", skip)):
+            member = tarfile.TarInfo(name)
+            problem = _name_problem(name)
+            if problem:
+                raise BuildFailed(f"{directory} cannot be packed: {problem}")
+            if entry.is_dir(follow_symlinks=False):
+                member.type, member.mode = tarfile.DIRTYPE, 0o700
+                archive.addfile(member)
+            elif entry.is_file(follow_symlinks=False):
+                data = Path(entry.path).read_bytes()
+                member.size, member.mode = len(data), 0o600
+                archive.addfile(member, io.BytesIO(data))
+            else:
+                raise BuildFailed(f"{directory} cannot be packed: {name!r} is no regular file")
+    return buffer.getvalue()
+
+
+def _entries(
+    directory: Path, prefix: str, skip: Callable[[str], bool]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if skip(name):
+                continue
+            yield name, entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(Path(entry.path), f"{name}/", skip)
+
+
+def unpack_directory(raw: BinaryIO, target: Path) -> None:
+    """Write a packed directory into `target`, an empty directory that only this user can enter.
+
+    All members are checked before the first is written. Files get mode 0600, directories 0700.
+
+    Raises:
+        ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
+        OSError: something could not be written; what was is still there.
+    """
+    _check_private(target)
+    for member in _read_members(raw, target):
+        path = target / member.name
+        if member.isdir():
+            path.mkdir(mode=0o700)
+            continue
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            raw.seek(member.offset_data)
+            left = member.size
+            while left:
+                piece = raw.read(min(left, _CHUNK_BYTES))
+                file.write(piece)
+                left -= len(piece)
+
+
+def check_directory(raw: BinaryIO) -> None:
+    """Refuse a packed directory that `unpack_directory` would refuse; writes nothing.
+
+    Raises:
+        ArtifactRefused: `bad_archive`.
+    """
+    _read_members(raw, Path("/"))
+
+
+def _check_private(target: Path) -> None:
+    _private_folders.check_private(target, "the folder to unpack into", advice="or name a new one")
+    if any(target.iterdir()):
+        raise ArtifactRefused(
+            f"{target} is not empty",
+            reason="unsafe_directory",
+            hint="unpack into a new directory of mode 0700",
+        )
+
+
+def _read_members(raw: BinaryIO, target: Path) -> list[tarfile.TarInfo]:
+    try:
+        members = list(_members_in(raw))
+        end = _check_members(members, target)
+        _check_end(raw, end)
+    # A damaged header can also make tarfile seek too far or call itself without end.
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise ArtifactRefused(f"not a packed directory: {error}", reason="bad_archive") from error
+    return members
+
+
+def _members_in(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    with tarfile.open(fileobj=_Headers(raw), mode="r:") as archive:
+        for count, member in enumerate(archive, start=1):
+            if count > MAX_MEMBERS:
+                raise ValueError(f"it has more than {MAX_MEMBERS} members")
+            yield member
+
+
+class _Headers(io.RawIOBase):
+    """What tarfile sees of an archive: headers, which are small and stand inside it.
+
+    It would ask for as much memory as a long name says that it has, and seek to wherever a size
+    points.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._size = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _CHUNK_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        return self._raw.read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence != os.SEEK_SET or offset > self._size:
+            raise ValueError("a member ends behind the end")
+        return self._raw.seek(offset)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+
+def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
+    """Raise ValueError for a member that must not be written; return where the last one ends."""
+    files: set[str] = set()
+    directories: set[str] = {""}
+    end = 0
+    for member in members:
+        name = member.name
+        problem = _name_problem(name)
+        if member.type not in (tarfile.REGTYPE, tarfile.DIRTYPE) or member.issparse():
+            problem = f"{name!r} is neither a regular file nor a directory"
+        elif member.mode & ~0o777:
+            problem = f"{name!r} has set-id or sticky bits"
+        elif name in files or name in directories:
+            problem = f"{name!r} is there twice"
+        elif name.rpartition("/")[0] not in directories:
+            problem = f"{name!r} stands before its directory"
+        if problem:
+            raise ValueError(problem)
+        # The standard library's opinion as well; it knows tricks that the above may not. Early
+        # patch releases of Python 3.10 and 3.11 have none.
+        if hasattr(tarfile, "data_filter"):
+            tarfile.data_filter(member, str(target))
+        (directories if member.isdir() else files).add(name)
+        end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return end
+
+
+def _check_end(raw: BinaryIO, end: int) -> None:
+    # tarfile takes damage in the middle for the end; what really ends is zeros from there on.
+    if raw.seek(0, os.SEEK_END) < end:
+        raise ValueError("the last member is cut short")
+    raw.seek(end)
+    while rest := raw.read(_CHUNK_BYTES):
+        if any(rest):
+            raise ValueError("something follows the last member")
+
+
+def _name_problem(name: str) -> str:
+    names = name.split("/")
+    if "\\" in name or not name.isprintable() or any(part in ("", ".", "..") for part in names):
+        return f"the name {name!r} is not plain"
+    if len(name.encode()) > 1024 or any(len(part.encode()) > 255 for part in names):
+        return f"the name {name[:40]!r}... is too long"
+    return ""
