@@ -1,0 +1,254 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Measures of the package's structure, before its layout changed and today.
+
+    python tests/house.py --json tests/benchmarks/results/house.json
+
+`before` is the wheel in `tests/data/before_layout`, the last one whose modules were flat; `after`
+is this source tree. Standard library only. For each, the file has:
+
+    modules            Python files by folder, "." for the package itself
+    largest_module     name and lines
+    largest_class      name and lines, and the attributes that its methods set on `self`
+    largest_function   name and lines
+    over_limit         modules over 600 lines, classes over 300, functions over 60
+    imports            how many modules of one package import a module of another one, by pair
+    past_participles   share of functions and methods that are named by one, and some of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import json
+import re
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "serve_warm"
+LIMITS = {"module": 600, "class": 300, "function": 60}
+SHOWN = 20
+
+IRREGULAR = frozenset(
+    [
+        "begun",
+        "bound",
+        "brought",
+        "built",
+        "caught",
+        "chosen",
+        "done",
+        "drawn",
+        "fallen",
+        "forgotten",
+        "found",
+        "given",
+        "gone",
+        "held",
+        "hidden",
+        "kept",
+        "known",
+        "left",
+        "lost",
+        "made",
+        "met",
+        "said",
+        "seen",
+        "sent",
+        "shown",
+        "taken",
+        "thrown",
+        "told",
+        "written",
+    ]
+)
+NO_PARTICIPLE = frozenset(
+    ["bleed", "breed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One source file of the package."""
+
+    name: str
+    """Below the package, with dots; of a package the name of its folder."""
+    folder: str
+    tree: ast.Module
+    lines: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """A module, class or function and its length."""
+
+    kind: str
+    name: str
+    lines: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.lines} lines"
+
+
+def read(package: Path) -> list[Module]:
+    """Return the modules below a folder."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text()
+        below = path.relative_to(package)
+        parts = below.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        folder = str(below.parent)
+        lines = len(text.splitlines())
+        found.append(Module(name=name, folder=folder, tree=ast.parse(text), lines=lines))
+    return found
+
+
+def definitions(module: Module) -> Iterator[tuple[Sized, ast.AST]]:
+    """Yield all classes and functions of a module, also those inside of others."""
+
+    def below(node: ast.AST, prefix: str) -> Iterator[tuple[Sized, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                name = f"{prefix}.{child.name}"
+                kind = "class" if isinstance(child, ast.ClassDef) else "function"
+                size = (child.end_lineno or child.lineno) - child.lineno + 1
+                yield Sized(kind=kind, name=name, lines=size), child
+                yield from below(child, name)
+            else:
+                yield from below(child, prefix)
+
+    yield from below(module.tree, module.name)
+
+
+def attributes(node: ast.AST) -> set[str]:
+    """Return the attributes that the methods of a class set on `self`."""
+    return {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+
+
+def is_participle(name: str) -> bool:
+    """Return whether a function is named by a past participle: `chosen`, `_weighed`.
+
+    >>> [is_participle(name) for name in ("_weighed", "chosen_for", "need", "is_loaded", "load")]
+    [True, True, False, False, False]
+    """
+    first = name.strip("_").partition("_")[0]
+    regular = re.fullmatch(r"[a-z]{2,}ed", first) is not None and first not in NO_PARTICIPLE
+    return regular or first in IRREGULAR
+
+
+def imports(modules: Iterable[Module]) -> dict[str, int]:
+    """Return how many modules of one package import a module of another one, as "a -> b"."""
+    found: collections.Counter[str] = collections.Counter()
+    units = {module.name.partition(".")[0] for module in modules if module.name}
+    packages = {module.name.partition(".")[0] for module in modules if module.folder != "."}
+
+    def package_of(unit: str) -> str:
+        return unit if unit in packages else "root"
+
+    for module in modules:
+        if not module.name:
+            continue  # the façade names everything
+        own = package_of(module.name.partition(".")[0])
+        others = {
+            package_of(name.split(".")[1])
+            for name in _imported(module.tree)
+            if name.startswith(f"{PACKAGE}.") and name.split(".")[1] in units
+        }
+        found.update(f"{own} -> {other}" for other in others - {own})
+    return dict(sorted(found.items()))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def measure(package: Path) -> dict[str, Any]:
+    """Return the measures of one source tree."""
+    modules = read(package)
+    defined = [each for module in modules for each in definitions(module)]
+    sized = [Sized(kind="module", name=m.name or PACKAGE, lines=m.lines) for m in modules]
+    sized += [size for size, _ in defined]
+    largest = {
+        kind: max((s for s in sized if s.kind == kind), key=lambda s: s.lines) for kind in LIMITS
+    }
+    of_largest_class = next(node for size, node in defined if size == largest["class"])
+    functions = [
+        node
+        for _, node in defined
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_property(node)
+    ]
+    participles = sorted({node.name for node in functions if is_participle(node.name)})
+    count = sum(is_participle(node.name) for node in functions)
+    return {
+        "modules": dict(sorted(collections.Counter(m.folder for m in modules).items())),
+        "lines": sum(m.lines for m in modules),
+        **{f"largest_{k}": {"name": s.name, "lines": s.lines} for k, s in largest.items()},
+        "attributes_of_largest_class": len(attributes(of_largest_class)),
+        "over_limit": {
+            kind: {
+                size.name: size.lines
+                for size in sorted(sized, key=lambda s: -s.lines)
+                if size.kind == kind and size.lines > most
+            }
+            for kind, most in LIMITS.items()
+        },
+        "imports": imports(modules),
+        "past_participles": {
+            "share": round(count / len(functions), 3),
+            "functions": len(functions),
+            "names": participles[:SHOWN],
+        },
+    }
+
+
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    # A property is a noun, and may be called by what was done to it.
+    return any(
+        ast.unparse(each).rpartition(".")[2] in ("property", "cached_property", "setter")
+        for each in node.decorator_list
+    )
+
+
+def before() -> dict[str, Any]:
+    """Return the measures of the wheel whose modules were flat."""
+    (wheel,) = (ROOT / "tests" / "data" / "before_layout").glob("*.whl")
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+        return measure(Path(folder) / PACKAGE)
+
+
+def main() -> None:
+    """Print both, or write them to a file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write them; default: stdout")
+    target = parser.parse_args().json
+    text = json.dumps({"before": before(), "after": measure(ROOT / PACKAGE)}, indent=1) + "\n"
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        target.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
