@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import pickle
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -455,3 +457,43 @@ def test_public_names_stay_what_they_are() -> None:
     )
 
     assert kinds == "['errors']"
+
+
+def named_from_outside() -> Iterator[tuple[str, str]]:
+    """Yield file and name for what documents, chart, Makefile and sources call by its path."""
+    root = PACKAGE.parent
+    places = [root / "Makefile", root / "pyproject.toml", *root.glob("*.md"), *root.glob(".ci/*")]
+    for folder in ("docs", "helm", "deployments", "serve_warm"):
+        places += [p for p in (root / folder).rglob("*") if p.suffix in (".md", ".py", ".yaml")]
+    for path in places:
+        if path.name != "CHANGELOG.md":  # it tells of what was
+            for name in re.findall(r"\bserve_warm(?:/\w+)+\.(?:py|json)\b", path.read_text()):
+                yield str(path.relative_to(root)), name
+            for name in re.findall(r"`(serve_warm(?:\.\w+)+)", path.read_text()):
+                yield str(path.relative_to(root)), name
+
+
+def is_there(name: str) -> bool:
+    """Return whether a path of a file, or a dotted name, leads to something."""
+    if "/" in name:
+        return (PACKAGE.parent / name).is_file()
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_what_is_named_from_outside_is_there() -> None:
+    """Files and dotted names that documents, the chart and docstrings send a reader to."""
+    found = list(named_from_outside())
+
+    assert len(found) > 20
+    assert [(place, name) for place, name in found if not is_there(name)] == []
+
+
+def test_a_name_that_leads_nowhere_is_found() -> None:
+    """A file and a module that have moved, and an attribute that has not."""
+    names = ("serve_warm/transfer.py", "serve_warm.transfer", "serve_warm.trust.policy.Trust")
+
+    assert [is_there(name) for name in names] == [False, False, True]
