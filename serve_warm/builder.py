@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from serve_warm import _private_folders, node, unfinished
-from serve_warm.artifact import catalog
+from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
-from serve_warm.artifact.push import OnTaken, already_published, published, push
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.facts import ENTRIES_FORMAT, RULES
@@ -570,7 +569,7 @@ def build(
     if not keep:
         progress("publish")
         supersede = outdated or if_published == "supersede"
-        on_taken: OnTaken = "supersede" if supersede else "refuse"
+        on_taken: push.OnTaken = "supersede" if supersede else "refuse"
         statements = _push(store, variants, key, on_taken=on_taken)
     _discard(build_keys)
     # Where one is kept, what was built now is thrown away, and its parts with it.
@@ -664,12 +663,12 @@ def _is_kept(
     Raises:
         AlreadyPublished: it has one, and is not told to keep or supersede it.
     """
-    there = [published(store, made.deployment, made.fingerprint) for made in manifests]
+    there = [push.published(store, made.deployment, made.fingerprint) for made in manifests]
     if if_published == "keep" and all(there):
         return True
     for manifest, before in zip(manifests, there, strict=True):
         if before and if_published != "supersede":
-            raise already_published(store, manifest, before[-1])
+            raise push.already_published(store, manifest, before[-1])
     return False
 
 
@@ -681,7 +680,7 @@ def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest]) -> bool
     published = {
         statement
         for made in manifests
-        for statement in published(store, made.deployment, made.fingerprint)[-1:]
+        for statement in push.published(store, made.deployment, made.fingerprint)[-1:]
     }
     if not published:
         return False
@@ -704,10 +703,11 @@ def _push(
     variants: Sequence[tuple[Manifest, dict[str, bytes]]],
     key: Ed25519PrivateKey,
     *,
-    on_taken: OnTaken = "refuse",
+    on_taken: push.OnTaken = "refuse",
 ) -> list[str]:
     return [
-        push(store, manifest, stored, [key], on_taken=on_taken) for manifest, stored in variants
+        push.push(store, manifest, stored, [key], on_taken=on_taken)
+        for manifest, stored in variants
     ]
 
 
