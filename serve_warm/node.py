@@ -1310,8 +1310,8 @@ class Ledger:
 
 
 STAGES = (
-    *("pending", "waiting", "pulling", "verifying", "loading", "replaying", "proving", "parity"),
-    *("ready", "failed"),
+    *("pending", "pulling", "verifying", "loading", "replaying", "proving", "parity", "ready"),
+    "failed",
 )
 """What `serve_warm.report.Stage` has, as labels have it."""
 

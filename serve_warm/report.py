@@ -31,7 +31,6 @@ class Stage(str, Enum):
     """Where a start is. The order is the order of the flow; FAILED can follow any of them."""
 
     PENDING = "PENDING"
-    WAITING = "WAITING"
     PULLING = "PULLING"
     VERIFYING = "VERIFYING"
     LOADING = "LOADING"

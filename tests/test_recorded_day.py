@@ -220,7 +220,7 @@ PANELS: dict[str, list[Values]] = {
     "Compiles after ready": [{"": 3.0}],
     "Oldest artifact": [{"": 46 * DAY_S}],
     "Replicas by stage": [
-        dict.fromkeys(("pending", "waiting", "pulling", "verifying", "loading", "proving"), 0.0)
+        dict.fromkeys(("pending", "pulling", "verifying", "loading", "proving"), 0.0)
         | {"parity": 0.0, "replaying": 1.0, "ready": 3.0, "failed": 0.0}
     ],
     "Time to ready of each replica, and the objective": [BY_REPLICA, {"": 60.0}],
@@ -300,7 +300,7 @@ PANELS: dict[str, list[Values]] = {
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
     ],
-    "Stages of each replica": [{"a1": 9.0, "a3": 9.0, "b1": 9.0, "b3": 6.0}],
+    "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 5.0}],
     "Time to ready, and to the proof": [
         BY_REPLICA,
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},

@@ -177,7 +177,7 @@ def test_recompiles_are_compiles():
 def test_stages_are_in_the_order_of_the_flow():
     """Observers compare stages by their place."""
     assert [stage.value for stage in Stage] == [
-        *("PENDING", "WAITING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"),
+        *("PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"),
         *("PARITY", "READY", "FAILED"),
     ]
 

@@ -45,7 +45,7 @@ RAY_DASHBOARDS = {
 SINKS = {"node server": "serve_warm", "Ray's export": "ray_serve_warm"}
 
 STAGES = (
-    *(("pending", "super-light-blue"), ("waiting", "light-purple"), ("pulling", "light-blue")),
+    *(("pending", "super-light-blue"), ("pulling", "light-blue")),
     *(("verifying", "blue"), ("loading", "semi-dark-blue"), ("replaying", "yellow")),
     *(("proving", "light-green"), ("parity", "super-light-green"), ("ready", "green")),
     ("failed", "red"),
