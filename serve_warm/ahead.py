@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import io
 import logging
 import os
@@ -273,10 +274,10 @@ def _noting_sets(found: _Unguarded) -> Replacements:
 
 
 def _noting_hashes(found: _Unguarded) -> Replacements:
-    """Note that a hash or an id is asked for: that of a text is another one in each process.
+    """Note that a forward asks for a hash or an id, which differ between processes.
 
-    Torch's own code and Python's library only compare them: `inspect.unwrap`, which torch runs
-    where a forward sets a buffer, looks for a function among those that it has seen by its id.
+    `inspect.unwrap` alone may: torch runs it where a forward sets a buffer, and it only compares
+    ids. Other code of torch and Python calls what a forward gives it: `sum(map(hash, names))`.
     """
     from torch._dynamo.variables import builtin, constant
 
@@ -285,7 +286,7 @@ def _noting_hashes(found: _Unguarded) -> Replacements:
     call, call_method = of_builtins.call_function, of_constants.call_method
 
     def note(tx: Any, name: str) -> None:
-        if not facts.is_own_module(tx.f_globals.get("__name__")):
+        if tx.f_code is not inspect.unwrap.__code__:
             why = f"it computes with {name}(), which is another one in each process"
             found.refusals.append(why)
 

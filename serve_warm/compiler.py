@@ -427,7 +427,7 @@ def header_directory(base: Path | None = None) -> Path:
     One per user, not per process: a header costs 5.7 s and saves one second at each kernel (six
     kernels on two cores: 3.8 s with it, 7.1 s without any, 10.5 s when it must be made first).
     Where another user could have written to the folder, or could replace it, it is a new one of
-    this process. `base` is `folders.private_base()` unless it is given.
+    this process. `base` is `_private_folders.private_base()` unless it is given.
     """
     base = base or _private_folders.private_base()
     folder = base / f"serve_warm-{os.geteuid()}" / "headers"
@@ -906,9 +906,9 @@ def cpu_seconds() -> float:
 def private_directory(base: Path | None = None) -> Path:
     """Return a new, empty directory of mode 0700 for this process' caches.
 
-    It goes with the process (`folders.process_folder`). `base` is `folders.private_base()` unless
-    it is given; where that is not safe from other users neither is what is made there, and nothing
-    of an artifact may be put into it.
+    It goes with the process (`_private_folders.process_folder`). `base` is
+    `_private_folders.private_base()` unless it is given. Where that is not safe from other users,
+    neither is the new directory, and nothing of an artifact may be put into it.
     """
     cache = _private_folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)

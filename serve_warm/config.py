@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from serve_warm._public_names import public
 from serve_warm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ IMAGE_CREATED = "SERVE_WARM_IMAGE_CREATED"
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
+@public
 class WarmupConfig(BaseModel):
     """How a replica warms up. The first value of a policy is its default."""
 
@@ -153,9 +155,6 @@ class WarmupConfig(BaseModel):
             message = "name at least one part"
             raise ValueError(message)
         return parts
-
-
-WarmupConfig.__module__ = "serve_warm"
 
 
 def resolve(

@@ -46,6 +46,7 @@ from starlette.responses import Response
 
 from serve_warm import __version__, compiler, metrics, node
 from serve_warm._private_folders import user_folder
+from serve_warm._public_names import public
 from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.fingerprint import read_rank
@@ -98,6 +99,7 @@ class CompileForbidden(DeploymentUnavailableError):
         return self.message
 
 
+@public
 class WarmupMixin:
     """Makes a Serve deployment ready only when it is proven warm.
 
@@ -180,9 +182,7 @@ class WarmupMixin:
         return await _of(self).on_model_thread(fn, args, kwargs)
 
 
-WarmupMixin.__module__ = "serve_warm"
-
-
+@public
 def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
     """Add `WarmupMixin` to a class whose bases cannot be changed.
 
@@ -238,9 +238,6 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         return cast("Class", decorated)
 
     return decorate if cls is None else decorate(cls)
-
-
-warmup.__module__ = "serve_warm"
 
 
 def _hooked(

@@ -34,8 +34,8 @@ CALLEE = "callee"
 """The name that the compiled callable has in paths."""
 
 PACKAGE = "serve_warm"
-"""This package. Its objects have a name in facts that holds in whichever of its modules they are,
-and no digest: `RULES` is the version of what its code does to a graph."""
+"""This package. Facts name its objects without their module and without a digest, so that artifacts
+survive a move. `RULES` is raised when its code changes what it does to a graph."""
 
 RULES = 2
 """Version of the rules by which guards become facts. Entries say which one made them; those of
@@ -480,7 +480,7 @@ def under(found: Any) -> list[types.FunctionType]:
 
 
 def is_own(found: Any) -> bool:
-    """Return whether it is torch's or Python's, whose versions are in the fingerprint, or ours.
+    """Return whether it belongs to torch or Python, as the fingerprint tells, or to serve_warm.
 
     Of a function both its module and its globals have to be: `functools.wraps` gives code of the
     user's the module of what it wraps, and a decorator of torch's gets the user's.

@@ -24,13 +24,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from serve_warm._public_names import public
 
 NONE = "none"
 """The value of a factor that this machine does not have: no GPU, no Triton, no compiler."""
@@ -100,6 +100,7 @@ class Mismatch:
         return f"{self.factor}: artifact {artifact}, here {here}"
 
 
+@public
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
     """What compiled code depends on, each factor by name, as a short readable string.
@@ -167,9 +168,6 @@ class Fingerprint:
             if ((artifact := theirs.get(factor)) != (ours := own.get(factor)) or ours == UNKNOWN)
             and (factor, artifact) != ("compiler", NOT_NEEDED)
         )
-
-
-Fingerprint.__module__ = "serve_warm"
 
 
 NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))

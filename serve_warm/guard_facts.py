@@ -117,8 +117,8 @@ FACTS = {
 }
 """Kind of fact by the guard's."""
 
-OF_OUR_MODULES = f"G['__import_{PACKAGE}_dot_"
-"""How the path begins of what code of ours finds in its own module, while Dynamo inlines it."""
+OF_PACKAGE_MODULES = f"G['__import_{PACKAGE}_dot_"
+"""Prefix of guards on globals of serve_warm's modules, which Dynamo reads when it inlines them."""
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes that belong to one object and to no other, whatever an application does."""
@@ -284,7 +284,7 @@ def collect(
             raise NoEntry(f"{name_of(guard.value) or guard.path} {OPAQUE[mark]}")
         if _is_checked_elsewhere(guard) or _is_of_argument(guard):
             continue
-        if guard.path.startswith(OF_OUR_MODULES):
+        if guard.path.startswith(OF_PACKAGE_MODULES):
             continue  # artifacts outlive the modules of one release
         row, kind, value = _fact(guard, table)
         if kind == "is" and not value:

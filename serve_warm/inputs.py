@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_warm._public_names import public
 from serve_warm._redaction import is_name, shorten
 from serve_warm.errors import InputError
 
@@ -36,6 +37,7 @@ HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 """What an `Input` of an HTTP target carries."""
 
 
+@public
 class Buckets(Mapping[str, tuple[int, ...]]):
     """The sizes that are compiled, axis by axis; what the grid lists and the handler pads to.
 
@@ -107,9 +109,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
         return sorted(points, key=lambda point: -math.prod(point.values()))
 
 
-Buckets.__module__ = "serve_warm"
-
-
+@public
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """One thing to replay: the call of a method or an HTTP request, and how often at once.
@@ -174,9 +174,6 @@ class Input:
         return (match[1], match[2]) if match else None
 
 
-Input.__module__ = "serve_warm"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Field:
     """How to make one tensor argument of a grid point.
@@ -222,6 +219,7 @@ class Field:
         )
 
 
+@public
 def shape_grid(
     target: Callable[..., Any] | str,
     buckets: Buckets,
@@ -294,9 +292,6 @@ def shape_grid(
             )
         )
     return inputs
-
-
-shape_grid.__module__ = "serve_warm"
 
 
 def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str | None) -> None:

@@ -1782,7 +1782,7 @@ def default_directory() -> str:
     """Return where the replicas of this user write when nobody says where.
 
     The first of `$TMPDIR` or `/tmp`, `~/.cache/serve_warm` and `/var/tmp` where there is a
-    directory of theirs that only they can change; `folders.private_base` chooses in this order.
+    directory of theirs that only they can change, in the order of `_private_folders.private_base`.
     """
     said = os.environ.get("SERVE_WARM_STATE_DIR")
     if said:

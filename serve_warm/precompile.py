@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from serve_warm import ahead, calls, compiler, exported, paritychecks
+from serve_warm._public_names import public
 from serve_warm._redaction import shorten
 from serve_warm.calls import Dynamic, Signature, key_of
 from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, plain_values, tree
@@ -70,6 +71,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 # The public functions -------------------------------------------------------------------------
 
 
+@public
 def compile(  # noqa: A001 - as in torch
     target: Any = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
@@ -115,9 +117,7 @@ def compile(  # noqa: A001 - as in torch
     return _CompiledFunction(target, arguments, level=level)
 
 
-compile.__module__ = "serve_warm"
-
-
+@public
 def compile_regions(
     model: Any, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
@@ -156,9 +156,6 @@ def compile_regions(
         dispatcher = Dispatcher(stock.target, stock=stock, arguments=arguments)
         ahead.compile_in_place(block, dispatcher)
     return model
-
-
-compile_regions.__module__ = "serve_warm"
 
 
 def _repeated(model: torch.nn.Module) -> list[torch.nn.Module]:

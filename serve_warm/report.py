@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from serve_warm._public_names import public
 from serve_warm._redaction import SHOWN, shorten
 
 LINES_OF_LEVEL_1 = 20
@@ -326,6 +327,7 @@ class ArtifactUse(Bounded):
         return datetime.fromisoformat(self.created.replace("Z", "+00:00")).timestamp()
 
 
+@public
 @dataclass(frozen=True, kw_only=True)
 class Report(Bounded):
     """One start of one replica.
@@ -458,9 +460,6 @@ class Report(Bounded):
         if self.error:
             lines.append(f"  error: {self.error}")
         return "\n".join(lines)
-
-
-Report.__module__ = "serve_warm"
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:

@@ -56,7 +56,7 @@ _TRIES = 10
 
 
 def default_root() -> Path:
-    """Return `<base>/serve_warm-<uid>/builds`, by its real path (`folders.private_base`)."""
+    """Return `<base>/serve_warm-<uid>/builds` of `_private_folders.private_base`, resolved."""
     return _private_folders.user_folder("builds")
 
 

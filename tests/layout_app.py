@@ -87,6 +87,10 @@ class Served(serve_warm.WarmupMixin):
         """Name one input for each way of handing something over."""
         return [serve_warm.Input(target=self.answer, args=(way,), name=way) for way in WAYS]
 
+    def package(self) -> str:
+        """Return the folder of the release that this replica runs."""
+        return str(Path(serve_warm.__file__).parent)
+
     def answer(self, way: str) -> list[float]:
         """Return what one of the models computes."""
         given = torch.linspace(-1, 1, ROWS * 8).reshape(ROWS, 8)

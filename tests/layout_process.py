@@ -20,9 +20,8 @@ import ray
 from ray import serve
 
 import layout_app
-import serve_warm
 
-COMMAND = "from serve_warm.cli import main; main()"
+COMMAND = "import serve_warm.cli as c; print(*c.__path__, flush=True); c.main()"
 """What the console script runs; the script itself belongs to the release that is installed."""
 
 
@@ -35,7 +34,8 @@ def build(name: str, store: Path, key: str) -> Any:
         stdout=subprocess.PIPE,
         check=True,
     )
-    return json.loads(ended.stdout)
+    package, _, built = ended.stdout.partition(b"\n")
+    return {"package": package.decode(), "built": json.loads(built)}
 
 
 def start(name: str, store: Path) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def start(name: str, store: Path) -> dict[str, Any]:
     target = target._bound_deployment.options(user_config=configured).bind()
     handle: Any = serve.run(target, name=name, route_prefix=None)
     answers = {way: handle.answer.remote(way).result(timeout_s=60) for way in layout_app.WAYS}
+    package = handle.package.remote().result(timeout_s=60)
     report = handle.warmup_report.remote().result(timeout_s=60)
     serve.delete(name)
-    return {"report": report, "answers": answers}
+    return {"package": package, "report": report, "answers": answers}
 
 
 def main(do: str, stores: str, key: str, names: list[str]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def main(do: str, stores: str, key: str, names: list[str]) -> dict[str, Any]:
         for name in names:
             store = Path(stores) / name
             done[name] = build(name, store, key) if do == "build" else start(name, store)
-        return {"from": str(Path(serve_warm.__file__).parent), "done": done}
+        return done
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -14,13 +14,20 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def answer_of(program: str, question: dict[str, Any], *paths: str, **environ: str) -> Any:
+def answer_of(
+    program: str,
+    question: dict[str, Any],
+    *paths: str,
+    cwd: Path | None = None,
+    **environ: str,
+) -> Any:
     """Run a program with a question; return what its last line says.
 
     `paths` are folders of packages that it has and the suite's own environment has not.
     """
     ended = subprocess.run(
         [sys.executable, str(HERE / program), json.dumps(question)],
+        cwd=cwd,
         env={
             **os.environ,
             "PYTHONPATH": search_path(*paths),

@@ -49,9 +49,11 @@ class Machines:
         machine = self._short / str(next(self._numbers))
         machine.mkdir()
         question = {"do": do, "stores": str(stores), "key": str(self.folder / "key.pem")}
-        answer = answer_of(
+        # Python and Ray look for packages in the current folder before those of PYTHONPATH.
+        done: dict[str, Any] = answer_of(
             "layout_process.py",
             {**question, "names": list(names)},
+            cwd=machine,
             PYTHONPATH=os.pathsep.join((str(package), str(HERE))),
             TMPDIR=str(machine),
             SERVE_WARM_STATE_DIR=str(machine / "state"),
@@ -59,8 +61,8 @@ class Machines:
             RAY_USAGE_STATS_ENABLED="0",
             RAY_AUTH_MODE="disabled",
         )
-        assert Path(answer["from"]) == package / "serve_warm"
-        done: dict[str, Any] = answer["done"]
+        here = package / "serve_warm" / ("cli" if do == "build" else "")
+        assert {Path(each["package"]) for each in done.values()} == {here}
         return done
 
 
@@ -126,5 +128,10 @@ def test_what_is_built_today_is_right_before(
 
     started = machines.run("before", "start", names, tmp_path)
 
-    assert {each["report"]["stage"] for each in started.values()} == {"READY"}
+    for name, each in started.items():
+        report = each["report"]
+        proven = (report["verdict"], report["covered"]["proven"])
+        assert report["stage"] == "READY"
+        assert proven == ("full_hit", 3)
+        assert (name, report["after_ready"]["compiles"]) == (name, 0)
     check_answers(started)

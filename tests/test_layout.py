@@ -9,14 +9,17 @@ check is also run on a source that breaks its rule, so that none can pass by see
 from __future__ import annotations
 
 import ast
+import dataclasses
 import pickle
 import pkgutil
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pydantic
 import pytest
 
 import serve_warm
@@ -29,7 +32,7 @@ PACKAGE = Path(serve_warm.__file__).parent
 # From the bottom up. A module imports from rows below its own; a package is one unit with all its
 # modules. `stages` alone knows the order of a start, so that nothing below may know of it.
 LAYERS = (
-    ("_redaction", "importing", "evidence"),
+    ("_public_names", "_redaction", "importing", "evidence"),
     ("errors", "report"),
     ("_private_folders", "_atomic_files"),
     ("watchdog",),
@@ -68,6 +71,7 @@ OWNED = {
 
 # What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
 LIGHT = {
+    "_public_names",
     *(
         "_redaction",
         "errors",
@@ -432,6 +436,27 @@ def test_public_names_are_those_of_the_package() -> None:
 
     assert {value.__module__ for value in named.values()} == {"serve_warm"}
     assert {name: pickle.loads(pickle.dumps(value)) for name, value in named.items()} == named
+
+
+@pytest.mark.parametrize("name", sorted(set(serve_warm.__all__) - {"errors"}))
+def test_annotations_of_public_names_are_found(name: str) -> None:
+    """Pydantic, FastAPI and `typing` look for them in the module that a class says it is of."""
+    public = getattr(serve_warm, name)
+
+    hints = typing.get_type_hints(public)
+
+    assert not any(isinstance(hint, str) for hint in hints.values())
+
+
+@pytest.mark.parametrize("name", ["Input", "Report", "Fingerprint", "WarmupConfig"])
+def test_pydantic_reads_public_records(name: str) -> None:
+    """A FastAPI route may return one."""
+    public = getattr(serve_warm, name)
+
+    pydantic.TypeAdapter(public)
+
+    fields = dataclasses.fields(public) if dataclasses.is_dataclass(public) else ()
+    assert not any(isinstance(field.type, str) for field in fields)
 
 
 def test_other_names_are_attribute_errors() -> None:

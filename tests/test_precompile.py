@@ -1739,14 +1739,13 @@ def calls():
 """
 
 OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
-"""Classes that stand in artifacts, and their `__call__`: as `serve_warm.Dispatcher`, for example.
-Whoever renames one makes artifacts of the release before useless."""
+"""Classes whose names artifacts store. Renaming one invalidates entries of earlier releases."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
 def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
-    """And no fact of it names a module of ours, or digests our code: artifacts outlive releases."""
+    """No fact names a module of serve_warm or digests its code: artifacts outlive releases."""
     (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))
 
     built = in_a_process(tmp_path, "build", level=level)

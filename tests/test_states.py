@@ -562,6 +562,10 @@ def by_a_hash(given: torch.Tensor) -> torch.Tensor:
     return torch.mm(given, given) * (hash("alpha") % 7)
 
 
+def by_mapped_hashes(given: torch.Tensor) -> torch.Tensor:
+    return torch.mm(given, given) * (sum(map(hash, ("alpha", "beta"))) % 7)
+
+
 def by_a_method(given: torch.Tensor) -> torch.Tensor:
     return torch.mm(given, given) * ("alpha".__hash__() % 7)
 
@@ -576,6 +580,7 @@ def by_an_id(given: torch.Tensor) -> torch.Tensor:
         (through_a_set, "it goes through a set"),
         (by_its_storage, "it reads the storage"),
         (by_a_hash, "it computes with hash()"),
+        (by_mapped_hashes, "it computes with hash()"),
         (by_a_method, "it computes with hash()"),
         (by_an_id, "it computes with id()"),
     ],

@@ -378,7 +378,7 @@ def _forgotten(
         except ObjectNotFound:
             continue
         # One that a removed statement named was complete before that, and is in no push now. If
-        # it is after all, the push finds out (`publish.push` looks at its blobs at its end).
+        # it is after all, the push finds out (`push.push` looks at its blobs at its end).
         if key in known or now - blob.modified_unix > GRACE_S:
             found.append((key, blob.size_bytes))
     return found

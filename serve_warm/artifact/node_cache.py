@@ -52,7 +52,7 @@ _ADVICE = "node_cache_dir names another folder"
 
 
 def default_root() -> Path:
-    """Return `<base>/serve_warm-<uid>/blobs`, by its real path (`folders.private_base`)."""
+    """Return `<base>/serve_warm-<uid>/blobs` of `_private_folders.private_base`, resolved."""
     return _private_folders.user_folder("blobs")
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serve_warm._public_names import public
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct
 
@@ -131,6 +132,7 @@ def _are_names(names: Sequence[str]) -> bool:
 # --- policies for code ---------------------------------------------------------------------
 
 
+@public
 def signed_by(
     *keys: TrustedKey | str, max_age_s: float | None = None, denied: Iterable[str] = ()
 ) -> Trust:
@@ -151,14 +153,12 @@ def signed_by(
     )
 
 
-signed_by.__module__ = "serve_warm"
-
-
 def _named_by_id(pem: str) -> TrustedKey:
     key = TrustedKey.from_pem(pem, name="signed_by")
     return replace(key, name=key.id[:16])
 
 
+@public
 def pinned(*digests: str) -> Trust:
     """Return a trust in exactly these statements, given as `sha256:<64 hex digits>`.
 
@@ -170,9 +170,7 @@ def pinned(*digests: str) -> Trust:
     return Trust(pinned=frozenset(parse_digest(text, where="pinned") for text in digests))
 
 
-pinned.__module__ = "serve_warm"
-
-
+@public
 def unsigned_ok(*stores: str, reason: str) -> Trust:
     """Return a trust in everything that stands in exactly these stores, for laptops and tests.
 
@@ -188,9 +186,6 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
     if not stores:
         raise ConfigError("unsigned_ok needs at least one store")
     return Trust(unsigned_ok=tuple(UnsignedOk(store=store, reason=reason) for store in stores))
-
-
-unsigned_ok.__module__ = "serve_warm"
 
 
 def parse_digest(text: Any, *, where: str) -> str:
