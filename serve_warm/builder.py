@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from serve_warm import _private_folders, node, unfinished
+from serve_warm import _private_folders, node
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
@@ -340,12 +340,8 @@ class Cluster:
         settings: Mapping[str, Any],
         *,
         progress: Progress = lambda _: None,
-        notice: Progress = lambda _: None,
     ) -> Iterator[Start]:
         """Start `app` with one replica, yield it when it is ready, and delete it afterwards.
-
-        `notice` is told, while the start goes on, what the replica says about it, if anything; on
-        a cluster of several nodes that may be nothing.
 
         Raises:
             BuildFailed: the replica failed to start; the text is its own.
@@ -355,9 +351,7 @@ class Cluster:
         with _private_folders.temporary_folder() as scratch:
             state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
-                created_unix, ready_unix = self._wait(
-                    name, app.deployment, state_dir, progress, notice
-                )
+                created_unix, ready_unix = self._wait(name, app.deployment, state_dir, progress)
                 yield Start(
                     url=f"http://127.0.0.1:{self.port}/{name}",
                     ready_s=ready_unix - created_unix,
@@ -366,7 +360,7 @@ class Cluster:
                 )
 
     def _wait(
-        self, name: str, deployment: str, state_dir: Path, progress: Progress, notice: Progress
+        self, name: str, deployment: str, state_dir: Path, progress: Progress
     ) -> tuple[float, float]:
         end = time.monotonic() + START_LIMIT_S
         while time.monotonic() < end:
@@ -376,9 +370,6 @@ class Cluster:
             if status == "RUNNING" and replicas:
                 return float(replicas[0]["start_time_s"]), time.time()
             states = [s for s in node.read_states(state_dir) if s["deployment"] == deployment]
-            for state in states:
-                if state.get("note"):
-                    notice(state["note"])
             failed = next((s for s in states if s["stage"] == "FAILED"), None)
             if failed is not None or status == "DEPLOY_FAILED":
                 # A replica that dies in its constructor writes no state: Serve has its traceback.
@@ -487,8 +478,6 @@ class Built:
     """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept."""
     cold: Mapping[str, Any]
     """Report of the replica that compiled."""
-    note: str
-    """What the replica that compiled went on from, or why it kept nothing; empty as a rule."""
     round_trip: Mapping[str, Any]
     """Report of the fresh replica that loaded the artifact."""
 
@@ -501,7 +490,6 @@ def build(
     key: Ed25519PrivateKey | None = None,
     cpu: Cpu | None = None,
     if_published: Literal["refuse", "keep", "supersede"] = "refuse",
-    begin: Literal["resume", "fresh"] = "resume",
     progress: Progress = lambda _: None,
     notice: Progress = lambda _: None,
 ) -> Built:
@@ -512,10 +500,7 @@ def build(
     is given. The replica must trust it, as the fleet will have to. `cpu` is laid over what the
     deployment sets; every replica that shall use the artifact must set the same. A variant that
     the store has already is never replaced: `keep` puts that one through the round trip instead,
-    `supersede` publishes beside it.
-
-    What an interrupted build of the same has compiled on the replica's node is gone on from, with
-    the whole proof and round trip all the same; `fresh` throws it away. `notice` is told so, once.
+    `supersede` publishes beside it. `notice` is told what the user should know beside the result.
 
     Raises:
         AlreadyPublished: the store has the variant, and `if_published` is `refuse`.
@@ -533,24 +518,21 @@ def build(
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
     if cpu is not None:
         settings["cpu"] = cpu
-    cold = {**settings, "artifact": None, "unfinished": begin}
-    say = _once(notice)
-    with on.running(app, cold, progress=_prefixed(progress, "compile"), notice=say) as start:
+    cold = {**settings, "artifact": None}
+    with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
         progress("compile: packing")
         by_rank = _one_each(start.ask("warmup_artifact", timeout_s=600))
     portable: dict[str, Any] = {}
     for packed in by_rank:
-        say(packed["note"])
         portable = _portable_facts(packed, progress)
         packed["facts"].update(portable)
     progress("sign")
     variants = [_manifest(app, packed) for packed in by_rank]
     manifests = [manifest for manifest, _ in variants]
-    build_keys = [unfinished.key_of(app.deployment, made.fingerprint) for made in manifests]
     # Before the round trip, which would be in vain.
     outdated = _are_outdated(store, app, manifests)
     if outdated:
-        say("what is published has entries that no replica runs any more: it is superseded")
+        notice("what is published has entries that no replica runs any more: it is superseded")
     keep = not outdated and _is_kept(store, manifests, if_published)
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
@@ -561,9 +543,8 @@ def build(
             told = _prefixed(progress, label)
             with on.running(app, {**warm, "parts": parts}, progress=told) as start:
                 reports = start.ask("warmup_report", timeout_s=60)
-            with _discarded_if_refused(build_keys):
-                for report in reports:
-                    _accept(report, without_compiler=proves)
+            for report in reports:
+                _accept(report, without_compiler=proves)
     used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
     statements = list(used)
     if not keep:
@@ -571,7 +552,6 @@ def build(
         supersede = outdated or if_published == "supersede"
         on_taken: push.OnTaken = "supersede" if supersede else "refuse"
         statements = _push(store, variants, key, on_taken=on_taken)
-    _discard(build_keys)
     # Where one is kept, what was built now is thrown away, and its parts with it.
     published = _parts_of(store, app, statements) if keep else _sizes(manifests)
     return Built(
@@ -589,7 +569,6 @@ def build(
         portable_libraries=portable.get("libraries_disassembled"),
         trust="" if keep else trust_lines(key.public_key(), name="builder"),
         cold=by_rank[0]["report"],
-        note=by_rank[0]["note"],
         round_trip=reports[0],
     )
 
@@ -764,21 +743,6 @@ def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, 
     return {"cpu": "portable", "libraries_disassembled": libraries}
 
 
-@contextlib.contextmanager
-def _discarded_if_refused(build_keys: Sequence[str]) -> Iterator[None]:
-    """Let nobody go on from a build that was complete, and not good."""
-    try:
-        yield
-    except BuildFailed:
-        _discard(build_keys)
-        raise
-
-
-def _discard(build_keys: Sequence[str]) -> None:
-    for build_key in build_keys:
-        unfinished.discard(build_key)
-
-
 def _round_trips(
     stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, list[str], bool]]:
@@ -827,17 +791,6 @@ def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> Non
             hint="nothing was published. What is not cached is usually a graph that bypasses "
             "torch's caches (TORCH_LOGS=+inductor names it), or an input that differs per start",
         )
-
-
-def _once(notice: Progress) -> Progress:
-    told = {""}
-
-    def say(text: str) -> None:
-        if text not in told:
-            told.add(text)
-            notice(text)
-
-    return say
 
 
 def _prefixed(progress: Progress, prefix: str) -> Progress:

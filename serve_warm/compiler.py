@@ -83,8 +83,6 @@ class Watch:
         self._calls: CompiledCalls | None = None
         self._fallen: dict[int, CodeType] = {}
         self.on_event: Callable[[CompileEvent], None] | None = None
-        self.on_object: Callable[[Path], None] | None = None
-        """Called with each file that a compiler run has completed, from the thread that ran it."""
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """While set, a compile is not made: what this returns is raised in its place."""
 
@@ -325,29 +323,14 @@ def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
         finally:
             if _makes_object(cmd_line):
                 seen._note_compiler_run(time.perf_counter() - start)
-        if seen.on_object is not None:
-            for output in _objects(cmd_line):
-                seen.on_object(Path(cwd, output))
 
     cpp_builder.run_compile_cmd = run_compile_cmd
 
 
 def _makes_object(cmd_line: str) -> bool:
-    return bool(_objects(cmd_line))
-
-
-def _objects(cmd_line: str) -> list[str]:
     words = shlex.split(cmd_line)
     outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
-    return [output for output in outputs if output.endswith(OBJECT_SUFFIXES)]
-
-
-def written_in_place(name: str) -> bool:
-    """Whether a file in a cache directory is what a compiler writes under its final name.
-
-    Then it may be incomplete. Whatever else torch and Triton cache is renamed into its place.
-    """
-    return name.startswith("inductor/") and name.endswith(OBJECT_SUFFIXES)
+    return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
 
 
 def unwatched_compiles() -> int:

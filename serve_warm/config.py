@@ -122,10 +122,6 @@ class WarmupConfig(BaseModel):
     overlap: Literal["on", "off"] = "on"
     """Whether an artifact is pulled and torch's compiler imported while `__init__` runs."""
 
-    unfinished: Literal["ignore", "resume", "fresh"] = "ignore"
-    """For `serve-warm build`, which alone sets it: go on from what an interrupted build of the same
-    has compiled on this node and keep what this one does, or start over and keep it."""
-
     state_dir: str | None = None
     """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
 

@@ -523,7 +523,7 @@ class _Replica:
 
     def _facts(self) -> dict[str, Any]:
         """Return what the state file says, as of now; called by its own thread."""
-        warmup, report = self._warmup, self.report()
+        report = self.report()
         return {
             "stage": report.stage.value,
             "loop_boot_s": self._loop_last_ran_s(),
@@ -533,7 +533,6 @@ class _Replica:
             "inputs_done": report.inputs_done,
             "passes": report.passes,
             "statement": report.artifact.statement if report.artifact else "",
-            "note": warmup.note if warmup is not None else "",
             "event": str(report.events[-1]) if report.events else "",
             "error": report.error,
             "elapsed_s": report.elapsed_s,
@@ -579,7 +578,6 @@ class _Replica:
             "parts": parts,
             "facts": dict(facts),
             "report": report.to_json(),
-            "note": warmup.note,
         }
 
     # What stages.Replica asks for ------------------------------------------------------------

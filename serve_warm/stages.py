@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import _private_folders, compiler, graphs, kernels, pgo, prefetch, ranks, unfinished
+from serve_warm import _private_folders, compiler, graphs, pgo, prefetch, ranks
 from serve_warm._redaction import redact, shorten
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.choose import Considered
@@ -195,10 +195,6 @@ class Warmup:
         """What this start was compared with; read before anything is pulled."""
         self.inputs: Sequence[Input] = ()
         """What is replayed, in order; known once the start has begun."""
-        self.note = ""
-        """What whoever builds should know of the start: what it goes on from."""
-        self._unfinished: unfinished.Unfinished | None = None
-        self._resumed: unfinished.Resumed | None = None
         self._by_profile = False
         self._stage = Stage.PENDING
         self._entered: tuple[Stage | None, float] = (None, 0.0)
@@ -263,7 +259,6 @@ class Warmup:
             try:
                 with self._watched(deadline), self._together() as self._ranks:
                     await self._prepare(deadline)
-                    await asyncio.to_thread(self._resume)
                     await self._load(deadline)
                     await self._replay_and_prove(deadline)
                     if await self._withdraws_entries():
@@ -402,8 +397,6 @@ class Warmup:
             self._error = shorten(error.message) + hint
         else:
             self._error = shorten(redact(f"{type(error).__name__}: {error}"))
-        if self._unfinished is not None:
-            self._unfinished.close()  # the next try goes on from it
         self._enter(Stage.FAILED)
         fields = self._fields("verdict", verdict="failed", reason=self._error)
         logger.error("warm-up failed: %s", self._error, extra=fields)
@@ -487,9 +480,6 @@ class Warmup:
         if self.cache_directory is None or self._replay is None:  # pragma: no cover  (after run)
             raise AssertionError
         facts = dict(build_facts(self.report()))
-        if self._resumed is not None:
-            # What the figures above leave out.
-            facts["resumed_kernels"] = self._resumed.kernels
         if self._by_profile:
             await self._compile_by_profile()
         entries: dict[str, Mapping[str, bytes]] = {}
@@ -500,8 +490,6 @@ class Warmup:
                 # Once more: an entry that answers now is of a state that comes back, such as an
                 # adapter that another input switches off.
                 await self._replay_again().once()
-            if self._unfinished is not None:
-                self._unfinished.keep_all()
             for level, name in LEVEL_PARTS.items():
                 if library.has_entries(level):
                     entries[name] = library.to_files(level)
@@ -533,7 +521,7 @@ class Warmup:
             input_deadline_s=self._config.input_deadline_s,
             max_passes=self._config.max_passes,
             ranks=self._ranks,
-            changed=self._input_done,
+            changed=self._tell,
         )
 
     @property
@@ -682,34 +670,6 @@ class Warmup:
                     hint="all ranks replay the same inputs under the same settings: each of them "
                     "waits for the others in every collective",
                 )
-
-    def _resume(self) -> None:
-        """Go on from what an unfinished build of the same compiled, and keep what this one does."""
-        begin = self._config.unfinished
-        if begin == "ignore" or self._config.artifact is not None:
-            return
-        if self.fingerprint is None or self._seen is None or self.cache_directory is None:
-            raise AssertionError  # pragma: no cover  (set by _prepare)
-        try:
-            self._unfinished = unfinished.Unfinished.open(
-                unfinished.key_of(self._replica.deployment, self.fingerprint),
-                begin=begin,
-                written_in_place=compiler.written_in_place,
-            )
-            self._resumed = self._unfinished.resume(self.cache_directory)
-            kernels.relocate(self.cache_directory)
-        except (ArtifactRefused, OSError) as error:
-            if self._unfinished is not None:
-                self._unfinished.close()
-            why = error.strerror if isinstance(error, OSError) else error.message
-            self.note = f"what this build compiles is not kept, should it be interrupted: {why}"
-            self._warnings.append(self.note)
-            logger.warning("%s", self.note)
-            return
-        self._seen.on_object = self._unfinished.keep_object
-        if self._resumed is not None:
-            self.note = str(self._resumed)
-            logger.info("%s", self.note)
 
     async def _load(self, deadline: Deadline) -> None:
         uri = self._config.artifact
@@ -962,7 +922,7 @@ class Warmup:
             max_passes=config.max_passes,
             ranks=self._ranks,
             waits_for=self._replica.waits_for(),
-            changed=self._input_done,
+            changed=self._tell,
             has_compiled=self._has_compiled,
         )
         with _startup_objects_frozen():
@@ -1114,11 +1074,6 @@ class Warmup:
         return "declare this input in warmup_inputs(), or pad to a bucket"
 
     # Bookkeeping -----------------------------------------------------------------------------
-
-    def _input_done(self) -> None:
-        if self._unfinished is not None:
-            self._unfinished.keep_all()
-        self._tell()
 
     def _new_cache_directory(self, made: Path | None = None) -> Path:
         self.cache_directory = compiler.private_directory() if made is None else made

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import dataclasses
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +20,6 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.builder import _accept, build, load_app
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
-from serve_warm.unfinished import Unfinished, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -327,10 +325,9 @@ def test_a_key_that_is_trusted_gets_as_far_as_a_replica(tmp_path: Path):
         build(app, str(tmp_path), on=cast("Any", NeverStarts()), key=mine)
 
 
-# What an interrupted build leaves -------------------------------------------------------------
+# A build with replicas that compile nothing -----------------------------------------------------
 
 HERE = Fingerprint(machine={"cpu_isa": "avx2"}, app={"threads": "1"})
-NOTE = "resuming: 2 kernels of an interrupted build of 2026-01-31 09:15 UTC"
 
 
 class Ready:
@@ -356,7 +353,6 @@ class Ready:
                 "parts": {"cache": pack_directory(self._cache)},
                 "facts": {},
                 "report": self._report,
-                "note": NOTE,
             }
             for rank in range(self._ranks)
         ]
@@ -378,84 +374,19 @@ class Starts:
         self._ranks = ranks
         self._group = group
         self._outcomes = list(outcomes)
-        self.settings: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
-    def running(
-        self, app: Any, settings: Any, *, progress: Any, notice: Any = lambda _: None
-    ) -> Iterator[Ready]:
-        self.settings.append(settings)
+    def running(self, app: Any, settings: Any, *, progress: Any) -> Iterator[Ready]:
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, BaseException):
             raise outcome
-        if settings["artifact"] is None:
-            # As often as the state of the replica is looked at.
-            notice(NOTE)
-            notice(NOTE)
         yield Ready(self._cache, outcome, self._ranks, self._group)
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of what an interrupted build of the example has compiled."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    build = Unfinished.open(
-        key_of("TextEmbedder", HERE), begin="resume", written_in_place=lambda _: False
-    )
-    build.close()
-    return build.folder
 
 
 def build_on(starts: Starts, store: Path, **options: Any) -> Any:
     key = new_key()
     app = dataclasses.replace(load_app(APP), trust=trusting(key))
     return build(app, str(store), on=cast("Any", starts), key=key, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "begin"), [({}, "resume"), ({"begin": "fresh"}, "fresh")], ids=["as ever", "fresh"]
-)
-def test_only_the_replica_that_compiles_goes_on_from_what_is_there(tmp_path, kept, options, begin):
-    """The round trip has the artifact alone, or it would prove nothing about it."""
-    starts = Starts(tmp_path / "none", round_trip(), round_trip())
-    (tmp_path / "none").mkdir()
-
-    build_on(starts, tmp_path / "store", **options)
-
-    assert [settings.get("unfinished") for settings in starts.settings] == [begin, None]
-
-
-def test_what_a_build_went_on_from_is_said_once(tmp_path, kept):
-    """However often the replica's state is read, a user sees one line; the result has it too."""
-    starts = Starts(tmp_path / "none", round_trip(), round_trip())
-    (tmp_path / "none").mkdir()
-    said: list[str] = []
-
-    built = build_on(starts, tmp_path / "store", notice=said.append)
-
-    assert said == [NOTE]
-    assert built.note == NOTE
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "stays"),
-    [
-        ((round_trip(), round_trip()), False),
-        ((round_trip(), round_trip(compiler_processes=1)), False),
-        ((KeyboardInterrupt(),), True),
-        ((round_trip(), KeyboardInterrupt()), True),
-        ((BuildFailed("input 'a' raised"),), True),
-    ],
-    ids=["published", "not accepted", "interrupted", "interrupted in round trip", "input failed"],
-)
-def test_what_was_compiled_stays_until_the_build_is_over(tmp_path, kept, outcomes, stays):
-    """A build that was not interrupted leaves nothing, whether it was published or not good."""
-    (tmp_path / "none").mkdir()
-
-    with contextlib.suppress(KeyboardInterrupt, BuildFailed):
-        build_on(Starts(tmp_path / "none", *outcomes), tmp_path / "store")
-
-    assert kept.exists() == stays
 
 
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------

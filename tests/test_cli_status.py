@@ -155,7 +155,6 @@ def test_files_say_all_there_is_to_show(directory, replica):
         dataclasses.replace(FULL, error=""),
         event=str(FULL.events[-1]),
         degraded=["uncovered: 1 of 2 inputs"],
-        note="resumed",
     )
 
     [seen] = observed.of_directory(str(directory)).replicas
@@ -167,7 +166,7 @@ def test_files_say_all_there_is_to_show(directory, replica):
     assert seen.event == (
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, "
         "6 graphs skipped, 7 kernels built, 8 tunings, 4 falls to eager, 5 refused, "
-        "last: recompile of forward (model.py:7): size mismatch; resumed"
+        "last: recompile of forward (model.py:7): size mismatch"
     )
 
 

@@ -40,7 +40,7 @@ LAYERS = (
     ("ranks", "guard_facts"),
     ("disassembly", "stores"),
     ("artifact",),
-    ("ahead", "unfinished"),
+    ("ahead",),
     ("calls", "fact_watch"),
     ("graphs", "kernels"),
     ("graphed",),

@@ -197,7 +197,6 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
                 *(_text(each) for each in _list(state.get("degraded"))),
                 *_after_ready(figures, last=_text(state.get("event"))),
                 *_refusals(figures),
-                _text(state.get("note")),
             ]
         ),
     )

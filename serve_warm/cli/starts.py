@@ -46,13 +46,6 @@ APP_HELP = "APP is a Serve YAML with one application, or module:app."
     help="When the store has this variant already: fail, prove that one instead, or publish beside "
     "it, which makes the new one the one that replicas take.",
 )
-@click.option(
-    "--fresh",
-    "begin",
-    flag_value="fresh",
-    default="resume",
-    help="Throw away what an interrupted build of the same has compiled.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
     *,
@@ -63,14 +56,13 @@ def build(
     key_file: Path | None,
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"],
-    begin: Literal["resume", "fresh"],
     as_json: bool,
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
     Starts the deployment with the resources of its own options, replays its inputs, packs its
     caches, and publishes them only after a second, fresh replica has loaded the artifact and
-    proven every input without running a compiler. A build that was interrupted is gone on with.
+    proven every input without running a compiler.
     """
     _need("build")
     from serve_warm import builder
@@ -88,7 +80,6 @@ def build(
                 key=key,
                 cpu=cpu,
                 if_published=if_published,
-                begin=begin,
                 progress=progress,
                 notice=_say,
             )

@@ -49,7 +49,7 @@
 
 {{- /* Settings that are not the user's: `settings` are those of all deployments or of one, and stand under `key`. */ -}}
 {{- define "serve-warm.check.taken" -}}
-{{- $taken := dict "state_dir" "the chart sets it, where the probe reads; leave it out" "node_cache_dir" "the chart sets it; leave it out and say in cache what volume it is on" "unfinished" "serve-warm build sets it; leave it out" -}}
+{{- $taken := dict "state_dir" "the chart sets it, where the probe reads; leave it out" "node_cache_dir" "the chart sets it; leave it out and say in cache what volume it is on" -}}
 {{- $problems := list -}}
 {{- range $name, $why := $taken -}}
 {{- if hasKey $.settings $name -}}
