@@ -39,10 +39,9 @@ from pathlib import Path
 from types import CellType, CodeType, ModuleType
 from typing import Any
 
-from serve_warm import _private_folders, fingerprint, graphs, kernels
+from serve_warm import _private_folders, evidence, fingerprint, graphs, kernels
 from serve_warm._redaction import hide_texts
 from serve_warm.errors import CompilerMissing, ConfigError
-from serve_warm.evidence import CompiledCalls
 from serve_warm.importing import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
@@ -80,8 +79,10 @@ class Watch:
         self._compiler_processes = 0
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
-        self._calls: CompiledCalls | None = None
-        self._fallen: dict[int, CodeType] = {}
+        self.fallen: dict[int, CodeType] = {}
+        """Code that runs eagerly from now on, since its recompile limit was reached, by its id."""
+        self.refusing = False
+        """Whether torch's stance is `fail_on_recompile` by `forbid()`, and not by user code."""
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """While set, a compile is not made: what this returns is raised in its place."""
@@ -126,23 +127,6 @@ class Watch:
         """Count the kernels that are built into a cache directory from now on."""
         with self._lock:
             self._built.look_at(cache_directory / "triton")
-
-    @contextlib.contextmanager
-    def calling_threads(self) -> Iterator[set[int]]:
-        """Collect the native ids of the threads that call compiled functions in the block."""
-        with self.noting_calls() as calls:
-            yield calls.threads
-
-    @contextlib.contextmanager
-    def noting_calls(self) -> Iterator[CompiledCalls]:
-        """Note the calls of compiled functions in the block, and which replay made them."""
-        global calling  # noqa: PLW0603 - read at each call, where an attribute costs more
-        calls = CompiledCalls()
-        self._calls = calling = calls
-        try:
-            yield calls
-        finally:
-            self._calls = calling = None
 
     # What follows is called by the hooks, from whichever thread compiles.
 
@@ -201,7 +185,7 @@ class _Watched:
         elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
             # From now on Dynamo runs this code eagerly, without calling back, where none of its
             # variants fits.
-            seen._fallen[id(frame.f_code)] = frame.f_code
+            seen.fallen[id(frame.f_code)] = frame.f_code
             reason = f"recompile limit reached; {_recompile_reason()}"
             seen._note(_event("eager", frame, reason=reason, seconds=seconds))
         return result
@@ -238,9 +222,6 @@ def _recompile_reason() -> str:
 
 _the_watch: Watch | None = None
 
-calling: CompiledCalls | None = None
-"""While inputs are replayed, what notes compiled calls; `add` takes the caller's native id."""
-
 _install_lock = threading.Lock()
 
 
@@ -271,11 +252,11 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
         chosen = original(callback)
         if callback is None or callback is False:
             return chosen  # a function that compiling is disabled for
-        calls = seen._calls
+        calls = evidence.current
         if calls is not None:
             calls.add(get_native_id())
         if chosen is not callback:
-            if calls is None or chosen is None or chosen is False or not _refusing:
+            if calls is None or chosen is None or chosen is False or not seen.refusing:
                 return chosen
             # The stance is process-wide. A thread of the user's that compiles beside the proof must
             # not fail for it: it may compile, and the proof counts that.
@@ -306,7 +287,7 @@ class _Refused:
             return self._torchdynamo_orig_backend(frame, *args)
         except RuntimeError as error:
             # By identity: copies of a code object are equal, and have variants of their own.
-            fallen = id(frame.f_code) in self._seen._fallen
+            fallen = id(frame.f_code) in self._seen.fallen
             self._seen._note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
             raise
 
@@ -449,9 +430,6 @@ def forbid() -> Iterator[None]:
 _forbidding: contextlib.ExitStack | None = None
 """Of the block that began without Dynamo."""
 
-_refusing = False
-"""Whether torch's stance is `fail_on_recompile` by `forbid()`, and not by user code."""
-
 
 def _forbid_from_its_import(_: ModuleType) -> None:
     if _forbidding is not None:
@@ -460,16 +438,16 @@ def _forbid_from_its_import(_: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _forbidden_to_dynamo() -> Iterator[None]:
-    global _refusing  # noqa: PLW0603  (the stance is process-wide too)
     import torch
     import torch._dynamo  # until whoever is in the middle of it has imported it
 
     with _fallen_looked_at_again(), torch.compiler.set_stance("fail_on_recompile"):
-        _refusing = True
+        seen = watch()
+        seen.refusing = True
         try:
             yield
         finally:
-            _refusing = False
+            seen.refusing = False
 
 
 @contextlib.contextmanager
@@ -494,7 +472,7 @@ def _fallen_looked_at_again() -> Iterator[None]:
         for code in fallen:
             set_code_exec_strategy(code, _FrameExecStrategy(action, action))
 
-    fallen = tuple(_the_watch._fallen.values()) if _the_watch is not None else ()
+    fallen = tuple(watch().fallen.values())
     treat_fallen(_FrameAction.DEFAULT)
     try:
         yield
@@ -602,12 +580,13 @@ class IsaChecks:
 
 
 _isa_checks: IsaChecks | None = None
+_isa_lock = threading.Lock()
 
 
 def isa_checks() -> IsaChecks:
     """Return this process' recorder of ISA probes, which hooks torch as the watch does."""
     global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
-    with _install_lock:
+    with _isa_lock:
         if _isa_checks is None:
             _isa_checks = IsaChecks()
             when_imported("torch._inductor.cpu_vec_isa", _isa_checks.hook)

@@ -67,3 +67,19 @@ class CompiledCalls:
         What an earlier replay left running carries that one's mark, and is not outside.
         """
         return self._replayed is not None and _marked.get() is None
+
+
+current: CompiledCalls | None = None
+"""What notes compiled calls at this moment, if anything does. A module's attribute, since each
+compiled call reads it."""
+
+
+@contextlib.contextmanager
+def note_calls() -> Iterator[CompiledCalls]:
+    """Note the calls of compiled functions in the block, and which replay made them."""
+    global current  # noqa: PLW0603 - process-wide, as the hooks that read it are
+    calls = current = CompiledCalls()
+    try:
+        yield calls
+    finally:
+        current = None

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, calls, compiler, exported, paritychecks
+from serve_warm import ahead, calls, evidence, exported, paritychecks
 from serve_warm._public_names import public
 from serve_warm._redaction import shorten
 from serve_warm.calls import Dynamic, Signature, key_of
@@ -525,8 +525,8 @@ class Dispatcher:
                         break
                     self._seen[use] += 1
                     return self.stock(*args, **kwargs)
-                if compiler.calling is not None:
-                    compiler.calling.add(threading.get_native_id())
+                if evidence.current is not None:
+                    evidence.current.add(threading.get_native_id())
                 try:
                     return fn(self.callee, *tensors)
                 except NOT_ANSWERED as error:
@@ -535,7 +535,7 @@ class Dispatcher:
 
     @property
     def serve_warm_level1(self) -> Callable[..., Any]:
-        """What torch.compile made; `compiler.compile_arguments` looks for this name."""
+        """What torch.compile made; `compile_arguments` looks for this name."""
         stock = self.stock
         if isinstance(stock, _WhenCalled):
             return stock.compiled()
@@ -545,7 +545,7 @@ class Dispatcher:
     def serve_warm_level3(self) -> str:
         """Arguments in words where libraries are asked for, which are to be found without Dynamo.
 
-        Empty elsewhere. `compiler.compile_arguments` looks for this name.
+        Empty elsewhere. `compile_arguments` looks for this name.
         """
         return _text(self.arguments, self.level) if self.level == LIBRARIES else ""
 
@@ -682,8 +682,8 @@ class Dispatcher:
             fn, use, tensors = self._choose(self._up_to_date(), args, kwargs, building=building)
         if fn is None:
             return self.stock(*args, **kwargs)
-        if compiler.calling is not None:
-            compiler.calling.add(threading.get_native_id())
+        if evidence.current is not None:
+            evidence.current.add(threading.get_native_id())
         try:
             return fn(self.callee, *tensors)
         except NOT_ANSWERED as error:

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_warm import compiler, graphs
+from serve_warm import compiler, evidence, graphs
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.evidence import CompiledCalls, Replayed
 from serve_warm.inputs import Input
@@ -313,7 +313,7 @@ class Replay:
         if not doubtful or self._ranks.size > 1:  # all ranks would have to stand idle at once
             return
         slowest_s = max(self.progress.steady_s.get(name, 0.0) for name in doubtful)
-        with self._seen.noting_calls() as calls, calls.of_replay() as idle:
+        with evidence.note_calls() as calls, calls.of_replay() as idle:
             await asyncio.sleep(self._idle_s(slowest_s))
         self._idle = idle.beside
 
@@ -345,7 +345,7 @@ class Replay:
         slowest_s = max(self.progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)
         confirmed = []
-        with self._seen.noting_calls() as calls, self._forbidding():
+        with evidence.note_calls() as calls, self._forbidding():
             with calls.of_replay() as idle:
                 await asyncio.sleep(idle_s)
             self.progress.threads -= idle.beside
@@ -373,7 +373,7 @@ class Replay:
         progress.passes += 1
         progress.done = 0
         tasks = asyncio.all_tasks()
-        with self._seen.noting_calls() as calls:
+        with evidence.note_calls() as calls:
             for item in progress.inputs:
                 before = self._seen.counts()
                 with calls.of_replay() as replayed:
@@ -400,7 +400,7 @@ class Replay:
         progress.unproven.clear()
         progress.unproven.update(progress.left_out)
         self._proof_calls.clear()
-        with self._seen.noting_calls() as calls, self._forbidding():
+        with evidence.note_calls() as calls, self._forbidding():
             for item in progress.inputs:
                 if item.name not in progress.left_out:
                     self._proof_calls[item.name] = await self._prove_one(item, calls)

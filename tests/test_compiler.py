@@ -33,7 +33,7 @@ from torch._inductor.codecache import FxGraphCache
 import serve_warm
 from artifacts import container
 from compiled import compiled, double, fresh, stance
-from serve_warm import _private_folders, compiler
+from serve_warm import _private_folders, compiler, evidence
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import EVENTS_KEPT, Watch
 from serve_warm.errors import CompilerMissing, ConfigError
@@ -157,7 +157,7 @@ def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
 
-    with seen.calling_threads(), compiler.forbid(), pytest.raises(RuntimeError):
+    with evidence.note_calls(), compiler.forbid(), pytest.raises(RuntimeError):
         model(torch.ones(2), "d@e.f", {})
 
     event = seen.events()[-1]
@@ -335,7 +335,7 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
         return "computed"
 
     met = seen.counts().forbidden
-    with seen.calling_threads(), compiler.forbid():
+    with evidence.note_calls(), compiler.forbid():
         answer = handler()
 
     event = seen.events()[-1]
@@ -406,22 +406,22 @@ def test_calling_threads_are_collected(seen: Watch):
     with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
         calling = caller.submit(threading.get_native_id).result()
         bystander.submit(double, torch.ones(2)).result()
-        with seen.calling_threads() as threads:
+        with evidence.note_calls() as calls:
             caller.submit(model, torch.ones(2)).result()
             bystander.submit(double, torch.ones(2)).result()
         bystander.submit(model, torch.ones(2)).result()
 
-    assert threads == {calling}
+    assert calls.threads == {calling}
 
 
 def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
     """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
     plain = torch.compiler.disable(fresh(double))
 
-    with seen.calling_threads() as threads:
+    with evidence.note_calls() as calls:
         plain(torch.ones(2))
 
-    assert threads == set()
+    assert calls.threads == set()
 
 
 # --- whether anything is compiled ----------------------------------------------------------

@@ -598,7 +598,7 @@ def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, 
 
 FORBIDDEN = """
 import sys, torch
-from serve_warm import compiler
+from serve_warm import compiler, evidence
 watch = compiler.watch()
 before = watch.counts()
 with compiler.forbid():
@@ -607,7 +607,7 @@ with compiler.forbid():
     try:
         compiled(torch.ones(2))
     except RuntimeError as error:
-        with watch.calling_threads():
+        with evidence.note_calls():
             pass
         print("forbidden", "fail_on_recompile" in str(error))
 compiled(torch.ones(2))
