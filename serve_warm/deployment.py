@@ -44,9 +44,15 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_warm import __version__, compiler, metrics, node
+from serve_warm import __version__, metrics, node
 from serve_warm._private_folders import user_folder
 from serve_warm._public_names import public
+from serve_warm.compiler.background_import import is_imported
+from serve_warm.compiler.caches import keep_headers_private, private_directory
+from serve_warm.compiler.compiled_objects import uses_cuda_graphs
+from serve_warm.compiler.cpu_target import pin_portable_cpu
+from serve_warm.compiler.cuda_graphs import clone_outputs
+from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.fingerprint import read_rank
@@ -308,7 +314,7 @@ class _Replica:
         self._asked_with_compiler = False
         self._lock = threading.Lock()
         self._packed = False
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         # Serve's replica context has the user_config before `__init__` runs: torch's caches can
         # be pointed at a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
@@ -330,12 +336,12 @@ class _Replica:
             # Before `__init__`, which may take minutes: this node has a replica that is not ready.
             self._beat()
             if self._config.enabled:
-                self._cache_directory = compiler.private_directory()
+                self._cache_directory = private_directory()
                 point_torch_caches_at(self._cache_directory)
                 # User code may compile in `__init__`, whatever it is told.
-                compiler.keep_headers_private()
+                keep_headers_private()
                 if self._config.cpu == "portable":
-                    compiler.pin_portable_cpu()
+                    pin_portable_cpu()
                 if self._config.artifact is not None and self._config.overlap == "on":
                     gang = _gang()
                     self._prefetch = Prefetch(
@@ -717,14 +723,14 @@ class _Replica:
         result = call()
         # Asked after the call, in the start after each: it may have loaded and compiled the model.
         # And again when torch's compiler was imported, by a call that had no library.
-        imported = compiler.is_imported()
+        imported = is_imported()
         starting = self._task is None or not self._task.done()
         if starting or imported != self._asked_with_compiler:
             self._asked_with_compiler = imported
-            self._own_outputs = compiler.uses_cuda_graphs(self.owner)
+            self._own_outputs = uses_cuda_graphs(self.owner)
         if not self._own_outputs:
             return result
-        cloned: Result = compiler.clone_outputs(result)
+        cloned: Result = clone_outputs(result)
         return cloned
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from serve_warm import graphs
+from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -66,7 +66,7 @@ class _Pool:
         empty = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            with graphs.counted_elsewhere(), self.capturing(empty):
+            with cuda_graphs.counted_elsewhere(), self.capturing(empty):
                 pass
         self._kept_by = empty
 
@@ -115,7 +115,7 @@ class Graphed:
         Raises:
             RuntimeError: it failed.
         """
-        if graphs.is_under_way():
+        if cuda_graphs.is_under_way():
             return self._code(inputs)  # becomes a part of that graph
         stream = torch.cuda.current_stream(self._device).cuda_stream
         like = tuple([(inputs[index].shape, inputs[index].stride()) for index in self._brought])
@@ -156,14 +156,14 @@ class Graphed:
             try:
                 return self._attempt(run, inputs, stream, moved=moved)
             except RuntimeError as error:
-                short = graphs.ran_out_of_memory(error)
-                reason = f"a library cannot be captured: {graphs.first_words(error, handled)}"
+                short = cuda_graphs.ran_out_of_memory(error)
+                reason = f"a library cannot be captured: {cuda_graphs.first_words(error, handled)}"
             if not short:
                 return self._never(reason)
             if not again:
                 # Not in the handler, whose traceback holds what was allocated until then.
-                graphs.free_memory()
-        graphs.skipped(reason)
+                cuda_graphs.free_memory()
+        cuda_graphs.skipped(reason)
         return self._code
 
     def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, moved: int) -> Run:
@@ -180,7 +180,7 @@ class Graphed:
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
             try:
                 # Tensors of its own are written into in whatever mode a call is made.
-                with torch.inference_mode(mode=False), torch.no_grad(), graphs.alone():
+                with torch.inference_mode(mode=False), torch.no_grad(), cuda_graphs.alone():
                     given = list(inputs)
                     for index in self._brought:
                         tensor = inputs[index]
@@ -191,7 +191,7 @@ class Graphed:
                         pools[place].keep()
                     graph = torch.cuda.CUDAGraph()
                     with (
-                        graphs.capturing("a library", signature, reason=reason),
+                        cuda_graphs.capturing("a library", signature, reason=reason),
                         pools[place].capturing(graph),
                     ):
                         outputs = run(given)
@@ -213,7 +213,7 @@ class Graphed:
 
     def _never(self, reason: str) -> Run:
         """Capture nothing more in this thread: what has failed would fail for each size."""
-        graphs.skipped(reason)
+        cuda_graphs.skipped(reason)
         vars(self._local)["never"] = reason
         return self._code
 
@@ -228,9 +228,9 @@ class Graphed:
         failed = pools.pop(place, None)
         if failed is None:
             return
-        graphs.end_broken(torch.cuda.current_device(), failed.handle)
+        cuda_graphs.end_broken(torch.cuda.current_device(), failed.handle)
         pool = _Pool()
-        with contextlib.suppress(RuntimeError), graphs.alone():
+        with contextlib.suppress(RuntimeError), cuda_graphs.alone():
             pool.keep()
             pools[place] = pool
 

@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, facts, graphs
+from serve_warm import ahead, facts
+from serve_warm.compiler import cuda_graphs
 from serve_warm.facts import NoEntry
 from serve_warm.graphed import Graphed, Run
 
@@ -225,7 +226,7 @@ def _graphed(
     native: Native, inputs: Sequence[Input], why_not: str
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if why_not:
-        graphs.skipped(why_not)
+        cuda_graphs.skipped(why_not)
         return native
     brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
     return Graphed(native, device=native.device, brought=brought, inputs=len(inputs))
@@ -411,7 +412,7 @@ class NativeOnGpu(Native):
         try:
             # It makes its device the current one, and leaves it so (2.11 to 2.13, model_base.h).
             with torch.cuda.device(self.device):
-                self._short = graphs.times_short(self.device)
+                self._short = cuda_graphs.times_short(self.device)
                 return int(create(model, 1, self.device.encode(), None))
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
             raise NoEntry(f"its library is for {self.device}: {error}") from error
@@ -435,7 +436,7 @@ class NativeOnGpu(Native):
     def _failure(self) -> RuntimeError:
         # A library says in no version that memory was short, and in 2.11 nothing at all.
         failure, before = super()._failure(), self._short
-        self._short = graphs.times_short(self.device)
+        self._short = cuda_graphs.times_short(self.device)
         if self._short > before:
             return torch.OutOfMemoryError(f"{failure}: CUDA out of memory on {self.device}")
         return failure

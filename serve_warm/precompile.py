@@ -36,10 +36,11 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, calls, evidence, exported, paritychecks
+from serve_warm import ahead, calls, exported, paritychecks
 from serve_warm._public_names import public
 from serve_warm._redaction import shorten
 from serve_warm.calls import Dynamic, Signature, key_of
+from serve_warm.compiler import evidence
 from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, plain_values, tree
 from serve_warm.errors import ConfigError
 from serve_warm.fact_watch import FactWatch

@@ -33,10 +33,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_warm import _private_folders, compiler, kernels
+from serve_warm import _private_folders
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.node_cache import NodeCache, default_root
+from serve_warm.compiler import triton_kernels
+from serve_warm.compiler.background_import import Turns, import_compiler, import_dynamo, is_imported
+from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import (
@@ -47,7 +50,6 @@ from serve_warm.fingerprint import (
     read_machine,
     torch_environment,
 )
-from serve_warm.importing import Turns
 from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import load_trust
 from serve_warm.trust.policy import Trust
@@ -256,7 +258,7 @@ class Prefetch:
             with turns.alone(self._devices_are_chosen, given_up=self._init_ended) as mine:
                 if mine:
                     with self._span():
-                        compiler.import_compiler()
+                        import_compiler()
         finally:
             turns.end()
 
@@ -280,11 +282,11 @@ class Prefetch:
             ).start()
 
     def _import(self) -> None:
-        self.imported_compiler = not compiler.is_imported()
+        self.imported_compiler = not is_imported()
         if "torch._inductor.config" not in sys.modules:
             self._imported_under = torch_environment(environment())
         with self._span():
-            compiler.import_dynamo()
+            import_dynamo()
 
     def _devices_are_chosen(self) -> bool:
         """Whether user code has initialised CUDA, or there is none to initialise."""
@@ -330,7 +332,7 @@ class Prefetch:
         directory = None
         if "cache" in pulled.raw:
             # Not the one that torch is pointed at: what user code compiles now stays out of it.
-            new = compiler.private_directory()
+            new = private_directory()
             try:
                 unpack(pulled.raw["cache"], new)
                 directory = new
@@ -386,7 +388,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
     _private_folders.check_private(directory, "the directory that torch loads from")
     try:
         unpack_directory(raw, directory)
-        kernels.relocate(directory)
+        triton_kernels.relocate(directory)
     except OSError as error:
         raise StoreError(
             f"the artifact could not be written to {directory}: {error}",

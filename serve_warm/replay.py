@@ -9,8 +9,8 @@ no count, and then one more is run in which compiling is forbidden.
 Ranks that compute together make the same passes: all go on until a pass was quiet on all of them,
 and an input is proven when it is on all of them.
 
-An input is proven by its own compiled calls (`serve_warm.evidence`). One that makes none, because a
-guard clause or a remembered answer comes first, is quiet as well, and proves nothing.
+An input is proven by its own compiled calls (`serve_warm.compiler.evidence`). One that makes none,
+because a guard clause or a remembered answer comes first, is quiet as well, and proves nothing.
 
 An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
 first, so that there is room for the others then.
@@ -26,9 +26,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_warm import compiler, evidence, graphs
+from serve_warm.compiler import cuda_graphs, evidence
+from serve_warm.compiler.compiled_objects import how_to_raise_the_limit
+from serve_warm.compiler.evidence import CompiledCalls, Replayed
+from serve_warm.compiler.proof import falls_counted, forbid
+from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
-from serve_warm.evidence import CompiledCalls, Replayed
 from serve_warm.inputs import Input
 from serve_warm.ranks import Ranks
 from serve_warm.report import Counts, InputResult, Stage
@@ -122,7 +125,7 @@ class Replay:
         inputs: Sequence[Input],
         call: Call,
         *,
-        seen: compiler.Watch,
+        seen: Watch,
         deadline: Deadline,
         input_deadline_s: float,
         max_passes: int,
@@ -412,14 +415,14 @@ class Replay:
     def _forbidding(self) -> contextlib.AbstractContextManager[None]:
         # Ranks only count. One that refuses to compile makes no further call, and the others wait
         # for it in their collectives, or meet it in that of another input.
-        return compiler.forbid() if self._ranks.size == 1 else contextlib.nullcontext()
+        return forbid() if self._ranks.size == 1 else contextlib.nullcontext()
 
     async def _prove_one(self, item: Input, calls: CompiledCalls) -> Replayed:
         """Replay one input where compiling is forbidden, note the result, and return its calls."""
         progress = self.progress
         alone = self._ranks.size == 1
         before = self._seen.counts()
-        falls = contextlib.nullcontext() if alone else compiler.falls_counted()
+        falls = contextlib.nullcontext() if alone else falls_counted()
         with calls.of_replay() as replayed, falls:
             seconds, error = await self._replay_reporting(item)
         change = self._seen.counts() - before
@@ -432,7 +435,7 @@ class Replay:
             # Passes that follow a failed proof show whether it has to be left out.
             why = f"memory does not suffice: {_raised(error)}"
             error = None
-            graphs.free_memory()
+            cuda_graphs.free_memory()
         elif error is not None:
             raise error
         elif not change.quiet:
@@ -460,7 +463,7 @@ class Replay:
         needed = len(self.progress.inputs)
         return (
             "runs eagerly, without a word from torch: there are more compiled variants than the "
-            f"recompile limit allows; {compiler.how_to_raise_the_limit(max(16, needed))} "
+            f"recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
             "or declare fewer shapes"
         )
 
@@ -481,13 +484,13 @@ class Replay:
             why = _raised(error)
             # What it holds goes first: the frames that ran out of memory, with their tensors.
             error = None
-            graphs.free_memory()
+            cuda_graphs.free_memory()
         self._leave_out(item, why)
         return None
 
     def _may_be_left_out(self, error: ReplayFailed) -> bool:
         # Not on one of several ranks: the others are in the middle of the same call.
-        return self._ranks.size == 1 and graphs.ran_out_of_memory(error)
+        return self._ranks.size == 1 and cuda_graphs.ran_out_of_memory(error)
 
     def _leave_out(self, item: Input, why: str) -> None:
         """Note that memory does not suffice for an input, and raise where it does for none."""
@@ -580,7 +583,7 @@ def _described(change: Counts) -> str:
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"
 
 
-def _last_reason(seen: compiler.Watch) -> str:
+def _last_reason(seen: Watch) -> str:
     events = seen.events()
     if not events:
         return ""

@@ -15,6 +15,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -24,12 +25,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import _private_folders, compiler, graphs, pgo, prefetch, ranks
+from serve_warm import _private_folders, prefetch, ranks
 from serve_warm._redaction import redact, shorten
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.pull import Pulled
 from serve_warm.artifact.pull import pull as pull_artifact
+from serve_warm.compiler import cuda_graphs, pgo
+from serve_warm.compiler.background_import import import_compiler, is_imported
+from serve_warm.compiler.caches import (
+    defer_precompiled_headers,
+    keep_headers_private,
+    load_torch_bytes,
+    private_directory,
+    save_torch_bytes,
+)
+from serve_warm.compiler.compiled_objects import (
+    compile_arguments,
+    reaches_compiled,
+    uses_cuda_graphs,
+)
+from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
+from serve_warm.compiler.watch import Watch, unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -216,7 +233,7 @@ class Warmup:
         self._compiler_from_app = False
         self._ready_unix: float | None = None
         self._error = ""
-        self._seen: compiler.Watch | None = None
+        self._seen: Watch | None = None
         self._at_start = Counts()
         self._at_ready: Counts | None = None
         self._warmup_counts = Counts()
@@ -252,7 +269,7 @@ class Warmup:
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
         imported_early = self._prefetch is not None and self._prefetch.imported_compiler
-        self._compiler_from_app = compiler.is_imported() and not imported_early
+        self._compiler_from_app = is_imported() and not imported_early
         if self._prefetch is not None:
             self._prefetch.init_ended()
         try:
@@ -276,7 +293,7 @@ class Warmup:
         finally:
             if self._prefetch is not None:
                 self._prefetch.drop()  # nothing, where it was taken
-            self._cpu_s = compiler.cpu_seconds()
+            self._cpu_s = _cpu_seconds()
             raised = sys.exc_info()[1]
             if raised is not None:
                 # Whatever it is, the user's own exceptions included: this start has ended, and
@@ -352,7 +369,7 @@ class Warmup:
         if self._stage is Stage.READY:
             return self.report()
         # The deadline may have passed before anything was watched: traffic is, all the same.
-        self._seen = seen = self._seen or compiler.watch()
+        self._seen = seen = self._seen or watch_process()
         at_ready = seen.counts()
         self._warmup_counts = at_ready - self._at_start
         if self._compiled_early:
@@ -376,7 +393,7 @@ class Warmup:
         not_full = compiled_any or self._compiled_early or left_out or withdrawn
         if self._verdict is Verdict.FULL_HIT and not_full:
             self._verdict = Verdict.PARTIAL
-        self._memory = graphs.memory()
+        self._memory = cuda_graphs.memory()
         self._ready_unix = time.time()
         self._at_ready = at_ready
         seen.on_event = self._after_ready
@@ -439,7 +456,7 @@ class Warmup:
             threads=tuple(sorted(progress.threads)) if progress else (),
             warnings=tuple(self._warnings),
             error=self._error,
-            versions={**self._known.versions, **(compiler.versions() if seen else {})},
+            versions={**self._known.versions, **(_torch_versions() if seen else {})},
             pid=os.getpid(),
             started_unix=self._started_unix,
             elapsed_s=self._elapsed_s(),
@@ -451,7 +468,7 @@ class Warmup:
     def _memory_after(self, after: Counts) -> tuple[DeviceMemory, ...]:
         # Some ms at each look would be too many; what a graph holds changes when one is captured.
         if after.captures != self._captures_in_memory:
-            self._memory, self._captures_in_memory = graphs.memory(), after.captures
+            self._memory, self._captures_in_memory = cuda_graphs.memory(), after.captures
         return self._memory
 
     def _elapsed_s(self) -> float:
@@ -459,7 +476,7 @@ class Warmup:
         return max(0.0, end_s - self._known.created_boot_s)
 
     def _compiler_imported(self) -> str:
-        if not compiler.is_imported():
+        if not is_imported():
             return ""
         return "app" if self._compiler_from_app else "start"
 
@@ -503,7 +520,7 @@ class Warmup:
         With batches of 8 and 1, for example, the profile says that the batch changes, and the
         first graph of such a start is one for all batches. Here it was one for 8.
         """
-        seen = compiler.watch()
+        seen = watch_process()
         of_traffic = seen.on_event, seen.forbidden
         seen.on_event, seen.forbidden = None, None
         pgo.begin_anew()
@@ -516,7 +533,7 @@ class Warmup:
         return Replay(
             self.inputs,
             self._replica.call,
-            seen=compiler.watch(),
+            seen=watch_process(),
             deadline=Deadline(self._config.deadline_s),
             input_deadline_s=self._config.input_deadline_s,
             max_passes=self._config.max_passes,
@@ -538,25 +555,23 @@ class Warmup:
         ):
             if self.cache_directory is None:
                 self._new_cache_directory()
-            compiler.keep_headers_private()
+            keep_headers_private()
             self._choose_cpu()
-            arguments = compiler.compile_arguments(self._replica.owner)
+            arguments = compile_arguments(self._replica.owner)
             self._libraries_only = _only_libraries(arguments)
             if not self._libraries_only:
                 await self._import_compiler()
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
             self._warn_of_no_group()
-            self._compiled_early = (
-                compiler.unwatched_compiles() - self._replica.unwatched_compiles_before
-            )
+            self._compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
             declared = await self._declared(deadline)
             self.inputs = ordered(declared, of=type(self._replica.owner).__name__)
             self._replica.check(self.inputs)
             await self._plan_together(deadline)
-            self._seen = compiler.watch()
+            self._seen = watch_process()
             self._at_start = self._seen.counts()
-            compiler.isa_checks()
+            isa_checks()
             # On this thread, not in a worker: grad mode, autocast and current GPU are the thread's.
             cpu, device = self._config.cpu, gpu_in_use()
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
@@ -571,12 +586,12 @@ class Warmup:
 
     async def _import_compiler(self) -> None:
         # Nothing where it was done during __init__; where that is under way this waits for it.
-        await asyncio.to_thread(compiler.import_compiler)
+        await asyncio.to_thread(import_compiler)
         self._warn_of_late_settings()
         self._keep_profile()
 
     def _choose_cpu(self) -> None:
-        lacking = compiler.pin_portable_cpu() if self._config.cpu == "portable" else ()
+        lacking = pin_portable_cpu() if self._config.cpu == "portable" else ()
         if lacking:
             text = (
                 f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
@@ -597,7 +612,7 @@ class Warmup:
 
     def _need_compiler(self, arguments: Mapping[str, str]) -> None:
         try:
-            compiler.require_compiler(environment())
+            require_compiler(environment())
         except CompilerMissing as error:
             if any(words.startswith("inductor") for words in arguments.values()):
                 raise
@@ -680,7 +695,7 @@ class Warmup:
             # It compiles after all: at a build, or where nothing was loaded.
             with self._timed(Stage.PENDING):
                 await self._import_compiler()
-            compiler.require_compiler(environment())
+            require_compiler(environment())
 
     async def _load_together(self, deadline: Deadline) -> None:
         """Put aside what this rank has loaded, if another one has nothing.
@@ -841,16 +856,14 @@ class Warmup:
             # torch's bytes alone stock torch is what is measured, and kernels are compiled
             # anyway: the probe stays.
             answers = pulled.manifest.facts.get(ISA_FACT)
-            compiler.defer_precompiled_headers()
+            defer_precompiled_headers()
             # Of another shape where another release built it: then the probe runs. So it does where
             # the compiler may be another one, since libraries need none.
             compiler_is_the_same = pulled.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
             if isinstance(answers, dict) and compiler_is_the_same:
-                compiler.isa_checks().give({str(k): bool(v) for k, v in answers.items()})
+                isa_checks().give({str(k): bool(v) for k, v in answers.items()})
         self._load_entries(pulled, _handed_over())
-        if "torch_bytes" in pulled.raw and not compiler.load_torch_bytes(
-            pulled.raw["torch_bytes"].read()
-        ):
+        if "torch_bytes" in pulled.raw and not load_torch_bytes(pulled.raw["torch_bytes"].read()):
             raise ArtifactRefused(
                 "torch did not accept the part torch_bytes",
                 reason="bad_archive",
@@ -866,7 +879,7 @@ class Warmup:
             for name in names:
                 if name == "exported":
                     # For as long as the process: a library is opened when something first fits.
-                    folder = compiler.private_directory()
+                    folder = private_directory()
                 else:
                     folder = scratch / name
                     folder.mkdir(mode=0o700)
@@ -990,7 +1003,7 @@ class Warmup:
             "make the handler `async def`, or call the model with "
             "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
         )
-        if self._warmup_captures() or compiler.uses_cuda_graphs(self._replica.owner):
+        if self._warmup_captures() or uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
                 "CUDA graphs belong to the thread that recorded them, and compiled calls were "
                 f"made from {len(strangers)} threads other than the replica's own: those of a sync "
@@ -1008,7 +1021,7 @@ class Warmup:
         return (self._seen.counts() - self._at_start).captures if self._seen else 0
 
     def _has_compiled(self) -> bool:
-        return self._compiled_early > 0 or compiler.reaches_compiled(self._replica.owner)
+        return self._compiled_early > 0 or reaches_compiled(self._replica.owner)
 
     def _judge_coverage(self, replay: Replay) -> None:
         if not replay.progress.has_compiled:
@@ -1076,7 +1089,7 @@ class Warmup:
     # Bookkeeping -----------------------------------------------------------------------------
 
     def _new_cache_directory(self, made: Path | None = None) -> Path:
-        self.cache_directory = compiler.private_directory() if made is None else made
+        self.cache_directory = private_directory() if made is None else made
         point_torch_caches_at(self.cache_directory)
         if self._by_profile:
             pgo.forget_profile()
@@ -1235,7 +1248,7 @@ def _handed_over() -> Any:
 def _can_compile() -> bool:
     """Return whether there is a compiler for what torch.compile makes."""
     try:
-        compiler.require_compiler(environment())
+        require_compiler(environment())
     except CompilerMissing:
         return False
     return True
@@ -1267,7 +1280,7 @@ def pack_parts(
             for file, content in files.items():
                 (folder / file).write_bytes(content)
             parts[name] = pack_directory(folder)
-    torch_bytes = compiler.save_torch_bytes()
+    torch_bytes = save_torch_bytes()
     if torch_bytes:
         parts["torch_bytes"] = torch_bytes
     return parts
@@ -1276,10 +1289,24 @@ def pack_parts(
 def build_facts(report: Report) -> Mapping[str, Any]:
     """Return what a manifest says about the build, beside fingerprint and parts."""
     return {
-        ISA_FACT: compiler.isa_checks().answers,
+        ISA_FACT: isa_checks().answers,
         "inputs": [result.name for result in report.inputs],
         "passes": report.passes,
         "to_proof_s": round(report.to_proof_s, 3),
         "compiler_processes": report.warmup.compiler_processes,
         "versions": report.versions,
     }
+
+
+def _torch_versions() -> dict[str, str]:
+    """Return the versions that a report names."""
+    import torch
+
+    return {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+
+
+def _cpu_seconds() -> float:
+    """Return CPU seconds of this process and of the children it has waited for."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

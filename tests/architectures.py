@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 import serve_warm
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.watch import watch_process
 
 TEXT = {
     "vocab_size": 64,
@@ -258,7 +259,7 @@ def build(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
 
 def start(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
     """Load the entries, call each model once, and compare with eager."""
-    watch = compiler.watch()
+    watch = watch_process()
     rows = {}
     for name in names:
         eager = model_of(name)

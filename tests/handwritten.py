@@ -112,11 +112,11 @@ def build(watch: Any, targets: list[list[Any]]) -> dict[str, Any]:
 
 def main(do: str, cache: str, targets: list[list[Any]] | None = None) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from serve_warm import compiler
+    from serve_warm.compiler.watch import watch_process
     from serve_warm.config import point_torch_caches_at
 
     point_torch_caches_at(Path(cache))
-    watch = compiler.watch()
+    watch = watch_process()
     watch.count_kernels_in(Path(cache))
     return build(watch, targets or []) if do == "build" else launch(watch)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from processes import search_path
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ class Served:
 
 def served(call: Callable[[], Any]) -> Served:
     """Make one call, of one callable that was handed over."""
-    watch = compiler.watch()
+    watch = watch_process()
     counts, before = watch.counts(), _uses()
     value = call()
     after, compiles = _uses(), (watch.counts() - counts).compiles
@@ -79,7 +80,7 @@ def _uses() -> dict[tuple[str, int, str, str], int]:
 
 def spans(call: Callable[[], Any], times: int) -> list[Any]:
     """Return what was counted in each of some calls."""
-    watch, found = compiler.watch(), []
+    watch, found = watch_process(), []
     with torch.inference_mode():
         for _ in range(times):
             before = watch.counts()

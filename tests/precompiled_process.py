@@ -20,14 +20,17 @@ from typing import Any
 
 import torch
 
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.background_import import is_imported
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
 
 
 def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(path).parent))
     app = importlib.import_module(Path(path).stem)
-    watch = compiler.watch()
+    watch = watch_process()
     compiled = app.make()
     refused: dict[str, str] = {}
     why = ""
@@ -37,7 +40,7 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
         elif do == "start":
             why = precompile.load(Path(folder))
             if not why and app.FORBID:
-                stack.enter_context(compiler.forbid())
+                stack.enter_context(forbid())
         before = watch.counts()
         outputs = [compiled(*args) for args in app.calls()]
         counts = watch.counts() - before
@@ -53,7 +56,7 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
         "compiler_processes": counts.compiler_processes,
         "levels": [use.level for use in precompile.uses()],
         "reasons": sorted({use.reason for use in precompile.uses()}),
-        "imported": compiler.is_imported(),
+        "imported": is_imported(),
     }
 
 

@@ -12,9 +12,10 @@ import torch
 
 import serve_warm
 from artifacts import build, new_key, trusting
-from serve_warm import compiler
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
+from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
@@ -36,7 +37,7 @@ class StandIn:
     application, deployment, replica = "app", "Embedder", "Embedder#1"
 
     def __init__(self, owner: SimpleNamespace, inputs: Sequence[Input]) -> None:
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         self.owner = owner
         self.declared = list(inputs)
         self.calls: list[str] = []
@@ -95,7 +96,7 @@ def replica(sizes: Sequence[int], *, level: int = 2) -> StandIn:
 
 def publish(store: LocalStore, replica: StandIn, parts: Mapping[str, Path], **machine: str) -> str:
     """Publish folders as the parts of an artifact that fits this process and the replica."""
-    arguments = compiler.compile_arguments(replica.owner)
+    arguments = compile_arguments(replica.owner)
     built_for = Fingerprint(
         machine={**read_machine(environment()), **machine},
         app=read_app(environment(), compile_arguments=arguments),

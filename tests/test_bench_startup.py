@@ -17,7 +17,7 @@ import torch._dynamo.utils
 
 from benchmarks import bench_startup, picture, start_process, workloads
 from benchmarks.bench_startup import Entrant, Plan, Row, compared, row_of, with_floor
-from serve_warm import compiler
+from serve_warm.compiler.watch import _makes_object
 
 SECONDS = {"type": ["number", "null"], "minimum": 0}
 COUNT = {"type": ["integer", "null"], "minimum": 0}
@@ -404,8 +404,8 @@ def test_a_failed_process_is_known_by_its_sentence():
 )
 def test_compiler_runs_are_counted_by_the_rule_of_the_package(command):
     """The processes of other systems do not import it, so the rule stands there once more."""
-    assert start_process.makes_object(command) == compiler._makes_object(command)
-    assert start_process.makes_object(command.split()) == compiler._makes_object(command)
+    assert start_process.makes_object(command) == _makes_object(command)
+    assert start_process.makes_object(command.split()) == _makes_object(command)
 
 
 def test_nan_is_an_error():

@@ -20,7 +20,8 @@ from torch import nn
 import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
-from serve_warm import compiler, fact_watch, precompile
+from serve_warm import fact_watch, precompile
+from serve_warm.compiler.watch import watch_process
 from serve_warm.fact_watch import FactWatch
 from serve_warm.precompile import Dispatcher
 
@@ -38,7 +39,7 @@ COUNTED = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_watch() -> Iterator[None]:
-    compiler.watch()
+    watch_process()
     yield
     precompile.unload()
     torch._dynamo.reset()
@@ -53,13 +54,13 @@ def counted() -> Iterator[Counter[str]]:
         if event == "call" and frame.f_code in COUNTED:
             found[COUNTED[frame.f_code]] += 1
 
-    before = compiler.watch().counts()
+    before = watch_process().counts()
     sys.setprofile(on_event)
     try:
         yield found
     finally:
         sys.setprofile(None)
-        found["compiles"] = (compiler.watch().counts() - before).compiles
+        found["compiles"] = (watch_process().counts() - before).compiles
 
 
 def call(model: Any, times: int, change: Callable[[int], Any]) -> None:

@@ -33,9 +33,20 @@ from torch._inductor.codecache import FxGraphCache
 import serve_warm
 from artifacts import container
 from compiled import compiled, double, fresh, stance
-from serve_warm import _private_folders, compiler, evidence
+from serve_warm import _private_folders
 from serve_warm import compile as serve_warm_compile
-from serve_warm.compiler import EVENTS_KEPT, Watch
+from serve_warm.compiler import evidence
+from serve_warm.compiler.caches import header_directory, load_torch_bytes, private_directory
+from serve_warm.compiler.compiled_objects import (
+    compile_arguments,
+    how_to_raise_the_limit,
+    reaches_compiled,
+    uses_cuda_graphs,
+)
+from serve_warm.compiler.cpu_target import pin_portable_cpu, require_compiler
+from serve_warm.compiler.cuda_graphs import clone_outputs
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import EVENTS_KEPT, Watch, watch_process
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
 from serve_warm.report import CompileEvent, Counts
@@ -49,7 +60,7 @@ RECOMPILE_LIMIT = 8
 
 @pytest.fixture
 def seen() -> Iterator[Watch]:
-    watch = compiler.watch()
+    watch = watch_process()
     yield watch
     watch.forbidden = watch.on_event = None
 
@@ -157,7 +168,7 @@ def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
 
-    with evidence.note_calls(), compiler.forbid(), pytest.raises(RuntimeError):
+    with evidence.note_calls(), forbid(), pytest.raises(RuntimeError):
         model(torch.ones(2), "d@e.f", {})
 
     event = seen.events()[-1]
@@ -185,7 +196,7 @@ def limit_in_settings(limit: int) -> Any:
 
 def test_a_raised_recompile_limit_is_no_event(seen: Watch):
     """The fix that is recommended is one."""
-    by_argument = "torch.compile" in compiler.how_to_raise_the_limit(16)
+    by_argument = "torch.compile" in how_to_raise_the_limit(16)
     model = compiled(double, **({"recompile_limit": 16} if by_argument else {}))
     by_setting = contextlib.nullcontext() if by_argument else limit_in_settings(16)
 
@@ -218,7 +229,7 @@ def test_every_frame_is_counted_once(seen: Watch):
 
 def test_there_is_one_watch(seen: Watch):
     """Asking for the watch again neither replaces it nor makes it count twice."""
-    again = compiler.watch()
+    again = watch_process()
 
     counted = change(seen, lambda: compiled(double)(torch.ones(2)))
 
@@ -271,7 +282,7 @@ def test_forbid_raises_on_an_unseen_shape(seen: Watch):
     model(torch.ones(2))
     before = seen.counts()
 
-    with compiler.forbid(), pytest.raises(RuntimeError, match="expected 2, actual 3"):
+    with forbid(), pytest.raises(RuntimeError, match="expected 2, actual 3"):
         model(torch.ones(3))
 
     assert (seen.counts() - before).compiles == 0
@@ -281,7 +292,7 @@ def test_forbid_raises_on_what_was_never_called():
     """In the proof a first compile is an error as well."""
     model = compiled(double)
 
-    with compiler.forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
+    with forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
         model(torch.ones(3))
 
 
@@ -290,7 +301,7 @@ def test_forbid_lets_a_seen_shape_through():
     model = compiled(double)
     model(torch.ones(2))
 
-    with compiler.forbid():
+    with forbid():
         result = model(torch.ones(2))
 
     assert torch.equal(result, torch.full((2,), 3.0))
@@ -300,7 +311,7 @@ def test_forbid_ends_with_its_block(seen: Watch):
     """After the proof compiling is allowed again, also when the proof ended in an exception."""
     model = compiled(double)
 
-    with pytest.raises(ZeroDivisionError), compiler.forbid():
+    with pytest.raises(ZeroDivisionError), forbid():
         _ = 1 / 0
     counted = change(seen, lambda: model(torch.ones(3)))
 
@@ -314,7 +325,7 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
     for n in range(1, RECOMPILE_LIMIT + 2):
         model(torch.ones(n))
 
-    with compiler.forbid():
+    with forbid():
         model(torch.ones(RECOMPILE_LIMIT))
         with pytest.raises(RuntimeError, match="fail_on_recompile"):
             model(torch.ones(RECOMPILE_LIMIT + 1))
@@ -335,7 +346,7 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
         return "computed"
 
     met = seen.counts().forbidden
-    with evidence.note_calls(), compiler.forbid():
+    with evidence.note_calls(), forbid():
         answer = handler()
 
     event = seen.events()[-1]
@@ -485,7 +496,7 @@ REACHABLE = {
 @pytest.mark.parametrize("where", REACHABLE)
 def test_something_compiled_is_found_from_the_owner(where: str):
     """Wherever an app keeps it: an input that does not call it proves nothing about it."""
-    assert compiler.reaches_compiled(REACHABLE[where]())
+    assert reaches_compiled(REACHABLE[where]())
 
 
 def test_an_app_that_compiles_nothing_reaches_nothing():
@@ -493,7 +504,7 @@ def test_an_app_that_compiles_nothing_reaches_nothing():
     owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
     owner.itself = owner
 
-    assert not compiler.reaches_compiled(owner)
+    assert not reaches_compiled(owner)
 
 
 # --- what is compiled how ------------------------------------------------------------------
@@ -521,7 +532,7 @@ def test_compile_arguments_are_named_by_attribute():
             self.sizes = [1, 2]
             self.other = Everything()
 
-    found = compiler.compile_arguments(Owner())
+    found = compile_arguments(Owner())
 
     assert found.keys() == {"module", "function", "mode", "in_place", "eager"}
     assert "dynamic=False" in found["module"]
@@ -541,7 +552,7 @@ def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
             self.model = torch.nn.Linear(2, 2)
             self.model.forward = compile_(self.model.forward, mode="reduce-overhead")
 
-    found = compiler.compile_arguments(Owner())
+    found = compile_arguments(Owner())
 
     assert "triton.cudagraphs=True" in found["model"]
 
@@ -566,8 +577,8 @@ def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
     owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
-    assert compiler.uses_cuda_graphs(owner)
-    assert "triton.cudagraphs=True" in compiler.compile_arguments(owner)["model"]
+    assert uses_cuda_graphs(owner)
+    assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
 
 
 def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
@@ -578,12 +589,12 @@ def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
             self.model = compiled(double)
 
     owner = Owner()
-    before = compiler.compile_arguments(owner)
+    before = compile_arguments(owner)
 
     counted = change(seen, lambda: owner.model(torch.ones(2)))
 
     assert counted.compiles == 1
-    assert compiler.compile_arguments(owner) == before
+    assert compile_arguments(owner) == before
 
 
 # --- the rest ------------------------------------------------------------------------------
@@ -595,9 +606,9 @@ def test_the_missing_compiler_is_named(tmp_path: Path):
         pytest.skip("with a GPU a C++ compiler is not required")
 
     with pytest.raises(CompilerMissing, match=r"looked for g\+\+[\s\S]*apt-get install g\+\+"):
-        compiler.require_compiler({"PATH": str(tmp_path)})
+        require_compiler({"PATH": str(tmp_path)})
     with pytest.raises(CompilerMissing, match="looked for other-cc"):
-        compiler.require_compiler({"PATH": os.environ["PATH"], "CXX": "other-cc"})
+        require_compiler({"PATH": os.environ["PATH"], "CXX": "other-cc"})
 
 
 def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
@@ -606,13 +617,13 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
 
-    compiler.require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
+    require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
 
 
 def test_cache_directories_are_private(tmp_path: Path):
     """Each is new and empty, and nobody else can look into it."""
-    first = compiler.private_directory(tmp_path)
-    second = compiler.private_directory(tmp_path)
+    first = private_directory(tmp_path)
+    second = private_directory(tmp_path)
 
     assert first != second
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
@@ -622,8 +633,9 @@ def test_cache_directories_are_private(tmp_path: Path):
 def left_behind(root: Path) -> Path:
     """Return the cache directory of a process that was killed a moment ago."""
     program = (
-        "import os, pathlib, signal, sys; from serve_warm import compiler\n"
-        "print(compiler.private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
+        "import os, pathlib, signal, sys\n"
+        "from serve_warm.compiler.caches import private_directory\n"
+        "print(private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run(
@@ -643,11 +655,11 @@ def age(directory: Path) -> None:
 def test_directories_of_killed_processes_are_swept(tmp_path: Path):
     """A node does not fill up with the caches of replicas that are gone; living ones stay."""
     dead = left_behind(tmp_path)
-    alive = compiler.private_directory(tmp_path)
+    alive = private_directory(tmp_path)
     age(dead)
     age(alive)
 
-    new = compiler.private_directory(tmp_path)
+    new = private_directory(tmp_path)
 
     assert not dead.parent.exists()
     assert alive.is_dir()
@@ -658,7 +670,7 @@ def test_what_was_just_made_is_not_swept(tmp_path: Path):
     """Between making a directory and locking it there is a moment: its owner gets a minute."""
     young = left_behind(tmp_path)
 
-    compiler.private_directory(tmp_path)
+    private_directory(tmp_path)
 
     assert (young / "kernel.so").exists()
 
@@ -669,7 +681,7 @@ def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
     age(dead)
     dead.parent.chmod(0o777)
 
-    compiler.private_directory(tmp_path)
+    private_directory(tmp_path)
 
     assert (dead / "kernel.so").exists()
 
@@ -679,11 +691,11 @@ def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
 
 def test_headers_are_kept_for_the_user(tmp_path: Path):
     """All processes of a user share one folder that nobody else may write to."""
-    first = compiler.header_directory(tmp_path)
+    first = header_directory(tmp_path)
 
     assert first == tmp_path / f"serve_warm-{os.geteuid()}" / "headers"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
-    assert compiler.header_directory(tmp_path) == first
+    assert header_directory(tmp_path) == first
 
 
 def writable(folder: Path) -> None:
@@ -717,10 +729,10 @@ def test_headers_that_others_could_have_made_are_not_used(
     tmp_path: Path, spoil: Callable[[Path], None], depth: int, caplog: pytest.LogCaptureFixture
 ):
     """The process gets an empty folder of its own instead, and says so."""
-    usual = compiler.header_directory(tmp_path)
+    usual = header_directory(tmp_path)
     spoil([usual, usual.parent][depth])
 
-    found = compiler.header_directory(tmp_path)
+    found = header_directory(tmp_path)
 
     assert found.resolve() != usual.resolve()
     assert list(found.iterdir()) == []
@@ -741,7 +753,7 @@ def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
 
-    made = [compiler.private_directory(), compiler.header_directory()]
+    made = [private_directory(), header_directory()]
 
     assert [_private_folders.problems(each) for each in made] == [(), ()]
     assert all(each.is_relative_to(home / ".cache" / "serve_warm") for each in made)
@@ -750,22 +762,22 @@ def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
 
 def test_headers_are_not_kept_where_others_can_rename_folders(tmp_path: Path):
     """A temp directory that all may write to must be sticky, as /tmp is."""
-    usual = compiler.header_directory(tmp_path)
+    usual = header_directory(tmp_path)
     tmp_path.chmod(0o777)
-    exposed = compiler.header_directory(tmp_path)
+    exposed = header_directory(tmp_path)
     tmp_path.chmod(0o1777)
 
     assert exposed != usual
-    assert compiler.header_directory(tmp_path) == usual
+    assert header_directory(tmp_path) == usual
 
 
 SOFTMAX = """
 import sys
 if "private" in sys.argv:
-    from serve_warm import compiler
+    from serve_warm.compiler.caches import keep_headers_private
     if "late" in sys.argv:
         import torch._inductor.codecache
-    compiler.keep_headers_private()
+    keep_headers_private()
     assert "late" in sys.argv or "torch._inductor" not in sys.modules
 import torch
 print(torch.compile(torch.nn.Softmax(-1), dynamic=False)(torch.zeros(2, 4)).sum().item())
@@ -809,12 +821,12 @@ def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
 
 PINNED = """
 import os, sys, threading
-from serve_warm import compiler
+from serve_warm.compiler.cpu_target import pin_portable_cpu
 if "late" in sys.argv:
     import torch._inductor.config, torch._inductor.cpu_vec_isa
     torch._inductor.config.cpp.simdlen = 512
     torch._inductor.cpu_vec_isa.valid_vec_isa_list()
-assert list(compiler.pin_portable_cpu()) == []
+assert list(pin_portable_cpu()) == []
 assert "late" in sys.argv or "torch" not in sys.modules
 import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
@@ -884,7 +896,7 @@ def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
 
     with pytest.raises(ConfigError, match="is for Linux x86_64, and this is Linux aarch64"):
-        compiler.pin_portable_cpu()
+        pin_portable_cpu()
 
 
 def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch):
@@ -892,7 +904,7 @@ def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch)
     before = list(sys.meta_path)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
 
-    missing = compiler.pin_portable_cpu()
+    missing = pin_portable_cpu()
 
     assert {"avx2", "fma", "bmi2"} <= set(missing)
     assert sys.meta_path == before
@@ -912,7 +924,7 @@ def test_bytes_that_torch_cannot_read_are_said_to_be_so(
     """A broken part is an answer, not an exception: it costs time and not the replica."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    assert compiler.load_torch_bytes(raw) is False
+    assert load_torch_bytes(raw) is False
 
 
 @pytest.mark.parametrize("content", [b"not a pickle", b"cno.such.module\nx\n."])
@@ -922,7 +934,7 @@ def test_an_entry_that_torch_cannot_read_is_found_at_load_or_is_a_miss(
     """Up to 2.13 loading opens every entry; later ones are opened, and passed over, on look-up."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    loaded = compiler.load_torch_bytes(container(("inductor", [("fkey", content)])))
+    loaded = load_torch_bytes(container(("inductor", [("fkey", content)])))
 
     found = list(FxGraphCache.iterate_over_candidates(True, None, "fkey")) if loaded else []
     assert not found
@@ -934,11 +946,11 @@ def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
     owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
-    assert compiler.uses_cuda_graphs(owner)
+    assert uses_cuda_graphs(owner)
 
 
 def test_outputs_of_the_cpu_are_not_copied():
     """Cloning is for what CUDA graphs own: other tensors and values stay the same objects."""
     outputs = {"scores": torch.ones(2), "names": ["a"]}
 
-    assert compiler.clone_outputs(outputs)["scores"] is outputs["scores"]
+    assert clone_outputs(outputs)["scores"] is outputs["scores"]

@@ -23,17 +23,8 @@ from ray import serve
 from compiled import compiled, double
 from conftest import wait_until
 from ray_exports import Exports
-from serve_warm import (
-    Input,
-    WarmupMixin,
-    compiler,
-    deployment,
-    metrics,
-    node,
-    paritychecks,
-    pinned,
-    warmup,
-)
+from serve_warm import Input, WarmupMixin, deployment, metrics, node, paritychecks, pinned, warmup
+from serve_warm.compiler.background_import import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.errors import ConfigError
@@ -151,7 +142,7 @@ def test_a_later_setting_is_said_not_to_matter_yet(
 
 def test_inputs_that_are_late_stop_running():
     """A warmup_inputs() that missed the deadline does not go on behind a serving replica."""
-    compiler.import_compiler()  # seconds, which are not to be part of the deadline
+    import_compiler()  # seconds, which are not to be part of the deadline
     ended = []
 
     class Late(Model):

@@ -18,7 +18,9 @@ import pytest
 import torch
 from torch._inductor import cudagraph_utils
 
-from serve_warm import compiler, graphs, kernels
+from serve_warm.compiler import cuda_graphs, triton_kernels
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.watch import watch_process
 from serve_warm.metrics import METRICS
 from serve_warm.report import Stage
 from test_graphs import trees, two_gpus
@@ -35,13 +37,13 @@ class Device:
     """Does what a GPU would be told to do, and is seen at it by this process' watch."""
 
     def __init__(self) -> None:
-        watch = compiler.watch()
-        compiler.import_compiler()  # a skip is one of Inductor's own
+        watch = watch_process()
+        import_compiler()  # a skip is one of Inductor's own
         module = trees("")
-        graphs._hook_trees(watch._note, watch._note_eager_run, module)
+        cuda_graphs._hook_trees(watch.note, watch.note_eager_run, module)
         self._manager: Any = module.CUDAGraphTreeManager()
         module = autotuner()
-        kernels._hook_triton(watch._note, module)
+        triton_kernels._hook_triton(watch.note, module)
         self._autotuner: Any = module.Autotuner()
         self._built = 0
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from serve_warm import compiler, graphed, graphs
+from serve_warm import graphed
+from serve_warm.compiler import cuda_graphs
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -169,7 +171,7 @@ def scaled(device: Device) -> tuple[Scaled, graphed.Graphed, list[torch.Tensor]]
 
 def test_the_first_call_runs_and_the_others_are_launched(device: Device):
     """Each with its own numbers; what is returned stays, and what is written is written once."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     code, run, (weight, calls) = scaled(device)
     inputs = [torch.full((2,), float(number)) for number in range(4)]
@@ -203,7 +205,7 @@ def test_a_graph_that_was_captured_in_inference_mode_is_launched_outside(device:
 
 def test_weights_that_moved_are_captured_anew(device: Device):
     """With that for a reason; those that were written into are not, nor is another module."""
-    watch = compiler.watch()
+    watch = watch_process()
     _, run, (weight, calls) = scaled(device)
     x = torch.ones(2)
     run([x, weight, calls])
@@ -227,7 +229,7 @@ def test_weights_that_moved_are_captured_anew(device: Device):
 
 def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device: Device):
     """Graphs that run one after another may use the same memory, others may not."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     _, run, (weight, calls) = scaled(device)
 
@@ -243,7 +245,7 @@ def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device: Device)
 
 def test_each_thread_captures_for_itself(device: Device):
     """Two that launch one graph would write into one another's tensors."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     _, run, (weight, calls) = scaled(device)
 
@@ -259,7 +261,7 @@ BROKEN = "CUDA error: operation not permitted when stream is capturing"
 
 def test_what_cannot_be_captured_runs_as_it_is(device: Device):
     """From then on, in every size, and without another attempt; torch says why."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     code, run, (weight, calls) = scaled(device)
     device.breaks = RuntimeError(f"{BROKEN}\nMore about it")
@@ -278,7 +280,7 @@ def test_what_cannot_be_captured_runs_as_it_is(device: Device):
 
 def test_other_libraries_are_captured_after_one_that_cannot_be(device: Device):
     """Into another pool: torch takes none into that of a capture that has broken."""
-    watch = compiler.watch()
+    watch = watch_process()
     _, good, (weight, calls) = scaled(device)
     good([torch.ones(2), weight, calls])
     device.breaks = RuntimeError(BROKEN)
@@ -298,7 +300,7 @@ def test_other_libraries_are_captured_after_one_that_cannot_be(device: Device):
 
 def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(device: Device):
     """Each of them is tried, and one that had none is not tried again."""
-    watch = compiler.watch()
+    watch = watch_process()
     code, run, (weight, calls) = scaled(device)
     device.breaks = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     run([torch.ones(8), weight, calls])
@@ -317,10 +319,10 @@ def test_memory_that_is_kept_for_later_is_given_back_for_a_graph(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ):
     """Once: then the capture is made once more."""
-    watch = compiler.watch()
+    watch = watch_process()
     _, run, (weight, calls) = scaled(device)
     device.breaks = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    monkeypatch.setattr(graphs, "free_memory", lambda: setattr(device, "breaks", None))
+    monkeypatch.setattr(cuda_graphs, "free_memory", lambda: setattr(device, "breaks", None))
     before = watch.counts()
 
     outputs = [run([torch.ones(2), weight, calls])[0].tolist() for _ in range(2)]
@@ -334,7 +336,7 @@ def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ):
     """A capture of its own would break that one."""
-    watch = compiler.watch()
+    watch = watch_process()
     code, run, (weight, calls) = scaled(device)
     before = watch.counts()
 
@@ -378,7 +380,7 @@ class Strided(Scaled):
 
 def test_strides_are_those_of_the_first_call(device: Device):
     """What comes behind may be compiled for them; an expanded output cannot be had as a copy."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     found = {}
     for expanded in (False, True):
@@ -395,7 +397,7 @@ def test_strides_are_those_of_the_first_call(device: Device):
 
 def test_a_pool_outlives_its_graphs(device: Device):
     """Of an artifact that was taken out of use, before another one is loaded."""
-    watch = compiler.watch()
+    watch = watch_process()
     code, run, (weight, calls) = scaled(device)
     run([torch.ones(2), weight, calls])
     del code, run
@@ -411,7 +413,7 @@ def test_a_pool_outlives_its_graphs(device: Device):
 
 def test_of_sizes_without_end_the_coldest_graphs_go(device: Device):
     """Their memory is the pool's again; one that is launched now and then stays."""
-    watch = compiler.watch()
+    watch = watch_process()
     _, run, (weight, calls) = scaled(device)
     for size in (*range(1, 65), 1, 65, 1):
         run([torch.ones(size), weight, calls])
@@ -427,7 +429,7 @@ def test_of_sizes_without_end_the_coldest_graphs_go(device: Device):
 
 def test_modules_of_one_structure_take_no_graphs_from_one_another(device: Device):
     """They share a library, and each call of a round finds its graph."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     _, run, _ = scaled(device)
     modules = [(torch.tensor(float(number)), torch.zeros(())) for number in range(80)]
@@ -456,7 +458,7 @@ def test_graphs_of_weights_that_are_gone_are_freed(device: Device):
 
 def test_a_shape_with_other_strides_is_another_kind(device: Device):
     """What is copied into elements that overlap comes out as something else."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     code = Scaled(device)
     run = graphed.Graphed(code, device="cuda:0", brought=[0], inputs=3)

@@ -24,7 +24,9 @@ import torch
 import serve_warm
 from conftest import wait_until
 from levels import build, served, started
-from serve_warm import compiler, graphs
+from serve_warm.compiler import cuda_graphs
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
     from serve_warm.report import CompileEvent
 
 
-@pytest.mark.parametrize("user", graphs.SKIP_USERS)
+@pytest.mark.parametrize("user", cuda_graphs.SKIP_USERS)
 def test_a_skip_is_counted_with_torchs_reason(user: str):
     """Whichever part of Inductor says it. Of graphs on a CPU it says nothing by itself."""
-    watch = compiler.watch()
-    compiler.import_compiler()
+    watch = watch_process()
+    import_compiler()
     module = importlib.import_module(f"torch._inductor.{user}")
     before = watch.counts()
 
@@ -111,7 +113,7 @@ def trees(why: str, *, fails: Sequence[BaseException] = (), plain: Any = None) -
 def hooked(module: ModuleType) -> tuple[Any, list[CompileEvent], list[str]]:
     events: list[CompileEvent] = []
     eager: list[str] = []
-    graphs._hook_trees(events.append, lambda: eager.append("run"), module)
+    cuda_graphs._hook_trees(events.append, lambda: eager.append("run"), module)
     return module.CUDAGraphTreeManager(), events, eager
 
 
@@ -409,7 +411,7 @@ def test_memory_is_what_was_missing_however_it_is_said():
         None,
     ]
 
-    answers = [graphs.ran_out_of_memory(error) for error in errors]
+    answers = [cuda_graphs.ran_out_of_memory(error) for error in errors]
 
     assert answers == [True, True, True, True, False, False, False, False]
 
@@ -464,8 +466,8 @@ def test_without_cuda_there_are_no_pools():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: tests/gpu measures its pools")
 
-    assert graphs.pool_bytes() == {}
-    assert graphs.memory() == ()
+    assert cuda_graphs.pool_bytes() == {}
+    assert cuda_graphs.memory() == ()
 
 
 def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
@@ -480,7 +482,7 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
         ],
     )
 
-    [memory] = graphs.memory()
+    [memory] = cuda_graphs.memory()
 
     assert memory.device == "cuda:0"
     assert (memory.reserved_bytes, memory.reserved_peak_bytes) == (127, 254)
@@ -493,8 +495,8 @@ def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend
     """It would raise, and a start would fail for a figure."""
     two_gpus(monkeypatch, None, backend=backend)
 
-    assert graphs.pool_bytes() == {}
-    assert graphs.memory() == ()
+    assert cuda_graphs.pool_bytes() == {}
+    assert cuda_graphs.memory() == ()
 
 
 def two_gpus(
@@ -536,7 +538,7 @@ def test_a_capture_by_graph_trees_waits_for_one_that_began_before_them():
         order.append("by the trees")
 
     with ThreadPoolExecutor(1) as thread:
-        with graphs.alone():
+        with cuda_graphs.alone():
             waiting = thread.submit(capture)
             assert not wait([waiting], timeout=0.5).done
             order.append("the first")

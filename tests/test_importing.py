@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_warm import importing
-from serve_warm.importing import Turns, when_imported
+from serve_warm.compiler import background_import
+from serve_warm.compiler.background_import import Turns, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def test_the_background_waits_for_an_import_under_way(turns, threads, gate, modu
     background = threads.submit(alone, turns, "json")
 
     with pytest.raises(TimeoutError):
-        background.result(3 * importing.QUIET_S)
+        background.result(3 * background_import.QUIET_S)
     gate.set()
     other.result(HANG_S)
     background.result(HANG_S)
@@ -127,7 +127,7 @@ def test_it_is_not_begun_before_it_is_ready(turns, threads):
             order.append("begun")
 
     working = threads.submit(work)
-    threading.Event().wait(3 * importing.QUIET_S)
+    threading.Event().wait(3 * background_import.QUIET_S)
     order.append("ready")
     ready.set()
     working.result(HANG_S)
@@ -193,7 +193,7 @@ def test_a_background_that_gets_on_is_waited_for(threads, module):
 
 IN_THE_BACKGROUND = """
 import importlib, logging.config, multiprocessing, os, sys, threading
-from serve_warm.importing import Turns
+from serve_warm.compiler.background_import import Turns
 
 sys.path.insert(0, sys.argv[1])
 threading.gate = threading.Event()

@@ -19,8 +19,9 @@ import pytest
 from artifacts import MemoryStore
 from components import require_folder
 from processes import answer_of
-from serve_warm import compiler, kernels
 from serve_warm.artifact.archive import pack_directory
+from serve_warm.compiler import triton_kernels
+from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused
 from serve_warm.prefetch import unpack
 from transfers import publish, pull_here
@@ -41,7 +42,7 @@ def kernel(folder: Path, name: str) -> None:
 def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
     """What an artifact brought was built elsewhere."""
     kernel(tmp_path, "of the artifact")
-    built = kernels.Built()
+    built = triton_kernels.Built()
     built.look_at(tmp_path)
 
     assert built.count() == 0
@@ -52,7 +53,7 @@ def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
 
 def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
     """Triton makes it with the first kernel."""
-    built = kernels.Built()
+    built = triton_kernels.Built()
     built.look_at(tmp_path / "triton")
 
     assert built.count() == 0
@@ -62,7 +63,7 @@ def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
 
 def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
     """A load that fails starts over in a new directory, and time was spent all the same."""
-    built = kernels.Built()
+    built = triton_kernels.Built()
     built.look_at(tmp_path / "first")
     kernel(tmp_path / "first", "new")
     assert built.count() == 1
@@ -81,7 +82,7 @@ def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
     """A kernel remembers the path of its source; what was found lies beside it, and travels."""
     from torch._inductor.runtime import triton_heuristics as heuristics
 
-    compiler.watch()
+    watch_process()
     configurations = [
         SimpleNamespace(kwargs={"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)
     ]
@@ -131,7 +132,7 @@ def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
     module: Any = SimpleNamespace(Autotuner=Autotuner, knobs=knobs)
     early = Autotuner()
     events: list[Any] = []
-    kernels._hook_triton(events.append, module)
+    triton_kernels._hook_triton(events.append, module)
     late = Autotuner()
     benched: list[str] = []
 
@@ -197,7 +198,7 @@ def hooked(*found: Block, best: Any = None) -> tuple[type[Measured], list[Any]]:
         AutotuneCache=SimpleNamespace(create=lambda *_: SimpleNamespace(_read=lambda: best)),
         Config=lambda blocks, **_: Block(blocks["XBLOCK"]),
     )
-    kernels._hook_inductor(events.append, module)
+    triton_kernels._hook_inductor(events.append, module)
     return tuner, events
 
 
@@ -271,7 +272,7 @@ def test_templates_measured_in_another_process_are_a_tuning():
 
     module: Any = SimpleNamespace(AsyncAutotuner=AsyncAutotuner)
     events: list[Any] = []
-    kernels._hook_pipelined(events.append, module)
+    triton_kernels._hook_pipelined(events.append, module)
 
     for key in ("8x8", "8x8", "9x9"):
         assert AsyncAutotuner.get_results(["mm", "triton_mm_0"], key)["mm"] == 1.0
@@ -286,7 +287,7 @@ def test_torch_has_what_is_hooked():
 
     tuner = triton_heuristics.CachingAutotuner
     autotune = select_algorithm.AlgorithmSelectorCache.autotune
-    there = [name for name in kernels.TUNINGS if hasattr(tuner, name)]
+    there = [name for name in triton_kernels.TUNINGS if hasattr(tuner, name)]
     waiting = autotune_process.AsyncAutotuner
 
     assert {"autotune_to_one_config", "coordinate_descent_tuning"} <= set(there)
@@ -361,7 +362,7 @@ def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
 
 def identities(folder: Path) -> set[tuple[str, int, int]]:
     """Return the binaries in a cache directory, each with what is another file's for another."""
-    found = (file for file in folder.rglob("*") if file.suffix in kernels.BINARY_SUFFIXES)
+    found = (file for file in folder.rglob("*") if file.suffix in triton_kernels.BINARY_SUFFIXES)
     return {(file.name, file.stat().st_ino, file.stat().st_mtime_ns) for file in found}
 
 
@@ -372,4 +373,4 @@ def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
     (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
 
     with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
-        kernels.relocate(tmp_path)
+        triton_kernels.relocate(tmp_path)

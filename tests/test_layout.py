@@ -32,7 +32,7 @@ PACKAGE = Path(serve_warm.__file__).parent
 # From the bottom up. A module imports from rows below its own; a package is one unit with all its
 # modules. `stages` alone knows the order of a start, so that nothing below may know of it.
 LAYERS = (
-    ("_public_names", "_redaction", "importing", "evidence"),
+    ("_public_names", "_redaction"),
     ("errors", "report"),
     ("_private_folders", "_atomic_files"),
     ("watchdog",),
@@ -41,12 +41,12 @@ LAYERS = (
     ("disassembly", "stores"),
     ("artifact",),
     ("ahead",),
+    ("compiler",),
     ("calls", "fact_watch"),
-    ("graphs", "kernels"),
     ("graphed",),
     ("libraries",),
     ("entries", "parity"),
-    ("compiler", "exported", "pgo", "paritychecks"),
+    ("exported", "paritychecks"),
     ("precompile", "replay"),
     ("prefetch",),
     ("stages",),

@@ -23,9 +23,10 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm import ahead, compiler, exported, libraries, precompile, stages
+from serve_warm import ahead, exported, libraries, precompile, stages
 from serve_warm.artifact import pull
 from serve_warm.builder import _accept, _round_trips
+from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.entries import Library
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.facts import NoEntry
@@ -527,7 +528,7 @@ def test_arguments_of_level_3_are_named_without_the_compiler():
             self.model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
             self.function = serve_warm.compile(lambda x: x, level=3)
 
-    assert compiler.compile_arguments(Owner()) == {
+    assert compile_arguments(Owner()) == {
         "model": "dynamic=False, level=3",
         "function": "level=3",
     }
@@ -598,10 +599,12 @@ def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, 
 
 FORBIDDEN = """
 import sys, torch
-from serve_warm import compiler, evidence
-watch = compiler.watch()
+from serve_warm.compiler import evidence
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
+watch = watch_process()
 before = watch.counts()
-with compiler.forbid():
+with forbid():
     assert "torch._dynamo" not in sys.modules
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     try:

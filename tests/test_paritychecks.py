@@ -22,7 +22,9 @@ import serve_warm
 from levels import build, eager_below
 from processes import answer_of
 from replicas import Scaled, publish, replica, x
-from serve_warm import compiler, paritychecks, precompile
+from serve_warm import paritychecks, precompile
+from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.entries import INDEX, Library, file_name
 from serve_warm.errors import ConfigError, WarmupFailed
@@ -49,9 +51,9 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     precompile.unload()
     torch._dynamo.reset()
-    watch = compiler.watch()
+    watch = watch_process()
     watch.forbidden = watch.on_event = None
-    compiler.isa_checks().give({})
+    isa_checks().give({})
 
 
 def made(folder: Path, scale: float, sizes: Sequence[int] = SIZES, *, level: int = 2) -> Path:

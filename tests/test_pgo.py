@@ -20,7 +20,7 @@ PROGRAM = """
 import json, os
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from serve_warm import pgo
+from serve_warm.compiler import pgo
 
 # One for all: torch 2.11 crashes when it compiles in a second one.
 thread = ThreadPoolExecutor(1)

@@ -38,7 +38,9 @@ from torch.utils._pytree import tree_leaves
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
 from serve_warm.report import Report
 
@@ -51,7 +53,7 @@ SCALE = 2.0
 
 @pytest.fixture(autouse=True, scope="module")
 def one_watch() -> Iterator[None]:
-    compiler.watch()
+    watch_process()
     yield
     precompile.unload()
     torch._dynamo.reset()
@@ -112,7 +114,7 @@ def test_a_call_that_an_entry_was_made_for_is_served_by_it(scaled: tuple[Path, A
     folder, model = scaled
     stock = torch.compile(model._orig_mod, dynamic=False)(x(), 1.0)
 
-    with started(folder), compiler.forbid():
+    with started(folder), forbid():
         first, second = served(lambda: model(x(), 1.0)), served(lambda: model(x(), 1.0))
 
     assert [(s.level, s.reason, s.compiles) for s in (first, second)] == [(2, "", 0)] * 2
@@ -524,7 +526,7 @@ def test_new_values_are_seen_at_level_2(fresh: tuple[Path, Any]):
     def write() -> None:
         inner.linear.bias.fill_(5.0)
 
-    with started(folder), compiler.forbid():
+    with started(folder), forbid():
         model(x(), 1.0)
         for change in (load, replace, write):
             with torch.inference_mode(False), torch.no_grad():
@@ -653,7 +655,7 @@ def test_an_index_in_the_graph_makes_an_entry_for_each_layer(tmp_path: Path):
     model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         result = model(x())
 
     assert [len(unit.entries) for unit in library.units.values()] == [3]
@@ -667,7 +669,7 @@ def test_one_entry_serves_all_layers(tmp_path: Path):
     model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         result = model(x())
 
     (unit,) = library.units.values()
@@ -690,7 +692,7 @@ def test_blocks_are_compiled_by_torch_when_they_need_it(
     assert by_torch.call_count == 1
     build(tmp_path, lambda: model(x()))
     by_torch.reset_mock()
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         model(x())
     assert by_torch.call_count == 0
     with eager_below():
@@ -846,7 +848,7 @@ def test_it_is_level_2_and_as_torch_compile(make: Any, tmp_path: Path):
     expected = model(x())
     library = build(tmp_path, lambda: model(x()))
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         result = served(lambda: model(x()))
 
     assert library.refused == {}
@@ -867,7 +869,7 @@ def test_aliases_stay_aliases(tmp_path: Path):
     build(tmp_path, lambda: model(x()))
     given = x()
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         same, weight, view, _ = model(given)
 
     assert same is given
@@ -989,7 +991,7 @@ def test_state_is_written_as_in_eager(cached: tuple[Path, Any]):
     theirs = torch.zeros(4)
     model._orig_mod.load_state_dict(eager.state_dict())
 
-    with started(folder), compiler.forbid():
+    with started(folder), forbid():
         for number in range(1, 4):
             given = torch.full((4,), float(number))
             result = served(lambda given=given: model(given, ours))
@@ -1056,7 +1058,7 @@ def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path
     folder, model = cached
     storage = torch.zeros(8)
 
-    with started(folder), compiler.forbid():
+    with started(folder), forbid():
         result = served(lambda: model(storage[:4], storage[4:]))
 
     assert result.level == 2
@@ -1356,7 +1358,7 @@ def test_what_is_written_and_never_read_is_no_obstacle(tmp_path: Path):
     library = build(tmp_path, lambda: model(x()))
     model._orig_mod.last = None
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         result = served(lambda: model(x()))
 
     assert (library.refused, result.level, model._orig_mod.last) == ({}, 2, 3)
@@ -1590,11 +1592,11 @@ def test_a_buffer_set_in_a_forward_does_not_recompile():
     model = serve_warm.compile(Cache(), backend="eager", dynamic=False)
     model(torch.ones(4), torch.zeros(4))
 
-    counts = compiler.watch().counts()
+    counts = watch_process().counts()
     for _ in range(12):
         model(torch.ones(4), torch.zeros(4))
 
-    assert (compiler.watch().counts() - counts).quiet
+    assert (watch_process().counts() - counts).quiet
 
 
 # --- dynamic shapes ---------------------------------------------------------------------------
@@ -1638,15 +1640,15 @@ def test_eight_threads_get_their_own_answers(tmp_path: Path):
                 if number == 250:
                     model.eval()
 
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         expected = [[model(torch.full(s, float(t))) for s in shapes] for t in range(8)]
-        before = compiler.watch().counts()
+        before = watch_process().counts()
         threads = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        counts = compiler.watch().counts() - before
+        counts = watch_process().counts() - before
         levels = {use.level for use in model.__dict__["_serve_warm"].uses()}
 
     assert wrong == []

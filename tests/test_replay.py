@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from compiled import compiled, double, stance
-from serve_warm import compiler
+from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.ranks import Ranks
@@ -46,7 +46,7 @@ def replay(
     inputs: Sequence[Input], call: Callable[[Input], Any], *, deadline_s: float = 60, **options: Any
 ) -> Replay:
     settings = {"input_deadline_s": 60.0, "max_passes": 8, **options}
-    return Replay(inputs, call, seen=compiler.watch(), deadline=Deadline(deadline_s), **settings)
+    return Replay(inputs, call, seen=watch_process(), deadline=Deadline(deadline_s), **settings)
 
 
 def run(warmup: Replay) -> Progress:

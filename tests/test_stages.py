@@ -28,9 +28,14 @@ from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
-from serve_warm import _private_folders, compiler
+from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.caches import private_directory
+from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import (
     CompilerMissing,
@@ -76,7 +81,7 @@ class StandIn:
     replica = "Embedder#1"
 
     def __init__(self, *sizes: int, trust: Trust | None = None) -> None:
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         self.owner = Embedder()
         self.declared: Any = [
             Input(target="embed", name=f"size {size}", args=(torch.ones(size),), size=size)
@@ -123,9 +128,9 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(caches))
     yield
-    watch = compiler.watch()
+    watch = watch_process()
     watch.forbidden = watch.on_event = None
-    compiler.isa_checks().give({})
+    isa_checks().give({})
 
 
 @pytest.fixture
@@ -135,7 +140,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def here(replica: Replica, **changed: str) -> Fingerprint:
     """Return the fingerprint of this process and app, with some machine factors changed."""
-    arguments = compiler.compile_arguments(replica.owner)
+    arguments = compile_arguments(replica.owner)
     return Fingerprint(
         machine={**read_machine(environment()), **changed},
         app=read_app(environment(), compile_arguments=arguments),
@@ -380,7 +385,7 @@ def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: P
     """The artifact goes into a new directory, whatever is in the present one."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    present = compiler.private_directory()
+    present = private_directory()
     (present / "inductor").mkdir()
     (present / "inductor" / "mine").write_text("compiled in __init__")
     start = Warmup(replica, WarmupConfig(artifact=store.uri), cache_directory=present)
@@ -447,7 +452,7 @@ def test_where_every_place_is_open_to_others_nothing_is_loaded(
 
 def test_a_given_directory_is_kept_where_nothing_is_pulled():
     """The caches of a start without an artifact stay where they were begun: they get packed."""
-    present = compiler.private_directory()
+    present = private_directory()
     start = Warmup(StandIn(), WarmupConfig(), cache_directory=present)
 
     asyncio.run(start.run())
@@ -463,7 +468,7 @@ def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_
 
     warm_up(replica, artifact=store.uri)
 
-    assert dict(compiler.isa_checks()._given) == facts["isa_checks"]
+    assert dict(isa_checks()._given) == facts["isa_checks"]
 
 
 def test_an_empty_store_is_a_miss(store: LocalStore):
@@ -925,9 +930,9 @@ class Capturing(StandIn):
     async def call(self, item: Input) -> None:
         times = self.calls.count(item.name)
         if times == 0:
-            compiler.watch()._note_eager_run()
+            watch_process().note_eager_run()
         if times == 1:
-            compiler.watch()._note(CAPTURE)
+            watch_process().note(CAPTURE)
         if self._own_threads:
             self.calls.append(item.name)
             # A new thread for each call, as for a request to a sync handler.
@@ -954,7 +959,7 @@ class Skipping(StandIn):
             skip = dataclasses.replace(
                 CAPTURE, kind="skip", function="CUDA graph", reason="skipping due to a CPU node"
             )
-            compiler.watch()._note(skip)
+            watch_process().note(skip)
         await super().call(item)
 
 
@@ -997,7 +1002,7 @@ def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
     caplog: pytest.LogCaptureFixture,
 ):
     """In Serve, under `fail`: the report says FAILED and what blocks before the process ends."""
-    compiler.import_compiler()  # seconds, which are not to be part of the deadline
+    import_compiler()  # seconds, which are not to be part of the deadline
     replica = Blocking()
     told: list[Report] = []
     ended: list[Report] = []
@@ -1023,7 +1028,7 @@ def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
 @pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
 def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
     """Under `serve`: whoever looks sees it within the block; nothing ends, and it serves late."""
-    compiler.import_compiler()
+    import_compiler()
     replica = Blocking()
     seen: list[Report] = []
 
@@ -1051,7 +1056,7 @@ def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
 @pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
 def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
     """No test process of a user ends: the error comes when the loop goes on."""
-    compiler.import_compiler()
+    import_compiler()
     replica = Blocking(seconds=3.5)
 
     error, report, _ = failed(WarmupTimeout, replica, **{limit: 3})
@@ -1063,7 +1068,7 @@ def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
 
 def test_inputs_that_block_the_loop_past_the_deadline_are_late():
     """A `warmup_inputs()` that returns too late has been too late."""
-    compiler.import_compiler()
+    import_compiler()
     replica = StandIn()
 
     async def declare() -> Any:
@@ -1165,7 +1170,7 @@ class Growing(StandIn):
     async def call(self, item: Input) -> None:
         if item.name not in self.calls:
             graph = {"function": "CUDA graph of compile 3/0", "signature": item.name}
-            compiler.watch()._note(dataclasses.replace(CAPTURE, **graph, at_unix=time.time()))
+            watch_process().note(dataclasses.replace(CAPTURE, **graph, at_unix=time.time()))
         await super().call(item)
 
 
@@ -1187,7 +1192,7 @@ def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.Log
     start = warm_up(StandIn(2))
     reason = "captured in thread 'my-pool_0', all before it in 'serve_warm-model_0'"
 
-    compiler.watch()._note(
+    watch_process().note(
         dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())
     )
 
@@ -1204,7 +1209,7 @@ def test_a_capture_that_is_made_again_in_traffic_is_advised_on(caplog: pytest.Lo
     start = warm_up(StandIn(2))
     reason = "captured 1 times before: static input 3 moved"
 
-    compiler.watch()._note(
+    watch_process().note(
         dataclasses.replace(
             CAPTURE, reason=reason, thread=threading.get_native_id(), at_unix=time.time()
         )

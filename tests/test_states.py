@@ -26,7 +26,9 @@ from torch.nn.modules.module import (
 
 import serve_warm
 from levels import build, eager_below, served, started
-from serve_warm import compiler, fact_watch, precompile
+from serve_warm import fact_watch, precompile
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,7 @@ WAIT_S = 60.0
 
 @pytest.fixture(autouse=True, scope="module")
 def one_watch() -> Iterator[None]:
-    compiler.watch()
+    watch_process()
     yield
     precompile.unload()
     torch._dynamo.reset()
@@ -138,13 +140,13 @@ def test_each_declared_adapter_has_an_entry(ranks: tuple[int, int], tmp_path: Pa
         expected[name] = eager(x())
     wrong = []
 
-    with started(tmp_path), compiler.forbid():
-        before = compiler.watch().counts()
+    with started(tmp_path), forbid():
+        before = watch_process().counts()
         for number in range(SWITCHES):
             name = ("one", "two")[number % 2]
             if not torch.allclose(call_with(name), expected[name], rtol=1e-5, atol=1e-6):
                 wrong.append((number, name))
-        counts = compiler.watch().counts() - before
+        counts = watch_process().counts() - before
         levels = {use.level for use in model.__dict__["_serve_warm"].uses()}
 
     assert library.refused == {}
@@ -400,7 +402,7 @@ def test_two_callables_of_one_layer_are_built_from_two_threads(tmp_path: Path):
         tmp_path,
         lambda: answers.extend(in_threads(*[lambda m=m: handler(m) for m in models])),
     )
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         after = [handler(model) for model in models]
         levels = {u.level for m in models for u in m.__dict__["_serve_warm"].uses()}
 
@@ -425,7 +427,7 @@ def test_one_callable_is_built_from_two_threads(tmp_path: Path):
         tmp_path,
         lambda: answers.extend(in_threads(lambda: handler((2, 3, 4)), lambda: handler((2, 4, 3)))),
     )
-    with started(tmp_path), compiler.forbid():
+    with started(tmp_path), forbid():
         after = handler((2, 3, 4))
 
     (unit,) = library.units.values()
@@ -457,7 +459,7 @@ def test_weights_that_are_frozen_after_the_start_stay_level_2(doubled: Path):
     """No graph without gradients depends on it."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
 
-    with started(doubled), compiler.forbid():
+    with started(doubled), forbid():
         first = served(lambda: model(x()))
         model.requires_grad_(False)
         second = served(lambda: model(x()))

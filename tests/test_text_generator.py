@@ -31,7 +31,7 @@ from deployments.text_generator.app import (
 from deployments.text_generator.model import Decoder, Shape, compiled, load_model
 from deployments.text_generator.slots import Slots
 from serve_warm import Buckets, compile_regions
-from serve_warm.compiler import compile_arguments
+from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.inputs import ordered
 
 SMALL = Shape(layers=3, width=32, heads=2, vocabulary=64, slots=3, max_length=24)

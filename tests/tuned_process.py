@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compiler, kernels, precompile
+from serve_warm import precompile
+from serve_warm.compiler import triton_kernels
+from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_torch_caches_at
 
 CALLS = 4
@@ -82,8 +84,8 @@ def main(
 ) -> dict[str, Any]:
     cache, entries = Path(folder, "cache"), Path(folder, "entries")
     point_torch_caches_at(cache)
-    kernels.relocate(cache)
-    watch = compiler.watch()
+    triton_kernels.relocate(cache)
+    watch = watch_process()
     watch.count_kernels_in(cache)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from serve_warm import compiler
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import Manifest, utc_now
 from serve_warm.artifact.push import push
+from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
 from serve_warm.stages import ISA_FACT, Warmup
@@ -90,7 +90,7 @@ class Replica:
     application, deployment, replica = "app", "Classifier", "Classifier#1"
 
     def __init__(self, key: Any, owner: Classifier) -> None:
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         self.owner = owner
         self._key = key
 

@@ -39,7 +39,8 @@ from torch._inductor.output_code import CompiledFxGraph
 
 import serve_warm
 from benchmarks import workloads
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.watch import watch_process
 
 LIMIT = 0.6
 """A call through serve_warm.compile may cost this share of a hit of torch.compile."""
@@ -159,7 +160,7 @@ def measured(
         for call, _ in sides.values():
             assert (workload.tensor(call()) - expected).abs().max() < 1e-4
             us_per_call(call, 3)
-        quiet = compiler.watch().counts()
+        quiet = watch_process().counts()
         rows = []
         if name == MODELS[0]:
             us = in_turns({"eager": (call_of(eager), stock), **sides}, rounds, calls)
@@ -167,7 +168,7 @@ def measured(
         with stubbed([call for call, _ in sides.values()]):
             us = in_turns(sides, rounds, calls)
             rows.append(row_of(name, "stubbed", us, ours, calls))
-    assert (compiler.watch().counts() - quiet).quiet, "something compiled while it was measured"
+    assert (watch_process().counts() - quiet).quiet, "something compiled while it was measured"
     levels = {use.level for use in ours._serve_warm.uses()}
     assert levels == {2}, precompile.uses()
     precompile.unload()
@@ -177,7 +178,7 @@ def measured(
 
 def measure(models: Sequence[str], rounds: int, calls: int, folder: Path) -> dict[str, Any]:
     stock = eval_frame._callback_from_stance
-    compiler.watch()
+    watch_process()
     hooks = stock, eval_frame._callback_from_stance
     assert hooks[1] is not stock, "the watch was there before: start a fresh process"
 

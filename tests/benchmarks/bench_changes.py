@@ -33,7 +33,8 @@ import torch
 from torch import nn
 
 import serve_warm
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.watch import watch_process
 
 LAYERS, WIDTH = 24, 4
 SHAPES = 300
@@ -215,12 +216,12 @@ def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[s
     for number in range(rounds + 1):
         numbers = range(calls * number, calls * (number + 1))
         for name in list(sides) if number % 2 else reversed(sides):
-            before = compiler.watch().counts()
+            before = watch_process().counts()
             took = us_per_call(scenario.step, sides[name], numbers)
             if number:  # torch.compile compiles in the first one, and serve_warm at level 1
                 us[name].append(took)
             if name == "serve_warm" and (number or scenario.level > 1):
-                compiles += (compiler.watch().counts() - before).compiles
+                compiles += (watch_process().counts() - before).compiles
     lowest = min(ours._serve_warm.uses(), key=lambda use: use.level)
     assert lowest.level == scenario.level, (scenario.name, lowest)
     precompile.unload()
@@ -241,7 +242,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=300, help="calls a round (default 300)")
     parser.add_argument("--only", default="", help="part of the names of scenarios")
     options = parser.parse_args()
-    compiler.watch()
+    watch_process()
     torch.set_num_threads(1)
     chosen = [each for each in SCENARIOS if options.only in each.name]
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():

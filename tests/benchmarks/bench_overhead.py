@@ -21,7 +21,8 @@ import time
 import torch
 from torch._dynamo import eval_frame
 
-from serve_warm import __version__, compiler
+from serve_warm import __version__
+from serve_warm.compiler.watch import watch_process
 
 LIMIT_US = 2.0
 """A warm call may cost so much more: what is above is a regression."""
@@ -40,7 +41,7 @@ def us_per_call(function, x: torch.Tensor, calls: int) -> float:
 
 def measure(rounds: int, calls: int) -> dict[str, object]:
     stock = eval_frame._callback_from_stance
-    seen = compiler.watch()
+    seen = watch_process()
     hooked = eval_frame._callback_from_stance
     assert hooked is not stock, "the watch was there before: start a fresh process"
 

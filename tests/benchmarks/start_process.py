@@ -60,7 +60,7 @@ PARTS = {1: ["cache"], 2: ["cache", "precompiled"], 3: ["exported"]}
 """What of an artifact serve_warm loads at a level."""
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
-"""As in serve_warm.compiler, which processes of other systems do not import."""
+"""As in `serve_warm.compiler`, which processes of other systems do not import."""
 
 Call = Callable[["Example"], Any]
 
@@ -349,7 +349,7 @@ class ServeWarm(Eager):
         return "" if there else f"serve_warm has no level {level}"
 
     def begin(self) -> None:
-        from serve_warm import compiler
+        from serve_warm.compiler.caches import keep_headers_private, private_directory
         from serve_warm.config import WarmupConfig, point_torch_caches_at
         from serve_warm.prefetch import Prefetch
 
@@ -364,9 +364,9 @@ class ServeWarm(Eager):
             }
         )
         # As a replica does when the user's class is instantiated.
-        self._cache_directory = compiler.private_directory()
+        self._cache_directory = private_directory()
         point_torch_caches_at(self._cache_directory)
-        compiler.keep_headers_private()
+        keep_headers_private()
         self._prefetch = None
         if pulls:
             self._prefetch = Prefetch(
@@ -500,9 +500,9 @@ class Replica:
     def __init__(
         self, model: Any, inputs: Sequence[Example], *, key: Any, wait: Callable[[], None]
     ) -> None:
-        from serve_warm import compiler
+        from serve_warm.compiler.watch import unwatched_compiles
 
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         self.owner = Owner(model, wait)
         self.calls: list[tuple[tuple[float, float], tuple[float, float]]] = []
         """Wall and CPU seconds before and after each."""

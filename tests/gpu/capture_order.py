@@ -26,9 +26,10 @@ def measure(sizes: tuple[int, ...], how: str) -> dict[str, object]:
     import torch
     from torch import nn
 
-    from serve_warm import compiler, graphs
+    from serve_warm.compiler import cuda_graphs
+    from serve_warm.compiler.watch import watch_process
 
-    watch = compiler.watch()
+    watch = watch_process()
     torch.manual_seed(0)
     wide = 8192
     layers = (
@@ -45,7 +46,7 @@ def measure(sizes: tuple[int, ...], how: str) -> dict[str, object]:
         for x in calls:
             model(x)
     torch.cuda.synchronize()
-    return {"captures": watch.counts().captures, "bytes": sum(graphs.pool_bytes().values())}
+    return {"captures": watch.counts().captures, "bytes": sum(cuda_graphs.pool_bytes().values())}
 
 
 def main() -> None:

@@ -47,7 +47,8 @@ from ray.exceptions import RayError  # noqa: E402
 from deployments.image_classifier import app as image_classifier  # noqa: E402
 from deployments.text_generator import app as text_generator  # noqa: E402
 from deployments.text_generator import model as decoder  # noqa: E402
-from serve_warm import bench, builder, compiler  # noqa: E402
+from serve_warm import bench, builder  # noqa: E402
+from serve_warm.compiler.watch import watch_process  # noqa: E402
 from serve_warm.config import point_torch_caches_at  # noqa: E402
 from serve_warm.report import Counts  # noqa: E402
 
@@ -150,7 +151,7 @@ class Naive:
     def watched(self) -> None:
         caches = Path(tempfile.mkdtemp())
         point_torch_caches_at(caches)
-        self.watch = compiler.watch()
+        self.watch = watch_process()
         self.watch.count_kernels_in(caches)
         self.threads: set[int] = set()
 

@@ -21,7 +21,8 @@ import torch
 from gpus import ON_A_GPU
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compiler
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
 from serve_warm.replay import Deadline, Progress, Replay
 
@@ -63,8 +64,8 @@ def _(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Begin without compiled code and without graphs, and with all of the memory."""
-    compiler.watch()
-    compiler.import_compiler()
+    watch_process()
+    import_compiler()
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
     torch._dynamo.reset()
@@ -87,7 +88,7 @@ def compiled(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def last(kind: str) -> CompileEvent:
-    return [event for event in compiler.watch().events() if event.kind == kind][-1]
+    return [event for event in watch_process().events() if event.kind == kind][-1]
 
 
 @contextlib.contextmanager
@@ -217,7 +218,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
     replay = Replay(
         inputs,
         call,
-        seen=compiler.watch(),
+        seen=watch_process(),
         deadline=Deadline(60),
         input_deadline_s=60,
         max_passes=8,
@@ -236,7 +237,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
     eager = wide()
     model = torch.compile(eager, mode="reduce-overhead", dynamic=False)
     large, small = rows(4 * 16384), rows(64)
-    before = compiler.watch().counts()
+    before = watch_process().counts()
 
     with at_most(GIB):
         progress = replayed(model, large=large, small=small)
@@ -244,7 +245,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
     assert list(progress.left_out) == ["large"]
     assert "out of memory" in progress.left_out["large"]
     assert progress.proven == {"small"}
-    assert (compiler.watch().counts() - before).captures >= 1
+    assert (watch_process().counts() - before).captures >= 1
     with torch.inference_mode():
         answer, wanted = model(large), eager(large)
     torch.testing.assert_close(answer, wanted, rtol=1e-2, atol=1e-2)
@@ -263,7 +264,7 @@ def test_memory_that_is_kept_for_later_is_used_for_graphs():
 
     assert progress.left_out == {}
     assert progress.proven == {"large", "small"}
-    captured = [e.signature for e in compiler.watch().events() if e.kind == "capture"]
+    captured = [e.signature for e in watch_process().events() if e.kind == "capture"]
     assert f"[{large.shape[0]}×16]" in captured[-1]
 
 
@@ -350,10 +351,10 @@ def test_two_models_beside_a_hand_made_graph_get_quiet():
 
     found = spans(lambda: [model(x) for x in inputs for model in models], 4)
     mixed = spans(lambda: [model(x) for model in reversed(models) for x in reversed(inputs)], 2)
-    before = compiler.watch().counts()
+    before = watch_process().counts()
     by_hand(rows(SMALL))
 
     assert sum(each.captures for each in found) == 4
     assert found[-1].quiet
     assert mixed[-1].quiet
-    assert (compiler.watch().counts() - before).quiet
+    assert (watch_process().counts() - before).quiet

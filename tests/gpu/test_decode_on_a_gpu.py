@@ -20,7 +20,8 @@ from deployments.text_generator.model import Shape, compiled, load_model
 from deployments.text_generator.slots import Slots
 from gpus import ON_A_GPU
 from levels import build, started
-from serve_warm import Buckets, compiler
+from serve_warm import Buckets
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ def eager() -> list[list[int]]:
 
 def test_every_step_is_one_graph():
     """Each bucket and the decode step are captured once, none is skipped, and then all is quiet."""
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
 
     with generator() as generate:
@@ -95,7 +96,7 @@ def test_every_step_is_one_graph():
 
 def test_entries_of_the_steps_capture(tmp_path: Path):
     """At level 2 nothing is compiled; the cache is written by graphs as it is by eager."""
-    watch = compiler.watch()  # before torch 2.13 threads can capture with it only
+    watch = watch_process()  # before torch 2.13 threads can capture with it only
     with generator() as generate:
         library = build(tmp_path / "entries", generate)
     assert not library.refused

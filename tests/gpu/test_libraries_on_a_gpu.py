@@ -19,7 +19,8 @@ import torch
 from gpus import ON_A_GPU
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compiler, graphs
+from serve_warm.compiler import cuda_graphs
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +116,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
         wanted = [other(x) for other in others]
 
     assert (written.captures, moved.captures) == (0, 1)
-    assert compiler.watch().events()[-1].reason.endswith("its weights have moved")
+    assert watch_process().events()[-1].reason.endswith("its weights have moved")
     torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -133,14 +134,14 @@ def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
             return torch.stack([compiled(x) for _ in range(200)])
 
     with started(tmp_path / "entries"), ThreadPoolExecutor(2) as threads:
-        before = compiler.watch().counts()
+        before = watch_process().counts()
         outputs = list(threads.map(many, inputs))
-        found = compiler.watch().counts() - before
+        found = watch_process().counts() - before
 
     with torch.inference_mode():
         wanted = [eager(x).expand(200, -1, -1) for x in inputs]
     assert found.captures == 2
-    assert len({event.thread for event in compiler.watch().events()[-2:]}) == 2
+    assert len({event.thread for event in watch_process().events()[-2:]}) == 2
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -155,15 +156,15 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
     eager = WritesIntoItsArgument()
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(torch.ones(8, device="cuda")), level=3)
-    before = compiler.watch().counts()
+    before = watch_process().counts()
 
     with started(tmp_path / "entries"), torch.inference_mode():
         x = torch.ones(8, device="cuda")
         compiled(x)
 
-    found = compiler.watch().counts() - before
+    found = watch_process().counts() - before
     assert (found.compiles, found.captures, found.graph_skips) == (0, 0, 1)
-    assert compiler.watch().events()[-1].reason == (
+    assert watch_process().events()[-1].reason == (
         "it writes into argument 0, which a graph has a copy of"
     )
     assert x.tolist() == [2.0] * 8
@@ -176,7 +177,7 @@ def test_sizes_are_captured_into_one_pool(tmp_path: Path):
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     library = build(tmp_path / "entries", *[lambda x=x: compiled(x) for x in inputs], level=3)
     assert [made["level"] for made in library.described()] == [3, 3]
-    before = set(graphs.pool_bytes())
+    before = set(cuda_graphs.pool_bytes())
 
     with started(tmp_path / "entries"), torch.inference_mode():
         found = [each for x in inputs for each in spans(lambda x=x: compiled(x), 2)]
@@ -184,7 +185,7 @@ def test_sizes_are_captured_into_one_pool(tmp_path: Path):
         wanted = [eager(x) for x in inputs]
 
     assert [each.captures for each in found] == [1, 0, 1, 0]
-    assert len(set(graphs.pool_bytes()) - before) <= 1
+    assert len(set(cuda_graphs.pool_bytes()) - before) <= 1
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -197,7 +198,7 @@ class GoesToTheCpu(torch.nn.Module):
 
 def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
     """Known at the build: skipped when it is loaded, and run as it is. Others are captured."""
-    watch = compiler.watch()
+    watch = watch_process()
     eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
     x = torch.rand(8, 16, device="cuda")
     compiled = {

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gpus import ON_A_GPU
-from serve_warm import compiler
+from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
@@ -44,7 +44,7 @@ class Replica:
     application, deployment, replica = "app", "OnGpu", "OnGpu#1"
 
     def __init__(self, handler: Callable[..., Any], *args: Any) -> None:
-        self.unwatched_compiles_before = compiler.unwatched_compiles()
+        self.unwatched_compiles_before = unwatched_compiles()
         self.owner = self
         self.handler = handler
         self._inputs = [Input(target="handler", name="declared", args=args)]
@@ -85,7 +85,7 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     gc.collect()
     torch.cuda.empty_cache()
     yield
-    compiler.watch().on_event = None
+    watch_process().on_event = None
 
 
 def warm_up(replica: Replica) -> Warmup:

@@ -19,7 +19,9 @@ from gpus import ON_A_GPU
 from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compile_regions, compiler, graphs, kernels
+from serve_warm import compile_regions
+from serve_warm.compiler import cuda_graphs, triton_kernels
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +51,7 @@ def test_a_path_is_quiet_only_after_its_capture():
     assert [each.captures for each in found] == [0, 1, 0, 0]
     assert [each.quiet for each in found] == [False, False, True, True]
     assert found[1].capture_s > 0
-    last = compiler.watch().events()[-1]
+    last = watch_process().events()[-1]
     assert (last.kind, last.reason) == ("capture", "")
     assert "float32[8×16]" in last.signature
 
@@ -66,7 +68,7 @@ def test_a_capture_of_another_address_says_that_it_is_another():
     [again] = spans(lambda: compiled(x, statics[1]), 1)
 
     # As a path of its own, or as one more of the path that is known.
-    assert again.compiles or "captured 1 times before" in compiler.watch().events()[-1].reason
+    assert again.compiles or "captured 1 times before" in watch_process().events()[-1].reason
 
 
 def test_graphs_that_user_code_captures_are_counted():
@@ -80,9 +82,9 @@ def test_graphs_that_user_code_captures_are_counted():
             x + 1
 
     [one] = spans(by_hand, 1)
-    before = compiler.watch().counts()
+    before = watch_process().counts()
     torch.cuda.make_graphed_callables(eager, (x,))
-    more = compiler.watch().counts() - before
+    more = watch_process().counts() - before
 
     assert one.captures == 1
     assert more.captures >= 1
@@ -99,7 +101,7 @@ def test_a_skipped_graph_has_a_reason():
     with torch._inductor.config.patch(graph_partition=False):
         [first] = spans(lambda: compiled(x), 1)
 
-    skips = [event for event in compiler.watch().events() if event.kind == "skip"]
+    skips = [event for event in watch_process().events() if event.kind == "skip"]
     assert first.graph_skips >= 1
     assert "cpu" in skips[-1].reason
 
@@ -110,7 +112,7 @@ def test_pools_are_measured():
     x = torch.rand(256, 16, device="cuda")
     spans(lambda: compiled(x), 3)
 
-    assert sum(graphs.pool_bytes().values()) >= 256 * 4096 * 4
+    assert sum(cuda_graphs.pool_bytes().values()) >= 256 * 4096 * 4
 
 
 def test_an_entry_captures_and_is_right(tmp_path: Path):
@@ -154,7 +156,7 @@ def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_pat
     there, here = tmp_path / "there", tmp_path / "here"
     cold = answer_of("handwritten.py", {"do": "launch", "cache": str(there)})["launched"]
     there.rename(here)
-    kernels.relocate(here)
+    triton_kernels.relocate(here)
 
     warm = answer_of("handwritten.py", {"do": "launch", "cache": str(here)})["launched"]
 

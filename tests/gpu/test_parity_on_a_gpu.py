@@ -17,7 +17,8 @@ import torch
 from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm import compiler, precompile
+from serve_warm import precompile
+from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
         assert checks is not None
         for _ in range(4):
             model(x)
-        counts, before = compiler.watch().counts(), random_states()
+        counts, before = watch_process().counts(), random_states()
         with checks.checking():
             (dispatcher,) = checks._seen()
             (check,) = checks._checks_of(dispatcher)
@@ -82,7 +83,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
         checks.serve()
         for _ in range(4):
             model(x)
-        change, results = compiler.watch().counts() - counts, checks.report().results
+        change, results = watch_process().counts() - counts, checks.report().results
 
     assert all(map(torch.equal, before, after))
     assert (results["same"], results["not_sampled"]) == (1 + samples, 2 - samples)

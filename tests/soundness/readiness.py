@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from compiled import compiled, double
-from serve_warm import Input, compiler, warmup
+from serve_warm import Input, warmup
+from serve_warm.compiler.watch import watch_process
 
 
 def row(value: float) -> torch.Tensor:
@@ -238,7 +239,7 @@ def judge(shape: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - why it is not ready
         instance.after_ready()
         return {"shape": shape, "ready": "false", "reason": str(error).splitlines()[0]}
-    watch = compiler.watch()
+    watch = watch_process()
     before = watch.counts()
     instance.after_ready()
     asyncio.run(instance.handle(value))

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
-from serve_warm.importing import when_imported
+from serve_warm.compiler.background_import import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
 
@@ -536,3 +536,10 @@ def _allocating() -> Any:
     torch = sys.modules["torch"]
     # Of cudaMallocAsync and of an allocator of the user's nothing is known: they raise.
     return torch if torch.cuda.get_allocator_backend() == "native" else None
+
+
+def clone_outputs(value: Any) -> Any:
+    """Return `value` with every CUDA tensor in it cloned: a graph's next run overwrites them."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)

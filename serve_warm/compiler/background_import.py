@@ -212,12 +212,12 @@ class _AfterImport:
         try:
             # Nobody else is between looking for it and having it then, whom a look into
             # sys.modules would miss.
-            with _bootstrap._ModuleLockManager(name):  # noqa: SLF001
+            with _bootstrap._ModuleLockManager(name):
                 module = sys.modules.get(name)
                 if module is None:
                     self._keep(name, call)
                     return
-        except _bootstrap._DeadlockError:  # noqa: SLF001
+        except _bootstrap._DeadlockError:
             module = None  # whoever makes it waits for this thread
         if module is None or _half_made(module):
             threading.Thread(
@@ -285,6 +285,25 @@ def _half_made(module: ModuleType) -> bool:
     return getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-_bootstrap: Any = importlib._bootstrap  # noqa: SLF001 - see above
+_bootstrap: Any = importlib._bootstrap
 _FIND = "_find_and_load"
 _after_import = _AfterImport()
+
+
+def is_imported() -> bool:
+    """Return whether torch's compiler is in this process; without it nothing can be compiled."""
+    return any(name in sys.modules for name in ("torch._dynamo", "torch._inductor"))
+
+
+def import_compiler() -> None:
+    """Import what the first compile would import (about 1.5 s), so that a stage pays for it.
+
+    Asks CUDA for its devices in some versions (2.11).
+    """
+    import_dynamo()
+    import torch._inductor.compile_fx  # noqa: F401
+
+
+def import_dynamo() -> None:
+    """Import the half of it that asks CUDA for nothing (2.11 to 2.13)."""
+    import torch._dynamo  # noqa: F401

@@ -33,8 +33,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from serve_warm.compiler.background_import import when_imported
 from serve_warm.errors import ArtifactRefused
-from serve_warm.importing import when_imported
 from serve_warm.report import CompileEvent
 
 BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")

@@ -1,0 +1,3 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Process-wide hooks into torch: what compiles, what is cached, what is proven."""

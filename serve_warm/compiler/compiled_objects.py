@@ -1,0 +1,203 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled callables on a user's object: what they were compiled with, and whether any exist.
+
+Torch keeps a backend on a compiled callable under private names (`dynamo_ctx`,
+`_compiled_call_impl`, `_torchdynamo_orig_callable`; seen in torch 2.13.0).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Mapping
+from types import CellType, CodeType, ModuleType
+from typing import Any
+
+
+def compile_arguments(owner: Any) -> dict[str, str]:
+    """Return the arguments of each `torch.compile` found on `owner`'s attributes, by name.
+
+    Looks at the attributes themselves and at modules compiled in place. A compiled function
+    that is kept elsewhere is not seen: its arguments are still in torch's own keys, so the
+    artifact misses there, later and without a name.
+    """
+    found = {}
+    for name, value in vars(owner).items():
+        # By type: a DeploymentHandle has every attribute that it is asked for.
+        if hasattr(type(value), "serve_warm_level3") and value.serve_warm_level3:
+            found[name] = value.serve_warm_level3
+            continue
+        backends = [_described(backend) for backend in _backends_of(value)]
+        if backends:
+            found[name] = ";".join(dict.fromkeys(backends))
+    return found
+
+
+FOREIGN = {"torch", "ray", "serve_warm"}
+"""Packages whose objects and functions are not looked into for what an app has compiled."""
+
+
+LOOKED_AT = 20_000
+"""Objects that `reaches_compiled` looks at, at most; some tens of milliseconds."""
+
+
+def reaches_compiled(owner: Any) -> bool:
+    """Return whether something compiled is found from the user's object. Calls nothing.
+
+    Looks at attributes and what they hold, and at the names of a module that methods use. What is
+    imported and not used is not the app's: a router may share its module with a model.
+    """
+    waiting, seen = [owner], {id(owner)}
+    while waiting and len(seen) < LOOKED_AT:
+        value = waiting.pop()
+        if _is_compiled(value):
+            return True
+        for below in _held_by(value):
+            if id(below) not in seen:
+                seen.add(id(below))
+                waiting.append(below)
+    return False
+
+
+def _is_compiled(value: Any) -> bool:
+    import torch
+
+    # By type: a DeploymentHandle has every attribute that it is asked for.
+    if any(hasattr(type(value), f"serve_warm_level{level}") for level in (1, 3)):
+        return True
+    if isinstance(value, torch.nn.Module):
+        return any(_backends_of(module) for module in value.modules())
+    return bool(_backends_of(value))
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return what a value holds or uses, where an app may keep something compiled."""
+    plain = (str, bytes, int, float, type, ModuleType)
+    if isinstance(value, plain) or _is_foreign(type(value)):
+        return []
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return list(value.values() if isinstance(value, Mapping) else value)
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if inspect.ismethod(value):
+        return [value.__self__, value.__func__]
+    if inspect.isfunction(value):
+        return _used_by(value)
+    methods = [function for base in type(value).__mro__ for function in vars(base).values()]
+    return [*getattr(value, "__dict__", {}).values(), *methods]
+
+
+def _used_by(function: Any) -> list[Any]:
+    """Return what the code of a function names outside of it, and what its closure holds."""
+    if _is_foreign(function):
+        return []
+    used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    codes = [function.__code__]
+    for code in codes:  # it grows: functions inside of functions
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        for name in code.co_names:
+            found = function.__globals__.get(name)
+            used.append(found)
+            if isinstance(found, ModuleType) and not _is_foreign(found):
+                used += [vars(found)[other] for other in code.co_names if other in vars(found)]
+    return used
+
+
+def _is_foreign(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    package = str(module).partition(".")[0]
+    return package in FOREIGN or (
+        not isinstance(value, type) and package in sys.stdlib_module_names
+    )
+
+
+def _described(backend: Any) -> str:
+    config = dict(getattr(backend, "config", {}) or {})
+    words = [
+        str(getattr(backend, "compiler_name", type(backend).__name__)),
+        f"dynamic={getattr(backend, 'dynamic', None)}",
+        *(f"{key}={config[key]}" for key in sorted(config)),
+    ]
+    return ",".join(words)
+
+
+def how_to_raise_the_limit(limit: int) -> str:
+    """Return what user code does in this torch to have `limit` variants of one function."""
+    import torch
+
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        return f"pass torch.compile(..., recompile_limit={limit})"
+    # 2.11 has no argument. Its settings are the process', while later ones are each context's.
+    return f"set torch._dynamo.config.recompile_limit={limit} before the first call"
+
+
+def uses_cuda_graphs(owner: Any) -> bool:
+    """Whether something compiled on `owner` records CUDA graphs on this machine."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    values = list(vars(owner).values())  # another thread may set one meanwhile
+    backends = [backend for value in values for backend in _backends_of(value)]
+    return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends)
+
+
+def _backends_of(value: Any) -> list[Any]:
+    """Return the backend objects of a compiled function, or of what is compiled of a module."""
+    import torch
+
+    if "torch._dynamo" not in sys.modules:  # which torch.compile imports
+        return []
+    # By type: a DeploymentHandle has every attribute that it is asked for.
+    if isinstance(value, torch.nn.Module):
+        whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
+        compiled = [whole] if whole else _methods_of(value) or [value]
+    elif inspect.isroutine(value) or hasattr(type(value), "serve_warm_level1"):
+        compiled = [value]
+    else:
+        return []
+    return [backend for each in compiled if (backend := _backend_of(each)) is not None]
+
+
+def _backend_of(compiled: Any) -> Any:
+    """Return the backend object that a callable was compiled with; `None` if it was not."""
+    from torch._dynamo.eval_frame import innermost_backend
+
+    if hasattr(type(compiled), "serve_warm_level1"):
+        compiled = compiled.serve_warm_level1
+    context = getattr(compiled, "dynamo_ctx", None)
+    callback = getattr(context, "callback", None)
+    if callback is None:
+        closure = getattr(compiled, "__closure__", None)
+        names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
+        if closure and "callback" in names and hasattr(compiled, "_torchdynamo_orig_callable"):
+            callback = closure[names.index("callback")].cell_contents
+    return innermost_backend(callback) if callback not in (None, False) else None
+
+
+def _region_of(module: Any) -> Any:
+    """Return the call of a block that `serve_warm.compile_regions` compiled inside a module."""
+    calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
+    return next((call for call in calls if hasattr(type(call), "serve_warm_level1")), None)
+
+
+def _methods_of(module: Any) -> list[Any]:
+    """Return the compiled functions that stand in a module for methods, as in guides for decoders.
+
+    model.forward = torch.compile(model.forward, mode="reduce-overhead")
+    """
+    if hasattr(module, "dynamo_ctx"):  # torch.compile's own module, whose `forward` is one
+        return []
+    return [
+        value
+        for name, value in vars(module).items()
+        if hasattr(type(value), "serve_warm_level1")
+        # Dynamo's mark is on what it is told to leave alone, too, which has no backend.
+        or (
+            inspect.isroutine(value)
+            and hasattr(type(module), name)
+            and hasattr(value, "_torchdynamo_orig_callable")
+        )
+    ]

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The proof: a stance under which compiling raises, and what runs eagerly is counted.
+
+`torch.compiler.set_stance` is public. What Dynamo does with code that reached its recompile limit
+is not: `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch 2.13.0.
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.watch import watch_process
+
+
+@contextlib.contextmanager
+def forbid() -> Iterator[None]:
+    """Make every compile inside the block raise `RuntimeError`: the proof.
+
+    So does what would run eagerly without a word, because its recompile limit is reached. The
+    stance is process-wide, not per thread, and is restored whatever happens.
+    """
+    global _forbidding  # noqa: PLW0603  (the stance is process-wide too)
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_forbidden_to_dynamo())
+        else:
+            # Nothing can compile; and when somebody imports it, nothing may.
+            _forbidding = stack
+            when_imported("torch._dynamo", _forbid_from_its_import)
+        try:
+            yield
+        finally:
+            _forbidding = None
+
+
+_forbidding: contextlib.ExitStack | None = None
+"""Of the block that began without Dynamo."""
+
+
+def _forbid_from_its_import(_: ModuleType) -> None:
+    if _forbidding is not None:
+        _forbidding.enter_context(_forbidden_to_dynamo())
+
+
+@contextlib.contextmanager
+def _forbidden_to_dynamo() -> Iterator[None]:
+    import torch
+    import torch._dynamo  # until whoever is in the middle of it has imported it
+
+    with _fallen_looked_at_again(), torch.compiler.set_stance("fail_on_recompile"):
+        seen = watch_process()
+        seen.refusing = True
+        try:
+            yield
+        finally:
+            seen.refusing = False
+
+
+@contextlib.contextmanager
+def falls_counted() -> Iterator[None]:
+    """Count what runs eagerly inside the block because its recompile limit was reached before.
+
+    Once in each block, whatever is called; compiling stays allowed. For the proof where a call that
+    raises would leave others waiting.
+    """
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_fallen_looked_at_again())
+        yield
+
+
+@contextlib.contextmanager
+def _fallen_looked_at_again() -> Iterator[None]:
+    """Have Dynamo look at calls of frames that have reached their limit, and count them."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    def treat_fallen(action: _FrameAction) -> None:
+        for code in fallen:
+            set_code_exec_strategy(code, _FrameExecStrategy(action, action))
+
+    fallen = tuple(watch_process().fallen.values())
+    treat_fallen(_FrameAction.DEFAULT)
+    try:
+        yield
+    finally:
+        treat_fallen(_FrameAction.RUN_ONLY)

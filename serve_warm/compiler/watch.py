@@ -1,0 +1,314 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The watch: counts what compiles in this process, with reasons.
+
+One hook carries it. Each call of a compiled function asks
+`torch._dynamo.eval_frame._callback_from_stance` which callback to run when no compiled variant
+fits (private; seen in torch 2.13.0). The hook answers with a wrapper of that callback, so Python
+code runs when something is about to be compiled, and one function call more (about 1 µs) when
+nothing is.
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
+
+A start at level 3 imports neither Dynamo nor Inductor. So every hook waits for the import of its
+module, and is in place before anything can use that module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from serve_warm._redaction import hide_texts
+from serve_warm.compiler import cuda_graphs, evidence, triton_kernels
+from serve_warm.compiler.background_import import when_imported
+from serve_warm.inputs import InputSignature
+from serve_warm.report import CompileEvent, Counts
+
+logger = logging.getLogger(__name__)
+
+
+EVENTS_KEPT = 64
+"""Events that a watch remembers; counts go on beyond it."""
+
+
+OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
+"""What a compiler run leaves behind: `g++ --version` and preprocessing are none."""
+
+
+class Watch:
+    """Counts what compiles in this process, with reasons; one per process, see `watch_process()`.
+
+    Counting never stops once begun: callers take `counts()` before and after a span and
+    subtract. `on_event` is called after each event, from the thread that compiled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiles = 0
+        self._recompiles = 0
+        self._eager_falls = 0
+        self._captures = 0
+        self._capture_s = 0.0
+        self._eager_runs = 0
+        self._skips = 0
+        self._tunings = 0
+        self._tuning_s = 0.0
+        self._built = triton_kernels.Built()
+        self._forbidden = 0
+        self._compile_s = 0.0
+        self._compiler_processes = 0
+        self._compiler_s = 0.0
+        self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
+        self.fallen: dict[int, CodeType] = {}
+        """Code that runs eagerly from now on, since its recompile limit was reached, by its id."""
+        self.refusing = False
+        """Whether torch's stance is `fail_on_recompile` by `forbid()`, and not by user code."""
+        self.on_event: Callable[[CompileEvent], None] | None = None
+        self.forbidden: Callable[[CompileEvent], BaseException] | None = None
+        """While set, a compile is not made: what this returns is raised in its place."""
+
+    def counts(self) -> Counts:
+        """Return everything counted since the process was first watched."""
+        # Private; the same from 2.6 to 2.15. Without Dynamo nothing was compiled.
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+        aot, inductor = (
+            ({}, {}) if counters is None else (counters["aot_autograd"], counters["inductor"])
+        )
+        with self._lock:
+            return Counts(
+                compiles=self._compiles,
+                recompiles=self._recompiles,
+                eager_falls=self._eager_falls,
+                captures=self._captures,
+                eager_runs=self._eager_runs,
+                graph_skips=self._skips,
+                kernels=self._built.count(),
+                tunings=self._tunings,
+                forbidden=self._forbidden,
+                fx_hits=inductor.get("fxgraph_cache_hit", 0),
+                fx_misses=inductor.get("fxgraph_cache_miss", 0),
+                fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
+                aot_hits=aot.get("autograd_cache_hit", 0),
+                aot_misses=aot.get("autograd_cache_miss", 0),
+                aot_bypasses=aot.get("autograd_cache_bypass", 0),
+                compiler_processes=self._compiler_processes,
+                compiler_s=self._compiler_s,
+                compile_s=self._compile_s,
+                capture_s=self._capture_s,
+                tuning_s=self._tuning_s,
+            )
+
+    def events(self) -> tuple[CompileEvent, ...]:
+        """Return the last events, oldest first."""
+        with self._lock:
+            return tuple(self._events)
+
+    def count_kernels_in(self, cache_directory: Path) -> None:
+        """Count the kernels that are built into a cache directory from now on."""
+        with self._lock:
+            self._built.look_at(cache_directory / "triton")
+
+    # What follows is called by the hooks, from whichever thread compiles.
+
+    def note(self, event: CompileEvent) -> None:
+        """Count an event, remember it and tell `on_event`."""
+        with self._lock:
+            self._events.append(event)
+            self._compiles += event.kind in {"compile", "recompile"}
+            self._recompiles += event.kind == "recompile"
+            self._eager_falls += event.kind == "eager"
+            self._captures += event.kind == "capture"
+            self._skips += event.kind == "skip"
+            self._tunings += event.kind == "tuning"
+            self._forbidden += event.kind == "forbidden"
+            if event.kind in {"compile", "recompile"}:
+                self._compile_s += event.seconds
+            if event.kind == "capture":
+                self._capture_s += event.seconds
+            if event.kind == "tuning":
+                self._tuning_s += event.seconds
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def note_eager_run(self) -> None:
+        """Count a call that graph trees ran eagerly, before a capture."""
+        with self._lock:
+            self._eager_runs += 1
+
+    def note_compiler_run(self, seconds: float) -> None:
+        """Count a run of the C++ compiler that left an object."""
+        with self._lock:
+            self._compiler_processes += 1
+            self._compiler_s += seconds
+
+
+class _Watched:
+    """A Dynamo callback with the watch around it; one for each callback, kept on it."""
+
+    def __init__(self, callback: Any, seen: Watch) -> None:
+        # torch follows this attribute to the backend, to match cache entries with it.
+        self._torchdynamo_orig_backend = callback
+        self._seen = seen
+        # What is watched already is not watched twice: torch restores callbacks by the same way.
+        self._serve_warm_watched = self
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        callback, seen = self._torchdynamo_orig_backend, self._seen
+        if seen.forbidden is not None and _would_compile(frame):
+            event = _event("forbidden", frame, reason="compiling is forbidden after ready")
+            seen.note(event)
+            raise seen.forbidden(event)
+        start = time.perf_counter()
+        result = callback(frame, *args)
+        seconds = time.perf_counter() - start
+        if result.guarded_code is not None:
+            reason = _recompile_reason()
+            kind = "recompile" if reason else "compile"
+            seen.note(_event(kind, frame, reason=reason, seconds=seconds))
+        elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
+            # From now on Dynamo runs this code eagerly, without calling back, where none of its
+            # variants fits.
+            seen.fallen[id(frame.f_code)] = frame.f_code
+            reason = f"recompile limit reached; {_recompile_reason()}"
+            seen.note(_event("eager", frame, reason=reason, seconds=seconds))
+        return result
+
+
+def _would_compile(frame: Any) -> bool:
+    # The two questions that torch's own fail_on_recompile asks before it raises.
+    from torch._dynamo import convert_frame, trace_rules
+
+    return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
+
+
+def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> CompileEvent:
+    code = frame.f_code
+    values = {name: value for name, value in frame.f_locals.items() if name != "self"}
+    return CompileEvent(
+        kind=kind,
+        function=f"{code.co_name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
+        signature=str(InputSignature.of(values)),
+        # A guard quotes the texts that the variant before was compiled for: those of a request.
+        reason=hide_texts(reason),
+        seconds=seconds,
+        thread=threading.get_native_id(),
+        at_unix=time.time(),
+    )
+
+
+def _recompile_reason() -> str:
+    from torch._dynamo.utils import get_compilation_metrics
+
+    metrics = get_compilation_metrics()
+    return (metrics[-1].recompile_reason or "") if metrics else ""
+
+
+_the_watch: Watch | None = None
+
+
+_install_lock = threading.Lock()
+
+
+def watch_process() -> Watch:
+    """Return this process' watch, which hooks torch now, or as soon as its compiler is imported."""
+    global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
+    with _install_lock:
+        if _the_watch is None:
+            seen = Watch()
+            when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
+            when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
+            cuda_graphs.observe(seen.note, seen.note_eager_run)
+            triton_kernels.observe(seen.note)
+            _the_watch = seen
+        return _the_watch
+
+
+def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
+    original: Callable[[Any], Any] = eval_frame._callback_from_stance
+    get_native_id = threading.get_native_id
+
+    def callback_from_stance(callback: Any) -> Any:
+        chosen = original(callback)
+        if callback is None or callback is False:
+            return chosen  # a function that compiling is disabled for
+        calls = evidence.current
+        if calls is not None:
+            calls.add(get_native_id())
+        if chosen is not callback:
+            if calls is None or chosen is None or chosen is False or not seen.refusing:
+                return chosen
+            # The stance is process-wide. A thread of the user's that compiles beside the proof must
+            # not fail for it: it may compile, and the proof counts that.
+            if not calls.is_outside():
+                return _Refused(chosen, seen)
+        try:
+            return callback._serve_warm_watched
+        except AttributeError:
+            callback._serve_warm_watched = _Watched(callback, seen)
+            return callback._serve_warm_watched
+
+    eval_frame._callback_from_stance = callback_from_stance
+
+
+class _Refused:
+    """torch's own callback of `fail_on_recompile`, counted before it raises.
+
+    A handler may swallow the exception and answer with something else: the proof counts what
+    was met, not what was raised.
+    """
+
+    def __init__(self, callback: Any, seen: Watch) -> None:
+        self._torchdynamo_orig_backend = callback
+        self._seen = seen
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        try:
+            return self._torchdynamo_orig_backend(frame, *args)
+        except RuntimeError as error:
+            # By identity: copies of a code object are equal, and have variants of their own.
+            fallen = id(frame.f_code) in self._seen.fallen
+            self._seen.note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
+            raise
+
+
+def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
+    # Inductor compiles C++ in threads of this process, each run through this one function
+    # (private; 2.5 to 2.15). It is checked against the process table by tests/test_cold_warm.py.
+    original = cpp_builder.run_compile_cmd
+
+    def run_compile_cmd(cmd_line: str, cwd: str) -> None:
+        start = time.perf_counter()
+        try:
+            original(cmd_line, cwd)
+        finally:
+            if _makes_object(cmd_line):
+                seen.note_compiler_run(time.perf_counter() - start)
+
+    cpp_builder.run_compile_cmd = run_compile_cmd
+
+
+def _makes_object(cmd_line: str) -> bool:
+    words = shlex.split(cmd_line)
+    outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
+    return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+
+
+def unwatched_compiles() -> int:
+    """Return how many frames were compiled in this process before it was watched.
+
+    Callers compare two moments. Imports nothing: without Dynamo nothing was compiled.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    watched = _the_watch.counts().compiles if _the_watch is not None else 0
+    return int(utils.counters["frames"]["ok"]) - watched
