@@ -37,8 +37,8 @@ from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
 from serve_warm.disassembly import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
-from serve_warm.facts import ENTRIES_FORMAT, RULES
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
+from serve_warm.precompile.facts import ENTRIES_FORMAT, RULES
 from serve_warm.stores import open_store
 from serve_warm.trust.files import default_trust_files, load_trust, trust_lines
 from serve_warm.trust.user_key import user_key

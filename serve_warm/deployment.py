@@ -63,7 +63,7 @@ from serve_warm.stages import Warmup
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
-    from serve_warm.paritychecks import Checks
+    from serve_warm.precompile.entry_checks import Checks
 
 logger = logging.getLogger(__name__)
 
@@ -382,7 +382,9 @@ class _Replica:
 
     def _check_when_idle(self, checks: Checks | None) -> None:
         if checks is not None and self._loop is not None:
-            from serve_warm.paritychecks import IdleChecks  # imports torch, as the model has by now
+            from serve_warm.precompile.entry_checks import (
+                IdleChecks,  # imports torch, as the model has by now
+            )
 
             IdleChecks(
                 checks,

@@ -60,7 +60,6 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.facts import ENTRIES_FORMAT
 from serve_warm.fingerprint import (
     NOT_NEEDED,
     UNKNOWN,
@@ -72,6 +71,7 @@ from serve_warm.fingerprint import (
     why_no_gpu,
 )
 from serve_warm.inputs import Input, ordered
+from serve_warm.precompile.facts import ENTRIES_FORMAT
 from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.report import (
     ArtifactUse,
@@ -88,7 +88,7 @@ from serve_warm.stores import kind_of, open_store
 from serve_warm.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from serve_warm.paritychecks import Checks
+    from serve_warm.precompile.entry_checks import Checks
     from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
@@ -1240,8 +1240,8 @@ def _time(stage: Stage, start: float, *, hidden_s: float = 0.0) -> StageTime:
 
 
 def _handed_over() -> Any:
-    """Return `serve_warm.precompile` where user code uses it, and `None` where it does not."""
-    used = sys.modules.get("serve_warm.precompile")
+    """Return the dispatcher module where user code uses it, and `None` where it does not."""
+    used = sys.modules.get("serve_warm.precompile.dispatcher")
     return used if used is not None and used.handed_over() else None
 
 

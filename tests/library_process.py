@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from serve_warm import libraries
+from serve_warm.precompile import aoti_library
 
 
 class Perceptron(torch.nn.Module):
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     state, x = torch.load(folder / "state.pt")
     model = Perceptron()
     model.load_state_dict(state)
-    fn = libraries.load(folder / "library.so", json.loads((folder / "plan.json").read_text()))
+    fn = aoti_library.load(folder / "library.so", json.loads((folder / "plan.json").read_text()))
     with torch.inference_mode():
         y = fn(model, x)["y"].tolist()
     imported = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]

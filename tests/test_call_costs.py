@@ -20,10 +20,10 @@ from torch import nn
 import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
-from serve_warm import fact_watch, precompile
 from serve_warm.compiler.watch import watch_process
-from serve_warm.fact_watch import FactWatch
-from serve_warm.precompile import Dispatcher
+from serve_warm.precompile import dispatcher, module_changes
+from serve_warm.precompile.dispatcher import Dispatcher
+from serve_warm.precompile.module_changes import FactWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ COUNTED = {
 def one_watch() -> Iterator[None]:
     watch_process()
     yield
-    precompile.unload()
+    dispatcher.unload()
     torch._dynamo.reset()
 
 
@@ -137,7 +137,7 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(
 ):
     """Flags are read once a second, whether the calls of that second found a change or not."""
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     levels = []
     with torch.inference_mode(), eager_below():
         served._serve_warm.bind_anew()

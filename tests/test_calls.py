@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from serve_warm import ahead, calls
 from serve_warm._redaction import SHOWN
-from serve_warm.calls import Signature, describe, key_of, known_values
-from serve_warm.facts import NoEntry
+from serve_warm.precompile import aot_compile, call_signature
+from serve_warm.precompile.call_signature import Signature, describe, key_of, known_values
+from serve_warm.precompile.facts import NoEntry
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
 
@@ -72,7 +72,7 @@ class Anything:
 def test_the_quick_way_tells_them_apart_as_well(args: Any):
     """Key and check in C++ together see what the text sees."""
     key, tensors = quick(*BASE)
-    same = ahead.tensor_check(tensors)
+    same = aot_compile.tensor_check(tensors)
 
     other_key, others = quick(*args)
 
@@ -91,7 +91,7 @@ def test_an_equal_call_is_equal_both_ways(scalar: Any):
 
     assert describe(*one)[0] == describe(*two)[0]
     assert other_key == key
-    assert ahead.tensor_check(tensors)(*others)
+    assert aot_compile.tensor_check(tensors)(*others)
 
 
 def test_a_float_is_known_by_its_value():
@@ -248,7 +248,7 @@ def test_one_tensor_passed_twice_has_no_entry():
     """The graph would have one input for both, and two other tensors would be one to it."""
     one = t(2)
     _, tensors = quick((t(2), t(2)), {})
-    same = ahead.tensor_check(tensors)
+    same = aot_compile.tensor_check(tensors)
 
     with pytest.raises(NoEntry, match="twice"):
         describe((one, one), {})
@@ -289,7 +289,7 @@ def test_what_stands_between_a_call_and_torch_has_no_entry(under: str):
 
     def read(x: torch.Tensor) -> torch.Tensor:
         with pytest.raises(NoEntry, match="stands between"):
-            calls.state()
+            call_signature.state()
         return x
 
     if under == "vmap":
@@ -356,7 +356,7 @@ def change_mode() -> Any:
 def test_the_state_of_thread_and_process_is_checked(change: Any):
     """What was set since differs, and what was set back is the same again."""
     with torch.no_grad():
-        same = ahead.state_check()
+        same = aot_compile.state_check()
         undo = change()
         try:
             meanwhile = same()
@@ -372,7 +372,7 @@ def test_inference_mode_is_not_no_grad(made_in: bool, called_in: bool):
     """Outputs of one are not those of the other; the check in C++ tells them apart."""
     plain = t(2)
     with torch.inference_mode(made_in), torch.no_grad():
-        same = ahead.tensor_check([plain])
+        same = aot_compile.tensor_check([plain])
         here = same(plain)
     with torch.inference_mode(called_in), torch.no_grad():
         there = same(plain)
@@ -382,7 +382,7 @@ def test_inference_mode_is_not_no_grad(made_in: bool, called_in: bool):
 
 def test_a_condition_on_what_a_view_is_of_does_not_hold_for_others():
     """A tensor of the same sizes and strides may be no view, and have no base to ask."""
-    dynamic = calls.Dynamic(conditions=("L['t0']._base.size()[0] == L['t0'].size()[0]",))
+    dynamic = call_signature.Dynamic(conditions=("L['t0']._base.size()[0] == L['t0'].size()[0]",))
     view = t(4, 2)[:]
 
     assert dynamic.holds([view])

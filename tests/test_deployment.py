@@ -23,11 +23,12 @@ from ray import serve
 from compiled import compiled, double
 from conftest import wait_until
 from ray_exports import Exports
-from serve_warm import Input, WarmupMixin, deployment, metrics, node, paritychecks, pinned, warmup
+from serve_warm import Input, WarmupMixin, deployment, metrics, node, pinned, warmup
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.errors import ConfigError
+from serve_warm.precompile import entry_checks
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
 
@@ -337,7 +338,7 @@ def test_what_is_left_to_check_is_checked_on_the_loop_that_serves(monkeypatch: p
         def begin(self) -> None:
             begun.append(self._given)
 
-    monkeypatch.setattr(paritychecks, "IdleChecks", Waiting)
+    monkeypatch.setattr(entry_checks, "IdleChecks", Waiting)
     replica = deployment._of(warmup(Model)())
     checks = object()
 

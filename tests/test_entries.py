@@ -15,9 +15,9 @@ import torch
 import doubled_app
 import serve_warm
 from levels import build, eager_below, served
-from serve_warm import precompile
-from serve_warm.entries import FORMAT, INDEX, Library, tree
-from serve_warm.facts import NoEntry
+from serve_warm.precompile import dispatcher
+from serve_warm.precompile.entries import FORMAT, INDEX, Library, tree
+from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
     folder = tmp_path_factory.mktemp("entries")
     build(folder, lambda: model(X))
     yield folder, model
-    precompile.unload()
+    dispatcher.unload()
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_garbage_index_is_one_sentence(garbage: bytes, tmp_path: Path):
     """Nothing is loaded, nothing raises, and the sentence says that it is about the entries."""
     (tmp_path / INDEX).write_bytes(garbage)
 
-    why = precompile.load(tmp_path)
+    why = dispatcher.load(tmp_path)
 
     assert why.startswith("its entries ")
     assert "\n" not in why
@@ -94,10 +94,10 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
     model = serve_warm.compile(doubled_app.Doubled().eval(), dynamic=False)
     folder = shutil.copytree(Path(__file__).parent / "data" / "format_1", tmp_path / "entries")
 
-    why = precompile.load(folder)
+    why = dispatcher.load(folder)
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(torch.ones(2, 3)))
-    precompile.unload()
+    dispatcher.unload()
 
     assert why == "its entries were built before guards were complete: build again"
     assert (result.level, result.reason) == (1, why)
@@ -106,14 +106,14 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
 
 def test_a_missing_index_is_one_sentence(tmp_path: Path):
     """A part without an index has no entries."""
-    assert precompile.load(tmp_path).startswith("its entries cannot be read")
+    assert dispatcher.load(tmp_path).startswith("its entries cannot be read")
 
 
 def test_another_format_is_not_read(copy: Path):
     """Both versions are in the sentence."""
     edit(copy, lambda index: index.update(format=FORMAT + 1))
 
-    assert precompile.load(copy) == (
+    assert dispatcher.load(copy) == (
         f"its entries are of format {FORMAT + 1}, and this version reads {FORMAT}"
     )
 
@@ -153,7 +153,7 @@ def test_a_damaged_entry_is_level_1(
     """Its calls get the right numbers from level 1, and the reason names the file."""
     model, path = built[1], entry_file(copy)
     damage(path)
-    loaded = precompile.load(copy)
+    loaded = dispatcher.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))
@@ -172,7 +172,10 @@ def refer(entry: Any) -> None:
     [
         (refer, "No module named 'no'"),
         (lambda entry: entry["references"].update(x=["math", "gone"]), "gone"),
-        (lambda entry: entry["sources"].update({"serve_warm.calls": "00"}), "serve_warm.calls"),
+        (
+            lambda entry: entry["sources"].update({"serve_warm.precompile.call_signature": "00"}),
+            "serve_warm.precompile.call_signature",
+        ),
         (lambda entry: entry["sources"].update({"no.such.module": "00"}), "no.such.module"),
     ],
     ids=["module", "name", "source", "source gone"],
@@ -183,7 +186,7 @@ def test_an_entry_that_does_not_fit_this_program_is_level_1(
     """What it refers to is gone or has changed: the reason names the Python module."""
     model = built[1]
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
-    precompile.load(copy)
+    dispatcher.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))
@@ -196,7 +199,7 @@ def test_an_entry_that_does_not_fit_this_program_is_level_1(
 def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
     """The tests above fail for their own reasons."""
     model = built[1]
-    precompile.load(copy)
+    dispatcher.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))

@@ -19,8 +19,8 @@ import pytest
 import torch
 from packaging.version import Version
 
-from serve_warm import ahead, calls, exported, libraries
-from serve_warm.facts import NoEntry
+from serve_warm.precompile import aot_compile, aoti_build, aoti_library, call_signature
+from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ class Perceptron(torch.nn.Module):
 def made_of(callee, *tensors, **arguments):
     """Make a library for one call, as the dispatcher does."""
     with torch.inference_mode():
-        signature, found = calls.describe(tensors, {})
+        signature, found = call_signature.describe(tensors, {})
         function = signature.function("entry")
-        return exported.make(function, callee, found, {"dynamic": False, **arguments})
+        return aoti_build.make(function, callee, found, {"dynamic": False, **arguments})
 
 
 def run(fn, callee, *tensors):
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
     model: torch.nn.Module
     x: torch.Tensor
-    made: ahead.Made
+    made: aot_compile.Made
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def perceptron() -> Case:
     return Case(model, x, made_of(model, x))
 
 
-def written(made: ahead.Made, folder: Path) -> Path:
+def written(made: aot_compile.Made, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path
@@ -132,7 +132,7 @@ def tied(model):
 def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
     """However a weight was exchanged, and with the library's file gone, the next call is right."""
     path = written(perceptron.made, tmp_path)
-    fn = libraries.load(path, perceptron.made.plan)
+    fn = aoti_library.load(path, perceptron.made.plan)
     path.unlink()
     model = Perceptron().eval()
     before = run(fn, model, perceptron.x)["y"]
@@ -299,7 +299,7 @@ def test_two_names_that_were_one_tensor_have_to_stay_so():
 def test_a_source_that_no_plan_can_follow_is_refused(source: str):
     """By Dynamo's name of it, which the reason quotes."""
     with pytest.raises(NoEntry, match="which is neither an argument nor found from") as refused:
-        exported._place(source, Named())
+        aoti_build._place(source, Named())
 
     assert source in str(refused.value)
 
@@ -339,7 +339,7 @@ def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
     """They are read at each call, and what is not there any more is refused before that."""
     model, x = Deep().eval(), torch.randn(3, 8)
     made = made_of(model, x)
-    fn = libraries.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
+    fn = aoti_library.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
 
     for _ in range(2):
         torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
@@ -412,7 +412,7 @@ def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
         (path, {**plan, "result": ["fields", ["subprocess", "Popen"], "subprocess.Popen", []]}),
     ):
         with pytest.raises(NoEntry):
-            libraries.load(file, other)
+            aoti_library.load(file, other)
 
 
 def decorated(forward):
@@ -565,7 +565,7 @@ def test_sizes_that_are_dynamic_are_taken_as_they_come():
     """One library serves the sizes that its conditions allow, and says which these are."""
     model = Rows().eval()
     made = made_of(model, torch.randn(3, 8), dynamic=True)
-    dynamic = calls.Dynamic(conditions=tuple(made.conditions))
+    dynamic = call_signature.Dynamic(conditions=tuple(made.conditions))
 
     assert dynamic.free(0) == ([0, 0], []) or 0 in dynamic.free(0)[0]
     assert not dynamic.holds([torch.randn(1, 8)])
@@ -582,7 +582,7 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
     x = torch.randn(4, 4)
     y = x * 2
 
-    shared = exported._aliases([x.t(), y, y[1], y + 0], [x])
+    shared = aoti_build._aliases([x.t(), y, y[1], y + 0], [x])
 
     assert shared == [
         "input 0 from 0 in steps of (1, 4)",
@@ -590,7 +590,7 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
         "output 1 from 4 in steps of (1,)",
         "",
     ]
-    assert exported._aliases([x.t().clone(), y, y[2], y], [x]) != shared
+    assert aoti_build._aliases([x.t().clone(), y, y[2], y], [x]) != shared
 
 
 # What no library can do -----------------------------------------------------------------------
@@ -736,7 +736,7 @@ def test_an_operator_of_python_is_refused():
         made_of(Custom(), torch.randn(3, 4))
 
 
-class AsOnAGpu(libraries.NativeOnGpu):
+class AsOnAGpu(aoti_library.NativeOnGpu):
     """The way that a library for a GPU is opened and called, with one for the CPU."""
 
     def _create(self, model: Any) -> int:
@@ -762,11 +762,11 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
         given_back.append(device)
 
     monkeypatch.setattr(torch.cuda, "device", of_device)
-    monkeypatch.setattr(libraries, "NativeOnGpu", AsOnAGpu)
+    monkeypatch.setattr(aoti_library, "NativeOnGpu", AsOnAGpu)
     path = tmp_path / "library.so"
     path.write_bytes(perceptron.made.data)
 
-    fn = libraries.load(path, {**perceptron.made.plan, "device": "cuda:0"})
+    fn = aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:0"})
 
     model, x = perceptron.model, perceptron.x
     with torch.inference_mode():
@@ -789,7 +789,7 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
         node.meta["example_value"] = torch.empty(2, device="meta")
     last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
     last.meta["example_value"] = torch.empty(2, device=device), 3
-    call = exported._Graph({ahead.CAPTURES: True}, None, {})
+    call = aoti_build._Graph({aot_compile.CAPTURES: True}, None, {})
     call._graph = graph
 
     assert call._why_not_captured([]) == reason
@@ -803,7 +803,7 @@ class Failing(AsOnAGpu):
 
 
 @pytest.mark.parametrize(
-    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, libraries.LibraryFailed)]
+    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, aoti_library.LibraryFailed)]
 )
 def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, raised: type
@@ -838,7 +838,7 @@ def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
     monkeypatch.setattr(torch.cuda, "device", device)
 
     with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
-        libraries.load(path, {**perceptron.made.plan, "device": "cuda:1"})
+        aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:1"})
 
 
 # Calls that fail -------------------------------------------------------------------------------
@@ -879,7 +879,7 @@ def counting(kind: type, made: list[int], deleted: list[int]) -> type:
     return Counting
 
 
-@pytest.mark.parametrize("kind", [libraries.Native, AsOnAGpu])
+@pytest.mark.parametrize("kind", [aoti_library.Native, AsOnAGpu])
 def test_calls_that_fail_leak_no_models(
     lookup: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ):
@@ -896,9 +896,9 @@ def test_calls_that_fail_leak_no_models(
 
     with torch.inference_mode():
         for _ in range(50):
-            with pytest.raises(libraries.LibraryFailed):
+            with pytest.raises(aoti_library.LibraryFailed):
                 call(native, wrong)
-        with pytest.raises(libraries.LibraryFailed), native.reserved() as run:
+        with pytest.raises(aoti_library.LibraryFailed), native.reserved() as run:
             call(run, wrong)
         right = call(native, lookup.x)
 
@@ -913,7 +913,7 @@ def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
     deleted: list[int] = []
 
     with pytest.raises(NoEntry, match="1 outputs"):
-        counting(libraries.Native, made, deleted)(
+        counting(aoti_library.Native, made, deleted)(
             written(lookup.made, tmp_path), device="cpu", inputs=2, outputs=2
         )
 
@@ -922,7 +922,7 @@ def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
 
 def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
     """The error says why, in one line; stderr belongs to the application."""
-    with pytest.raises(libraries.LibraryFailed) as failed:
+    with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
 
     assert capfd.readouterr().err == ""
@@ -944,18 +944,18 @@ def test_a_failure_says_whether_the_call_may_be_made_again(
 ):
     """Not where a second run would write or draw again, nor where an older plan does not know."""
     plan = {key: value for key, value in {**lookup.made.plan, **said}.items() if value is not None}
-    fn = libraries.load(written(lookup.made, tmp_path), plan)
+    fn = aoti_library.load(written(lookup.made, tmp_path), plan)
 
-    with pytest.raises(libraries.LibraryFailed) as failed:
+    with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(fn, lookup.model, OUT_OF_RANGE)
 
-    assert isinstance(failed.value, libraries.LibraryFailedCleanly) == cleanly
+    assert isinstance(failed.value, aoti_library.LibraryFailedCleanly) == cleanly
 
 
 @pytest.mark.parametrize(("compute", "draws"), [(torch.relu, False), (torch.rand_like, True)])
 def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool):
     """The build sees it in the generator, whose numbers it gives back."""
-    graph = exported._Graph({ahead.CAPTURES: False}, None, {})
+    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
     graph._graph = lambda x: [compute(x)]
     before = torch.get_rng_state()
 
@@ -976,13 +976,13 @@ def test_a_library_keeps_the_text_that_it_does_not_print():
     """Also one of torch 2.11, whose interface has no place for it; other source stays as it is."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
 
-    of_2_11, of_later = exported._without_prints(OF_2_11), exported._without_prints(later)
+    of_2_11, of_later = aoti_build._without_prints(OF_2_11), aoti_build._without_prints(later)
 
     assert "std::cerr" not in of_2_11 + of_later
     assert "AOTInductorGetLastError" in of_2_11
     assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
     assert of_later.count("g_aoti_last_error") == 1
-    assert exported._without_prints("int x;") == "int x;"
+    assert aoti_build._without_prints("int x;") == "int x;"
 
 
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
@@ -999,4 +999,4 @@ def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
     subprocess.run(command, check=True)
 
     with pytest.raises(NoEntry, match="shared library") if refused else nullcontext():
-        exported._refuse_another_runtime(library.read_bytes())
+        aoti_build._refuse_another_runtime(library.read_bytes())

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from serve_warm import fact_watch
-from serve_warm.fact_watch import FactWatch
-from serve_warm.facts import take
-from serve_warm.guard_facts import Guard, collect
+from serve_warm.precompile import module_changes
+from serve_warm.precompile.facts import take
+from serve_warm.precompile.guard_facts import Guard, collect
+from serve_warm.precompile.module_changes import FactWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,7 +186,9 @@ def test_a_change_is_seen_by_the_next_call(
     assert watch.unchanged()
 
 
-@pytest.mark.parametrize("asked", [fact_watch.STEADY - 1, fact_watch.STEADY, 3 * fact_watch.STEADY])
+@pytest.mark.parametrize(
+    "asked", [module_changes.STEADY - 1, module_changes.STEADY, 3 * module_changes.STEADY]
+)
 def test_a_change_is_seen_however_often_there_was_none(layer: Any, asked: int):
     """Dicts are compared in C++ once the answer was the same many times."""
     watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
@@ -277,7 +279,7 @@ def test_what_no_fact_is_about_is_noticed_once_or_twice_and_not_for_ever(layer: 
             watch.refresh()
     layer.rate = 3
 
-    assert 0 < noticed <= fact_watch.NOISE + 1
+    assert 0 < noticed <= module_changes.NOISE + 1
     assert not watch.unchanged()
 
 
@@ -313,7 +315,7 @@ def test_what_changes_during_a_look_is_looked_at_again(
 
     put(layer, 7)
     with monkeypatch.context() as patch:
-        patch.setattr(fact_watch, "take", in_the_middle)
+        patch.setattr(module_changes, "take", in_the_middle)
         watch.refresh()
     put(layer, 7)
 
@@ -328,15 +330,15 @@ def test_a_class_stays_watched_although_it_changes_during_looks(
 ):
     """Another thread sets something of it, each time between two reads of a look."""
     watch = watch_of(layer, "callee.size", "CONSTANT_MATCH")
-    read = fact_watch.READ["class"]
+    read = module_changes.READ["class"]
 
     def in_the_middle(kind: type, name: Any) -> Any:
         type(layer).requests = object()
         return read(kind, name)
 
-    for _ in range(2 * fact_watch.NOISE):
+    for _ in range(2 * module_changes.NOISE):
         with monkeypatch.context() as patch:
-            patch.setitem(fact_watch.READ, "class", in_the_middle)  # type: ignore[arg-type]
+            patch.setitem(module_changes.READ, "class", in_the_middle)  # type: ignore[arg-type]
             watch.refresh()
         watch.refresh()
 
@@ -385,13 +387,13 @@ def test_a_class_that_is_assigned_is_seen_within_a_second(
 ):
     """The one change that is looked for once a second: as many questions as there are objects."""
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     layer.config = Config()
     watch = watch_of(layer, "callee.config", "TYPE_MATCH")
 
     layer.config.__class__ = OtherConfig
     at_once = watch.unchanged()
-    now = fact_watch.RELOOK_S + 0.1
+    now = module_changes.RELOOK_S + 0.1
     later = watch.unchanged(), watch.unchanged()
     watch.refresh()
 
@@ -404,12 +406,12 @@ def test_a_dict_that_is_assigned_is_seen_within_a_second(
 ):
     """As pickling does, and nobody else."""
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH")
     before = watch.unchanged()
 
     layer.__dict__ = {**layer.__dict__, "rate": 3}
-    now += fact_watch.RELOOK_S + 0.1
+    now += module_changes.RELOOK_S + 0.1
     noticed = not watch.unchanged()
     watch.refresh()
 
@@ -423,7 +425,7 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
 ):
     """The class has the same function as before, and that does something else."""
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
 
     def method(self: Any) -> Any:
         return self
@@ -433,12 +435,12 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
     before = watch.unchanged(), watch.why_broken(0)
 
     was, method.__code__ = method.__code__, (lambda self: (self, self)).__code__
-    now += fact_watch.RELOOK_S + 0.1
+    now += module_changes.RELOOK_S + 0.1
     noticed = not watch.unchanged()
     watch.refresh()
     why = watch.why_broken(0)
     method.__code__ = was
-    now += fact_watch.RELOOK_S + 0.1
+    now += module_changes.RELOOK_S + 0.1
     back = not watch.unchanged()
     watch.refresh()
 

@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from serve_warm import facts
-from serve_warm.facts import Facts, NoEntry, decode_key, encode_key, literal, name_of_class
-from serve_warm.guard_facts import CHECKED_ELSEWHERE, Guard, collect
+from serve_warm.precompile import facts
+from serve_warm.precompile.facts import (
+    Facts,
+    NoEntry,
+    decode_key,
+    encode_key,
+    literal,
+    name_of_class,
+)
+from serve_warm.precompile.guard_facts import CHECKED_ELSEWHERE, Guard, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

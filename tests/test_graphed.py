@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from serve_warm import graphed
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import aoti_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +136,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", device.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: None, raising=False)
     # A thread that nothing was captured in yet.
-    monkeypatch.setattr(graphed, "_of_thread", graphed._OfThread())
+    monkeypatch.setattr(aoti_graphs, "_of_thread", aoti_graphs._OfThread())
     return device
 
 
@@ -160,11 +160,11 @@ class Scaled:
         yield self
 
 
-def scaled(device: Device) -> tuple[Scaled, graphed.Graphed, list[torch.Tensor]]:
+def scaled(device: Device) -> tuple[Scaled, aoti_graphs.Graphed, list[torch.Tensor]]:
     code = Scaled(device)
     return (
         code,
-        graphed.Graphed(code, device="cuda:0", brought=[0], inputs=3),
+        aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3),
         [torch.tensor(3.0), torch.zeros(())],
     )
 
@@ -351,7 +351,7 @@ def test_devices_have_pools_of_their_own(device: Device):
     """Their default streams have one number."""
     codes = [Scaled(device) for _ in range(2)]
     on = [
-        graphed.Graphed(code, device=f"cuda:{index}", brought=[0], inputs=3)
+        aoti_graphs.Graphed(code, device=f"cuda:{index}", brought=[0], inputs=3)
         for index, code in enumerate(codes)
     ]
     weights = torch.tensor(3.0), torch.zeros(())
@@ -385,7 +385,7 @@ def test_strides_are_those_of_the_first_call(device: Device):
     found = {}
     for expanded in (False, True):
         code = Strided(device, expanded=expanded)
-        run = graphed.Graphed(code, device="cuda:0", brought=[0], inputs=1)
+        run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=1)
         outputs = [run([torch.tensor([1.0, 2.0]) * n])[0] for n in range(3)]
         found[expanded] = [(out.stride(), out.sum().item()) for out in outputs]
 
@@ -453,7 +453,7 @@ def test_graphs_of_weights_that_are_gone_are_freed(device: Device):
         outputs.append(run([torch.ones(2), weight, calls])[0].sum().item())
 
     assert outputs == [2.0 * number for number in range(100)]
-    assert device.living() <= graphed.MOST_CAPTURES + 1  # the one that keeps the pool
+    assert device.living() <= aoti_graphs.MOST_CAPTURES + 1  # the one that keeps the pool
 
 
 def test_a_shape_with_other_strides_is_another_kind(device: Device):
@@ -461,7 +461,7 @@ def test_a_shape_with_other_strides_is_another_kind(device: Device):
     watch = watch_process()
     before = watch.counts()
     code = Scaled(device)
-    run = graphed.Graphed(code, device="cuda:0", brought=[0], inputs=3)
+    run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3)
     windows = torch.arange(4.0).unfold(0, 3, 1)
     dense = torch.arange(6.0).reshape(2, 3)
     weights = torch.tensor(1.0), torch.zeros(())

@@ -36,17 +36,11 @@ LAYERS = (
     ("errors", "report"),
     ("_private_folders", "_atomic_files"),
     ("watchdog",),
-    ("fingerprint", "inputs", "config", "trust", "facts"),
-    ("ranks", "guard_facts"),
+    ("fingerprint", "inputs", "config", "trust"),
+    ("ranks",),
     ("disassembly", "stores"),
     ("artifact",),
-    ("ahead",),
     ("compiler",),
-    ("calls", "fact_watch"),
-    ("graphed",),
-    ("libraries",),
-    ("entries", "parity"),
-    ("exported", "paritychecks"),
     ("precompile", "replay"),
     ("prefetch",),
     ("stages",),
@@ -91,7 +85,7 @@ ENVIRONMENT_READERS = {"config", "node"}
 # One broad handler each, because what they call is the user's and may not break the caller.
 BROAD_HANDLERS = {
     "stages": "an observer may not break a warm-up",
-    "paritychecks": "a check may not break a request",
+    "precompile.entry_checks": "a check may not break a request",
 }
 
 VAGUE_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "managers", "misc"}
@@ -283,7 +277,12 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (layer_violations, "stores.local", "from ..artifact import pack", "points up"),
         (layer_violations, "stores", "from .. import artifact", "points up"),
         (layer_violations, "compiler", "def f():\n from serve_warm import replay", "points up"),
-        (layer_violations, "replay", "from serve_warm.precompile import f", "points beside"),
+        (
+            layer_violations,
+            "replay",
+            "from serve_warm.precompile.dispatcher import f",
+            "points beside",
+        ),
         (
             layer_violations,
             "config",

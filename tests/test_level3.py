@@ -23,13 +23,14 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm import ahead, exported, libraries, precompile, stages
+from serve_warm import stages
 from serve_warm.artifact import pull
 from serve_warm.builder import _accept, _round_trips
 from serve_warm.compiler.compiled_objects import compile_arguments
-from serve_warm.entries import Library
 from serve_warm.errors import BuildFailed, ConfigError
-from serve_warm.facts import NoEntry
+from serve_warm.precompile import aot_compile, aoti_build, aoti_library, dispatcher
+from serve_warm.precompile.entries import Library
+from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def x(batch: int = 3) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def unloaded() -> Iterator[None]:
     yield
-    precompile.unload()
+    dispatcher.unload()
     torch._dynamo.reset()
 
 
@@ -68,9 +69,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Make eager code stand for libraries; returns the files that were opened, in order."""
     opened: list[Path] = []
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
-        made = ahead.make(function, callee, tensors, arguments)
-        return ahead.Made(
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
+        made = aot_compile.make(function, callee, tensors, arguments)
+        return aot_compile.Made(
             fn=function,
             data=b"library of " + str(tensors[0].shape).encode(),
             plan={"said": "plan"},
@@ -84,8 +85,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         opened.append(path)
         return lambda callee, *tensors: callee(*tensors)
 
-    monkeypatch.setattr(exported, "make", make)
-    monkeypatch.setattr(libraries, "load", load)
+    monkeypatch.setattr(aoti_build, "make", make)
+    monkeypatch.setattr(aoti_library, "load", load)
     return opened
 
 
@@ -138,7 +139,7 @@ def test_a_pickle_is_handed_over_again():
 
     again = pickle.loads(pickle.dumps(model))
 
-    assert type(again) is precompile.LightModule
+    assert type(again) is dispatcher.LightModule
     assert again.serve_warm_level3 == model.serve_warm_level3 == "dynamic=False, level=3"
 
 
@@ -192,9 +193,9 @@ def test_the_same_machine_code_with_other_weights_is_another_function(
 ):
     """A library holds no names: whose weights go in stands in the plan, one for each entry."""
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> ahead.Made:
-        made = ahead.make(function, callee, tensors, arguments)
-        return ahead.Made(
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
+        made = aot_compile.make(function, callee, tensors, arguments)
+        return aot_compile.Made(
             fn=function,
             data=b"machine code",
             plan={"name": callee.__name__},
@@ -206,8 +207,8 @@ def test_the_same_machine_code_with_other_weights_is_another_function(
     def load(path: Path, plan: Any) -> Any:
         return lambda callee, *tensors: getattr(callee.__self__, plan["name"])(*tensors)
 
-    monkeypatch.setattr(exported, "make", make)
-    monkeypatch.setattr(libraries, "load", load)
+    monkeypatch.setattr(aoti_build, "make", make)
+    monkeypatch.setattr(aoti_library, "load", load)
     towers = Towers().eval()
     query, document = (
         serve_warm.compile(method, level=3) for method in (towers.query, towers.document)
@@ -254,7 +255,7 @@ def test_what_no_library_can_be_made_of_is_level_2(monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any) -> Any:
         raise NoEntry("it returns a memory map")
 
-    monkeypatch.setattr(exported, "make", refuse)
+    monkeypatch.setattr(aoti_build, "make", refuse)
     model = serve_warm.compile(Net().eval(), level=3)
     library = build(tmp_path, lambda: model(x()), level=2)
     with started(tmp_path), torch.inference_mode():
@@ -389,11 +390,11 @@ def test_both_parts_are_loaded_together(stand_in: list[Path], tmp_path: Path):
     build(tmp_path / "exported", lambda: light(x()), level=3)
     build(tmp_path / "precompiled", lambda: model(x()))
 
-    why = precompile.load(tmp_path / "precompiled", tmp_path / "exported")
+    why = dispatcher.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]
     (tmp_path / "precompiled" / "index.json").write_text("{")
-    half = precompile.load(tmp_path / "precompiled", tmp_path / "exported")
+    half = dispatcher.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         left = level_of(light, x())
 
@@ -488,8 +489,8 @@ def test_an_artifact_with_an_entry_that_differs_is_not_published():
 )
 def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any, only: bool):
     """Not where libraries are asked for in everything that is compiled."""
-    for dispatcher in list(precompile._dispatchers):
-        precompile._dispatchers.discard(dispatcher)
+    for other in list(dispatcher._dispatchers):
+        dispatcher._dispatchers.discard(other)
     model = serve_warm.compile(Net().eval(), level=level)
 
     assert stages._only_libraries(arguments) == only
@@ -669,4 +670,4 @@ def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: An
 
     assert torch.equal(after.value, torch.ones(2, 4))
     assert capfd.readouterr().err == ""
-    assert {use.level for use in precompile.uses() if "Looks" in use.callable and use.calls} == {3}
+    assert {use.level for use in dispatcher.uses() if "Looks" in use.callable and use.calls} == {3}

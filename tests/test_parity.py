@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from serve_warm.facts import NoEntry
-from serve_warm.parity import (
+from serve_warm.precompile.eager_check import (
     TOLERANCE,
     NotComparable,
     difference_from_eager,
     difference_in_service,
     why_not_twice,
 )
+from serve_warm.precompile.facts import NoEntry
 
 Named = namedtuple("Named", "a b")  # noqa: PYI024
 

@@ -22,12 +22,12 @@ import serve_warm
 from levels import build, eager_below
 from processes import answer_of
 from replicas import Scaled, publish, replica, x
-from serve_warm import paritychecks, precompile
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.entries import INDEX, Library, file_name
 from serve_warm.errors import ConfigError, WarmupFailed
+from serve_warm.precompile import dispatcher, entry_checks
+from serve_warm.precompile.entries import INDEX, Library, file_name
 from serve_warm.report import Stage, Verdict
 from serve_warm.stages import Warmup
 from serve_warm.stores.local import LocalStore
@@ -49,7 +49,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(caches))
     yield
-    precompile.unload()
+    dispatcher.unload()
     torch._dynamo.reset()
     watch = watch_process()
     watch.forbidden = watch.on_event = None
@@ -148,7 +148,7 @@ def test_a_signed_entry_of_another_computation_is_not_served(
     assert "differs from eager by" in report.degraded[0]
     for size in SIZES:
         assert torch.equal(stand_in.answers[f"size {size}"], eager(stand_in, size))
-    levels = {use.level for use in precompile.uses() if "withdrawn" in use.reason}
+    levels = {use.level for use in dispatcher.uses() if "withdrawn" in use.reason}
     assert levels == {1}
 
 
@@ -381,7 +381,7 @@ def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: P
 
     assert report is not None
     assert report.results["same"] == 1
-    assert not isinstance(fn, paritychecks._Checked)
+    assert not isinstance(fn, entry_checks._Checked)
 
 
 def test_a_wrong_entry_in_traffic_marks_the_replica(right: Path, wrong: Path, tmp_path: Path):
@@ -417,7 +417,7 @@ def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCapt
     """It is answered as without a check, and the log says once why there was none."""
     entry = next(iter(Library.read(right).units.values())).entries[0]
     wrong: list[Any] = []
-    checks = paritychecks.Checks(
+    checks = entry_checks.Checks(
         one_in=1, withdraw=lambda *given: wrong.append(given), on_failure=wrong.append
     )
     failing = Failing()
@@ -471,7 +471,7 @@ def idle(begun: Warmup, *, busy_s: float = 60.0, executor: Any = None) -> int:
 
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
-        paritychecks.IdleChecks(
+        entry_checks.IdleChecks(
             begun.checks,
             asyncio.get_running_loop(),
             model_thread=lambda: (executor, thread),
@@ -514,7 +514,7 @@ def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tm
 
     assert ready is not None
     assert (ready.checked, checked) == (1, 3)
-    assert paritychecks._Checked not in code_of(stand_in)
+    assert entry_checks._Checked not in code_of(stand_in)
 
 
 def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tmp_path: Path):
@@ -575,7 +575,7 @@ def test_what_does_not_fit_is_checked_in_traffic(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Copies are bounded, and small calls are kept rather than large ones."""
-    monkeypatch.setattr(paritychecks, "KEPT_BYTES", 4 * 4 * (2 + 3))
+    monkeypatch.setattr(entry_checks, "KEPT_BYTES", 4 * 4 * (2 + 3))
     stand_in = replica(SIZES)
     begun = start(stand_in, right, tmp_path)
     asyncio.run(as_serve_does(begun))

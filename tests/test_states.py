@@ -26,9 +26,9 @@ from torch.nn.modules.module import (
 
 import serve_warm
 from levels import build, eager_below, served, started
-from serve_warm import fact_watch, precompile
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import dispatcher, module_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ WAIT_S = 60.0
 def one_watch() -> Iterator[None]:
     watch_process()
     yield
-    precompile.unload()
+    dispatcher.unload()
     torch._dynamo.reset()
 
 
@@ -510,7 +510,7 @@ def test_what_is_looked_for_once_a_second_is_seen_by_a_call(
 ):
     """Assigned to an object or a function, and assigned back."""
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     results, expected = [], []
@@ -519,7 +519,7 @@ def test_what_is_looked_for_once_a_second_is_seen_by_a_call(
         model(x())
         for _ in range(4):
             toggle(model._orig_mod)
-            now += fact_watch.RELOOK_S + 0.1
+            now += module_changes.RELOOK_S + 0.1
             results.append(served(lambda: model(x())))
             expected.append(model._orig_mod(x()))
 
@@ -638,7 +638,7 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(
     """Level 1 while it is another one, and level 2 within a second of its coming back."""
     get, put, other = flag
     now = 0.0
-    monkeypatch.setattr(fact_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     before, results = get(), []
     expected = Doubled().eval()(x())
@@ -648,7 +648,7 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(
         try:
             for value in (other, before) * (1 + known):
                 put(value)
-                now += fact_watch.RELOOK_S + 0.1
+                now += module_changes.RELOOK_S + 0.1
                 results.append(served(lambda: model(x())))
         finally:
             put(before)

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from serve_warm import compile as serve_warm_compile
-from serve_warm import precompile
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_torch_caches_at
+from serve_warm.precompile import dispatcher
 
 CALLS = 4
 """Until a graph is launched, and once more."""
@@ -102,9 +102,9 @@ def main(
     before, spans = watch.counts(), []
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         if level == 2 and do == "build":
-            library = stack.enter_context(precompile.building())
+            library = stack.enter_context(dispatcher.building())
         elif level == 2:
-            why = precompile.load(entries)
+            why = dispatcher.load(entries)
             assert not why, why
         for _ in range(CALLS):
             start = watch.counts()
@@ -123,7 +123,7 @@ def main(
         "quiet": spans,
         "error": error,
         "templates": [str(event) for event in events if "templates" in event.reason],
-        "levels": [use.level for use in precompile.uses()],
+        "levels": [use.level for use in dispatcher.uses()],
         "static": torch._dynamo.utils.counters["inductor"]["triton_bundler_load_static_autotuner"],
         "events": [str(event) for event in events],
     }

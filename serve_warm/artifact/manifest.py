@@ -9,7 +9,7 @@ One statement covers all parts, so parts of two artifacts cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
-    precompiled    a tar of entries made ahead of time and their index (`serve_warm.entries`)
+    precompiled    a tar of entries made ahead of time and their index (`precompile.entries`)
     exported       a tar of libraries made ahead of time, which need no compiler, and their index
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 

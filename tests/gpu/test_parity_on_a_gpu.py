@@ -17,8 +17,8 @@ import torch
 from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm import precompile
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import dispatcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,16 +69,16 @@ def test_a_check_leaves_a_gpu_as_it_was(
     assert library.refused == {}
 
     with started(tmp_path), torch.inference_mode():
-        checks = precompile.begin_checks(one_in=2, can_compile=lambda: True, on_failure=on_failure)
+        checks = dispatcher.begin_checks(one_in=2, can_compile=lambda: True, on_failure=on_failure)
         assert checks is not None
         for _ in range(4):
             model(x)
         counts, before = watch_process().counts(), random_states()
         with checks.checking():
-            (dispatcher,) = checks._seen()
-            (check,) = checks._checks_of(dispatcher)
-            fn = precompile._library.function(check.entry)
-            checks.compare(dispatcher, check, fn, [x])
+            (handed_over,) = checks._seen()
+            (check,) = checks._checks_of(handed_over)
+            fn = dispatcher._library.function(check.entry)
+            checks.compare(handed_over, check, fn, [x])
             after = random_states()
         checks.serve()
         for _ in range(4):

@@ -6,7 +6,7 @@ Private names of torch are used here, in `compiler`, `pgo`, `exported` and `libr
 else.
 `torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it
 and a guard check; it pickles where the guards are left out. What they protected is returned
-beside it as facts, and the caller checks them (`serve_warm.facts`, `serve_warm.precompile`).
+beside it as facts, and the caller checks them (`facts`, `dispatcher`).
 Seen in torch 2.13 (2.11 asks for `enable_aot_compile`, which is set here):
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
 """
@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
-from serve_warm import facts, guard_facts
-from serve_warm.facts import NoEntry
-from serve_warm.guard_facts import Guard
+from serve_warm.precompile import facts, guard_facts
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.guard_facts import Guard
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
 
 A library holds machine code and no weights. They go in with the arguments of each call, read from
 the callee then: loaded, replaced or moved weights are right at the next call, and modules of one
-structure share a library. Beside the library stands its plan (`serve_warm.exported` writes it):
+structure share a library. Beside the library stands its plan (`aoti_build` writes it):
 where the inputs come from, what they were like, and what is made of the outputs.
 
 It is called through its C interface, without Python's lock, and not by torch's own runner, which
@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, facts
 from serve_warm.compiler import cuda_graphs
-from serve_warm.facts import NoEntry
-from serve_warm.graphed import Graphed, Run
+from serve_warm.precompile import aot_compile, facts
+from serve_warm.precompile.aoti_graphs import Graphed, Run
+from serve_warm.precompile.facts import NoEntry
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
@@ -160,7 +160,7 @@ class Function:
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         if self._writes:
-            ahead.refuse_overlap(inputs)
+            aot_compile.refuse_overlap(inputs)
         try:
             outputs = self._run(inputs)
         except LibraryFailed as error:
@@ -200,13 +200,13 @@ class Function:
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise NoEntry(f"a tensor that its graph finds by itself is {tensor!r:.40}")
-            ahead.refuse_unusual(tensor)
+            aot_compile.refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
                 raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
         # Inference tensors and others are told apart by the check, and are one to the code.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
-        self._checks = (ahead.tensor_check(inputs, free=every), *self._checks[:3])
+        self._checks = (aot_compile.tensor_check(inputs, free=every), *self._checks[:3])
         self.input_ids = frozenset(map(id, inputs))
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, libraries
-from serve_warm.calls import Dynamic, Signature, module_of
-from serve_warm.facts import RULES, Facts, NoEntry, literal, name_of_class
+from serve_warm.precompile import aot_compile, aoti_library
+from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
+from serve_warm.precompile.facts import RULES, Facts, NoEntry, literal, name_of_class
 
 FORMAT = RULES
 """Version of both parts: of the rules by which guards became facts. Another one is not read: its
@@ -55,8 +55,8 @@ class Entry:
     reason: str = ""
     """Why it is no library, where one was asked for."""
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """How a library is opened and called (`serve_warm.libraries`); of an entry of level 2, the
-    `settings` that it is loaded under (`serve_warm.ahead`), where there are any."""
+    """How a library is opened and called (`aoti_library`); of an entry of level 2, the `settings`
+    that it is loaded under (`aot_compile`), where there are any."""
 
     @functools.cached_property
     def function_key(self) -> str:
@@ -139,10 +139,10 @@ class Library:
         try:
             with _mode(entry.state):
                 if entry.level == 2:
-                    return ahead.load(self._intact(entry.file), entry.references, entry.plan)
+                    return aot_compile.load(self._intact(entry.file), entry.references, entry.plan)
                 # Executed as soon as it is opened, so what is in it is looked at before.
                 self._intact(entry.file)
-                return libraries.load(self._path(entry.file), entry.plan)
+                return aoti_library.load(self._path(entry.file), entry.plan)
         except NoEntry as error:
             return error
 
@@ -162,7 +162,7 @@ class Library:
 
     def _is_other(self, name: str, digest: str) -> bool:
         if name not in self._changed:
-            self._changed[name] = digest if not ahead.changed_sources({name: digest}) else ""
+            self._changed[name] = digest if not aot_compile.changed_sources({name: digest}) else ""
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:

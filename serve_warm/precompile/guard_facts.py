@@ -20,7 +20,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from serve_warm._redaction import shorten
-from serve_warm.facts import (
+from serve_warm.precompile.facts import (
     CALLEE,
     PACKAGE,
     UNREADABLE,

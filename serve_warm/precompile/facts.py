@@ -5,8 +5,8 @@
 Dynamo protects that by guards, which it evaluates at each call. Guards cannot be written to a file
 for real models: closures, decorators and identities do not pickle. A fact is the same statement in
 a form that can: a path from the compiled callable or from a Python module to an object, and what
-is expected there. `serve_warm.guard_facts` makes facts of guards at the build;
-`serve_warm.fact_watch` notices when one may no longer hold.
+is expected there. `serve_warm.precompile.guard_facts` makes facts of guards at the build;
+`serve_warm.precompile.module_changes` notices when one may no longer hold.
 
 A path is a table of steps, each one from an earlier row, so that what thousands of facts have in
 common (`callee._modules['encoder']...`) is walked once.

@@ -8,7 +8,7 @@ and what is made of the outputs. What no plan can say is refused: a forward that
 other than tensors, results of classes that cannot be built from their parts.
 
 Weights are inputs of the graph, not constants, so that no library holds any
-(`serve_warm.libraries`). Seen in torch 2.11 to 2.13:
+(`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/compile_fx.py
 """
 
@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 
-from serve_warm import _private_folders, ahead, facts, graphed, libraries
-from serve_warm.calls import module_of
-from serve_warm.facts import NoEntry
-from serve_warm.libraries import Input
-from serve_warm.parity import copied
+from serve_warm import _private_folders
+from serve_warm.precompile import aot_compile, aoti_graphs, aoti_library, facts
+from serve_warm.precompile.aoti_library import Input
+from serve_warm.precompile.call_signature import module_of
+from serve_warm.precompile.eager_check import copied
+from serve_warm.precompile.facts import NoEntry
 
 SMALL = {
     "aot_inductor.enable_line_tables": False,
@@ -50,16 +51,16 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> ahead.Made:
+) -> aot_compile.Made:
     """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
 
     Raises:
         NoEntry: there is a graph break, or something in it that a library cannot do.
     """
-    with ahead.as_reasons(), ahead.side_effects() as changes:
+    with aot_compile.as_reasons(), aot_compile.side_effects() as changes:
         graph = _Graph(_settings(arguments), callee, changes)
         settings = {"backend": graph.take, "dynamic": arguments.get("dynamic")}
-        captured = ahead.capture(function, callee, tensors, settings)
+        captured = aot_compile.capture(function, callee, tensors, settings)
         # With tensors that nothing else holds: the callee may hold those of this call, and what it
         # returns would not say which of the two it is.
         given = copied(tensors)
@@ -72,11 +73,11 @@ def make(
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(graph.data)
-            fn = libraries.load(path, plan)
+            fn = aoti_library.load(path, plan)
         graph.refuse_other_inputs(fn.inputs(callee, given))
         graph.refuse_other_aliases(fn.native)
         graph.refuse_other_result(fn.result, given, returned)
-        return ahead.Made(
+        return aot_compile.Made(
             fn=fn,
             data=graph.data,
             plan=plan,
@@ -92,8 +93,10 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     known: Any = config
     small = {name: value for name, value in SMALL.items() if name in known._config}
-    given = {name.replace("-", "_"): value for name, value in ahead.options_of(arguments).items()}
-    return {ahead.CAPTURES: config.triton.cudagraphs, **small, **given}
+    given = {
+        name.replace("-", "_"): value for name, value in aot_compile.options_of(arguments).items()
+    }
+    return {aot_compile.CAPTURES: config.triton.cudagraphs, **small, **given}
 
 
 # The graph ------------------------------------------------------------------------------------
@@ -109,8 +112,8 @@ class _Graph:
         changes: Mapping[str, None],
     ) -> None:
         # AOTInductor has no graphs: `graphed` captures what it makes.
-        self._settings = {**settings, ahead.CAPTURES: False}
-        self._captures = bool(settings[ahead.CAPTURES])
+        self._settings = {**settings, aot_compile.CAPTURES: False}
+        self._captures = bool(settings[aot_compile.CAPTURES])
         self._callee = callee
         self._changes = changes
         self.data = b""
@@ -227,7 +230,7 @@ class _Graph:
             # A graph has tensors of its own for what a call brings.
             if written:
                 return f"it writes into argument {given.index}, which a graph has a copy of"
-            if graphed.overlaps_itself(tensor):
+            if aoti_graphs.overlaps_itself(tensor):
                 return f"argument {given.index} is expanded, and cannot be copied into"
         shared = [where for where in self._aliases if where]
         return f"an output shares memory with {shared[0]}" if shared else ""
@@ -264,7 +267,7 @@ class _Graph:
                 )
 
     def refuse_other_result(
-        self, result: libraries.Build, tensors: Sequence[Any], returned: Any
+        self, result: aoti_library.Build, tensors: Sequence[Any], returned: Any
     ) -> None:
         """Raise `NoEntry` where what is built of the same tensors is not what was returned."""
         if not _same(result(self._outputs, self._inputs, tensors), returned):
@@ -425,7 +428,7 @@ def _source_of(node: Any) -> str:
     Dynamo's own, which stands at each input of a graph that a backend gets (2.11, 2.13, 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
     """
-    return str(ahead._path_of(node._dynamo_source))
+    return str(aot_compile._path_of(node._dynamo_source))
 
 
 def _place(source: str, callee: Any) -> Input:
@@ -506,7 +509,7 @@ def _input(given: Any, fake: Any, place: Input) -> Input:
     free = _is_dynamic(fake)
     if free and place.kind != "argument":
         raise NoEntry(f"the sizes of its {place.kind} {place.name or place.path} are dynamic")
-    return dataclasses.replace(place, said=libraries.describe(given, free=free))
+    return dataclasses.replace(place, said=aoti_library.describe(given, free=free))
 
 
 def _without_defaults(given: Input) -> dict[str, Any]:

@@ -12,7 +12,7 @@ What Dynamo's guards protected is checked here:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
                   default dtype, threads and whatever else torch keeps per thread or process; and
-                  that nothing changed where facts were read from (`serve_warm.fact_watch`)
+                  that nothing changed where facts were read from (`module_changes`)
     each start,   files of the code in the graph; classes of modules; every value, type, function,
     and after     tensor and hook that the graph was built on
     a change
@@ -36,17 +36,25 @@ from typing import Any
 
 import torch
 
-from serve_warm import ahead, calls, exported, paritychecks
 from serve_warm._public_names import public
 from serve_warm._redaction import shorten
-from serve_warm.calls import Dynamic, Signature, key_of
 from serve_warm.compiler import evidence
-from serve_warm.entries import PREFIXES, Entry, Library, Unit, file_name, plain_values, tree
 from serve_warm.errors import ConfigError
-from serve_warm.fact_watch import FactWatch
-from serve_warm.facts import NoEntry
-from serve_warm.libraries import LibraryFailedCleanly
-from serve_warm.parity import difference_from_eager, why_not_twice
+from serve_warm.precompile import aot_compile, aoti_build, call_signature, entry_checks
+from serve_warm.precompile.aoti_library import LibraryFailedCleanly
+from serve_warm.precompile.call_signature import Dynamic, Signature, key_of
+from serve_warm.precompile.eager_check import difference_from_eager, why_not_twice
+from serve_warm.precompile.entries import (
+    PREFIXES,
+    Entry,
+    Library,
+    Unit,
+    file_name,
+    plain_values,
+    tree,
+)
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)
@@ -141,7 +149,7 @@ def compile_regions(
             "serve_warm.compile(model, level=3)",
         )
     # Without a GPU torch captures nothing, and the rest of such a mode is as good as ever.
-    if torch.cuda.is_available() and ahead.captures(arguments):
+    if torch.cuda.is_available() and aot_compile.captures(arguments):
         raise ConfigError(
             "serve_warm.compile_regions was asked for CUDA graphs, by mode, options or setting",
             hint="torch ends what one compiled call returned when the next one begins, and a block "
@@ -150,12 +158,12 @@ def compile_regions(
         )
     found = _repeated(model) if blocks is None else _named(model, blocks)
     # With an artifact they are not called: a start saves 1 to 2 ms for each (2.11, 2.13).
-    stocks = [_WhenCalled(ahead.call_of(block), arguments) for block in found]
+    stocks = [_WhenCalled(aot_compile.call_of(block), arguments) for block in found]
     stocks[0].compiled()  # wrong arguments are an error here, and not in the first request
     for block, stock in zip(found, stocks, strict=True):
         # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
         dispatcher = Dispatcher(stock.target, stock=stock, arguments=arguments)
-        ahead.compile_in_place(block, dispatcher)
+        aot_compile.compile_in_place(block, dispatcher)
     return model
 
 
@@ -212,7 +220,7 @@ def _compiled_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 @functools.cache
 def _compiled_module_class() -> type:
     # Made when it is first needed: its base is Dynamo's, which takes a second to import.
-    base: Any = ahead.compiled_module_class()
+    base: Any = aot_compile.compiled_module_class()
 
     class CompiledModule(base):  # type: ignore[misc]
         """torch.compile's module with our dispatcher in front of its call."""
@@ -604,7 +612,9 @@ class Dispatcher:
                 functions.append(library.function(entry))
             except NoEntry as error:
                 functions.append(error)
-        known = {value for e in entries for value in calls.known_values(e.signature.structure)}
+        known = {
+            value for e in entries for value in call_signature.known_values(e.signature.structure)
+        }
         # Without entries nothing can be made wrong by a change, but one may bring back a structure
         # that has some.
         watched = entries or library.of_other_structures(unit)
@@ -704,9 +714,9 @@ class Dispatcher:
         tensors: Sequence[Any] = ()
         try:
             known = None if building else bound.known
-            signature, tensors = calls.describe(args, kwargs, known=known)
+            signature, tensors = call_signature.describe(args, kwargs, known=known)
             call = str(signature)
-            entry, fn = self._found(bound, library, signature, calls.state(), tensors)
+            entry, fn = self._found(bound, library, signature, call_signature.state(), tensors)
         except NoEntry as error:
             if building:
                 library.refused.setdefault((self.name, call), str(error))
@@ -714,8 +724,8 @@ class Dispatcher:
         else:
             use = self._noted(call, entry.level, entry.reason)
             if not building:
-                fn = paritychecks.around(self, entry, fn)
-        if not building and not (fn is None and ahead.intercepted()):
+                fn = entry_checks.around(self, entry, fn)
+        if not building and not (fn is None and aot_compile.intercepted()):
             self._remember(bound, args, kwargs, entry, fn, use)
         return fn, use, tensors
 
@@ -778,8 +788,8 @@ class Dispatcher:
         if len(table) >= HITS_KEPT:
             table.pop(next(iter(table)), None)  # of shapes there is no end
         same = table.setdefault(key, [])
-        check = ahead.tensor_check(tensors, free=free)
-        same.insert(0, (check, ahead.state_check(), holds, fn, use))
+        check = aot_compile.tensor_check(tensors, free=free)
+        same.insert(0, (check, aot_compile.state_check(), holds, fn, use))
         # Calls that differ only in what is checked in C++: a few kinds, not one a request.
         del same[4:]
 
@@ -827,7 +837,7 @@ class Dispatcher:
         """Make the entry for a call, hold it against eager, and add it to the library."""
         if bound.unit is None:  # pragma: no cover  (bound before)
             raise AssertionError
-        why = ahead.can_precompile()
+        why = aot_compile.can_precompile()
         if self.arguments.get("backend", "inductor") != "inductor":
             why = f"the backend is {self.arguments['backend']}, and entries are Inductor's"
         # As it is in one state, which need not be so in the next. One that is never the same, by a
@@ -852,7 +862,7 @@ class Dispatcher:
 
     def _made(
         self, signature: Signature, state: Mapping[str, str], tensors: Sequence[Any]
-    ) -> tuple[ahead.Made, Entry]:
+    ) -> tuple[aot_compile.Made, Entry]:
         """Return what is made for a call, of the highest level that is asked for and can be had."""
         # Shapes are static unless said otherwise: None would be neither.
         arguments = {"dynamic": False, **self.arguments}
@@ -860,7 +870,7 @@ class Dispatcher:
         level, reason = self.level, ""
         if level == LIBRARIES:
             try:
-                made = exported.make(function, self.callee, tensors, arguments)
+                made = aoti_build.make(function, self.callee, tensors, arguments)
                 error = self._error(function, made, tensors)
                 if made.plan.get("captures") == "":
                     # What was captured by that call is launched by this one.
@@ -869,11 +879,11 @@ class Dispatcher:
                 level, reason = 2, str(failure)
         changes: Mapping[str, None] = {}
         if level == 2:
-            with ahead.side_effects() as changes:
-                made = ahead.make(function, self.callee, tensors, arguments)
+            with aot_compile.side_effects() as changes:
+                made = aot_compile.make(function, self.callee, tensors, arguments)
             error = self._error(function, made, tensors)
         once = f"it changes {', '.join(changes)}" if changes else ""
-        if not once and (ahead.writes(made.fn) if level == 2 else made.plan.get("writes")):
+        if not once and (aot_compile.writes(made.fn) if level == 2 else made.plan.get("writes")):
             once = "it writes into its inputs or buffers"
         once = once or why_not_twice(self.callee, (function, made.fn), tensors)
         dynamic = Dynamic(conditions=tuple(made.conditions))
@@ -881,18 +891,18 @@ class Dispatcher:
             signature=dynamic.signature(signature, tensors),
             dynamic=dynamic,
             state=state,
-            facts=made.facts.with_inputs(self.callee, ahead.inputs_of(made.fn)),
+            facts=made.facts.with_inputs(self.callee, aot_compile.inputs_of(made.fn)),
             sources=made.sources,
             references=made.references,
             file=file_name(made.data, PREFIXES[level]),
             error=error,
             level=level,
             reason=reason,
-            plan={**made.plan, paritychecks.ONCE: once},
+            plan={**made.plan, entry_checks.ONCE: once},
         )
 
     def _error(
-        self, function: Callable[..., Any], made: ahead.Made, tensors: Sequence[Any]
+        self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
     ) -> float:
         """Return how far it is from eager; `NoEntry` where that is too far.
 
@@ -904,9 +914,9 @@ class Dispatcher:
 
         def eager(callee: Any, *tensors: Any) -> Any:
             args, kwargs = function(_as_passed, *tensors)
-            before = calls.contents(args, kwargs)
+            before = call_signature.contents(args, kwargs)
             out = callee(*args, **kwargs)
-            if calls.contents(args, kwargs) != before:
+            if call_signature.contents(args, kwargs) != before:
                 raise NoEntry("its call changes a list or dict that it is given")
             why = made.facts.broken(callee)
             if why:
@@ -934,7 +944,7 @@ def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
     """Return why an entry did not come to its graph; what may have been computed raises on."""
     if isinstance(error, NoEntry):
         return str(error)
-    if not ahead.may_run_again(fn, error):
+    if not aot_compile.may_run_again(fn, error):
         raise error
     return f"it does not find what it was built with: {type(error).__name__}: {error}"
 
@@ -991,7 +1001,7 @@ def load(*folders: Path) -> str:
         try:
             part = Library.read(folder)
             # Not asked for libraries: it imports Dynamo.
-            why = ahead.can_precompile() if part.has_entries(2) else ""
+            why = aot_compile.can_precompile() if part.has_entries(2) else ""
         except NoEntry as error:
             why = str(error)
         if why:
@@ -1008,18 +1018,18 @@ def load(*folders: Path) -> str:
 
 def begin_checks(
     *, one_in: int, can_compile: Callable[[], bool], on_failure: Callable[[str], None]
-) -> paritychecks.Checks | None:
+) -> entry_checks.Checks | None:
     """Return checks of all entries that are loaded; None where there are none.
 
     After READY one call in `one_in` of an entry is checked, or none where that is 0.
     """
-    checks = paritychecks.Checks(
+    checks = entry_checks.Checks(
         one_in=one_in,
         withdraw=lambda entry, why: withdraw(entry, why, eagerly=not can_compile()),
         on_failure=on_failure,
     )
-    paritychecks.current = checks if _library is not None and _library.has_any else None
-    return paritychecks.current
+    entry_checks.current = checks if _library is not None and _library.has_any else None
+    return entry_checks.current
 
 
 def withdraw(entry: Entry, why: str, *, eagerly: bool) -> None:
@@ -1041,7 +1051,7 @@ def unload() -> None:
     global _library, _active  # noqa: PLW0603
     _library = None
     _active = _building
-    paritychecks.current = None
+    entry_checks.current = None
 
 
 @contextlib.contextmanager

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 
 import torch
 
-from serve_warm import calls
-from serve_warm.entries import Entry
-from serve_warm.facts import NoEntry
-from serve_warm.parity import NotComparable, copied, difference_in_service, is_same
+from serve_warm.precompile import call_signature
+from serve_warm.precompile.eager_check import NotComparable, copied, difference_in_service, is_same
+from serve_warm.precompile.entries import Entry
+from serve_warm.precompile.facts import NoEntry
 from serve_warm.report import Parity, ParityResult
 
 logger = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class Checks:
             self.lock_of(dispatcher),
         ):
             # Autocast, for example, is the handler's: then its next call is checked.
-            if calls.state() == state:
+            if call_signature.state() == state:
                 self.compare(dispatcher, check, kept.fn, kept.tensors)
         dispatcher.forget_calls()
 
