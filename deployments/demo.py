@@ -32,7 +32,10 @@ import transformers
 
 from deployments.text_embedder.app import MAX_LENGTH, mean_pooled
 from deployments.text_embedder.model import load_model, load_tokenizer
-from serve_warm import bench, builder
+from serve_warm.builder import bench
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster, open_cluster
 from serve_warm.cli import screen
 from serve_warm.cli.starts import show, write
 
@@ -113,11 +116,11 @@ def s3_server() -> Iterator[str]:
 def run(store: str) -> int:
     """Start the deployment in each way; returns the exit code."""
     transformers.logging.disable_progress_bar()
-    app = builder.load_app(APP)
+    app = load_app(APP)
     runs: list[dict[str, Any]] = []
     checked: dict[str, float] = {}
 
-    def start(mode: str, on: builder.Cluster, progress: Any) -> None:
+    def start(mode: str, on: Cluster, progress: Any) -> None:
         runs.append(
             bench.one(
                 app,
@@ -132,9 +135,9 @@ def run(store: str) -> int:
 
     with screen.progress() as progress:
         progress("starting Ray")
-        with builder.cluster(num_cpus=app.num_cpus) as cluster:
+        with open_cluster(num_cpus=app.num_cpus) as cluster:
             start("cold", cluster, progress)
-            built = builder.build(
+            built = build(
                 app,
                 store,
                 on=cluster,

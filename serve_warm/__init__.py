@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from serve_warm import errors
     from serve_warm.config import WarmupConfig
-    from serve_warm.deployment import WarmupMixin, warmup
     from serve_warm.fingerprint import Fingerprint
     from serve_warm.inputs import Buckets, Input, shape_grid
     from serve_warm.precompile.dispatcher import compile, compile_regions  # noqa: A004 - torch calls it so
+    from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
     from serve_warm.trust.policy import pinned, signed_by, unsigned_ok
 
@@ -50,7 +50,7 @@ _HOMES = {
     "Input": "serve_warm.inputs",
     "Report": "serve_warm.report",
     "WarmupConfig": "serve_warm.config",
-    "WarmupMixin": "serve_warm.deployment",
+    "WarmupMixin": "serve_warm.replica.deployment",
     "compile": "serve_warm.precompile.dispatcher",
     "compile_regions": "serve_warm.precompile.dispatcher",
     "errors": "serve_warm.errors",
@@ -58,7 +58,7 @@ _HOMES = {
     "shape_grid": "serve_warm.inputs",
     "signed_by": "serve_warm.trust.policy",
     "unsigned_ok": "serve_warm.trust.policy",
-    "warmup": "serve_warm.deployment",
+    "warmup": "serve_warm.replica.deployment",
 }
 
 

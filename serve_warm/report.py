@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happened in a start: frozen records that become JSON or text.
 
-The records hold facts only. Whoever decides (`serve_warm.stages`) fills them in; whoever shows
+The records hold facts only. Whoever decides (`replica.warmup`) fills them in; whoever shows
 them (logs, metrics, the command line) reads them. Nothing here imports more than the standard
 library, so that a report can be read anywhere.
 """

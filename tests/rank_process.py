@@ -34,11 +34,11 @@ from torch.distributed import _functional_collectives as collectives
 
 import serve_warm
 from compiled import compiled, double
-from serve_warm import ranks
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.inputs import Input
-from serve_warm.stages import Warmup
+from serve_warm.replica import ranks
+from serve_warm.replica.warmup import Warmup
 from serve_warm.stores.local import LocalStore
 from warm_process import Replica as Alone
 from warm_process import publish

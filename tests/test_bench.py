@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-from serve_warm import bench
+from serve_warm.builder import bench
 from serve_warm.report import Stage
 
 RUN: dict[str, Any] = {

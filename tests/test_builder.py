@@ -17,7 +17,8 @@ import yaml
 from artifacts import new_key, trusting
 from reports import FULL
 from serve_warm.artifact.archive import pack_directory
-from serve_warm.builder import _accept, build, load_app
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import _accept, build
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
 

@@ -36,7 +36,8 @@ from charts import (
     pods_of,
 )
 from components import require, require_module
-from serve_warm import _private_folders, builder, node
+from serve_warm import _private_folders, node
+from serve_warm.builder.app import _problems
 from serve_warm.cli import starts
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.trust import files
@@ -548,7 +549,7 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
         assert context.params["app"].endswith(".yaml")
         assert str(context.params["key_file"]) == "/run/key/signing.key"
         assert len(config["applications"]) == 1
-        assert builder._problems(config) == []
+        assert _problems(config) == []
     assert context.params["cpu"] == "portable"
     assert context.params["if_published"] == "supersede"
 

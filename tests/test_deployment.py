@@ -23,12 +23,13 @@ from ray import serve
 from compiled import compiled, double
 from conftest import wait_until
 from ray_exports import Exports
-from serve_warm import Input, WarmupMixin, deployment, metrics, node, pinned, warmup
+from serve_warm import Input, WarmupMixin, metrics, node, pinned, warmup
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.config import WarmupConfig
-from serve_warm.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.errors import ConfigError
 from serve_warm.precompile import entry_checks
+from serve_warm.replica import deployment
+from serve_warm.replica.deployment import ATTRIBUTE, CompileForbidden
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
 

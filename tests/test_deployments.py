@@ -27,7 +27,7 @@ from deployments.image_classifier.app import (
 )
 from deployments.text_embedder.app import MAX_LENGTH, TextEmbedder, mean_pooled, pad
 from deployments.text_embedder.model import HUB_NAME, load_model, load_tokenizer, model_source
-from serve_warm import builder
+from serve_warm.builder.app import load_app
 from serve_warm.inputs import Input, ordered
 
 ROOT = Path(__file__).parent.parent
@@ -219,7 +219,7 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path):
     [application] = schema.applications
     module, _, name = application.import_path.partition(":")
 
-    app = builder.load_app(str(path))
+    app = load_app(str(path))
 
     assert isinstance(getattr(importlib.import_module(module), name), Application)
     assert [d.name for d in application.deployments] == [app.deployment]
@@ -230,7 +230,7 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path):
 @pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
 def test_the_gpu_is_asked_for_in_sight(path):
     """One GPU of Ray's, and a device and mode that the application is given: all in the file."""
-    app = builder.load_app(str(path))
+    app = load_app(str(path))
 
     [built] = app.built("any", {}).deployments
     [settings] = built.init_args
@@ -241,7 +241,7 @@ def test_the_gpu_is_asked_for_in_sight(path):
 @pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
 def test_an_example_is_on_the_cpu_unless_told_otherwise(path):
     """On a machine with a GPU, too: no application looks for one by itself."""
-    app = builder.load_app(str(path.with_name("serve.yaml")))
+    app = load_app(str(path.with_name("serve.yaml")))
     module = importlib.import_module(app.import_path.partition(":")[0])
 
     assert app.built("any", {}).deployments[0].init_args == ()

@@ -23,7 +23,7 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused
-from serve_warm.prefetch import unpack
+from serve_warm.replica.prefetch import unpack
 from transfers import publish, pull_here
 
 if TYPE_CHECKING:

@@ -29,35 +29,32 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(serve_warm.__file__).parent
 
-# From the bottom up. A module imports from rows below its own; a package is one unit with all its
-# modules. `stages` alone knows the order of a start, so that nothing below may know of it.
-LAYERS = (
+# Modules directly under `serve_warm`, from the bottom up: each imports from rows below its own, and
+# every package from all of them.
+ROOT = (
     ("_public_names", "_redaction"),
     ("errors", "report"),
     ("_private_folders", "_atomic_files"),
-    ("watchdog",),
-    ("fingerprint", "inputs", "config", "trust"),
-    ("ranks",),
-    ("disassembly", "stores"),
-    ("artifact",),
-    ("compiler",),
-    ("precompile", "replay"),
-    ("prefetch",),
-    ("stages",),
+    ("fingerprint", "inputs", "config"),
     ("metrics", "node"),
-    ("deployment", "collector"),
-    ("builder", "bench"),
-    ("cli",),
+    ("collector",),
 )
 
-# Imports inside a row, each with the reason; every other one is a violation.
-BESIDE = {
-    ("bench", "builder"): "both start replicas, and the builder is where that is written",
+# The packages, and those that each of them may import.
+PACKAGES = {
+    "trust": (),
+    "stores": (),
+    "artifact": ("trust", "stores"),
+    "compiler": (),
+    "precompile": ("compiler",),
+    "replica": ("precompile", "compiler", "artifact", "trust", "stores"),
+    "builder": ("replica", "precompile", "artifact", "trust", "stores"),
+    "cli": ("builder", "artifact", "trust", "stores"),
 }
 
 # Packages that only these modules import, wherever in the module.
 OWNED = {
-    "ray": {"deployment", "metrics", "builder", "bench"},
+    "ray": {"replica.deployment", "metrics", "builder"},
     "huggingface_hub": {"stores.hub"},
     "obstore": {"stores.object_store"},
     "prometheus_client": {"collector", "cli"},
@@ -84,7 +81,7 @@ ENVIRONMENT_READERS = {"config", "node"}
 
 # One broad handler each, because what they call is the user's and may not break the caller.
 BROAD_HANDLERS = {
-    "stages": "an observer may not break a warm-up",
+    "replica.warmup": "an observer may not break a warm-up",
     "precompile.entry_checks": "a check may not break a request",
 }
 
@@ -97,12 +94,16 @@ def unit_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def row_of(unit: str) -> int:
-    return next(number for number, row in enumerate(LAYERS) if unit in row)
-
-
 def known(unit: str) -> bool:
-    return any(unit in row for row in LAYERS)
+    return unit in PACKAGES or any(unit in row for row in ROOT)
+
+
+def may_import(unit: str, other: str) -> bool:
+    """Return whether a module or package at the top may import another one."""
+    if unit in PACKAGES:
+        return other == unit or other in PACKAGES[unit] or other not in PACKAGES
+    row = next((number for number, row in enumerate(ROOT) if unit in row), len(ROOT))
+    return any(other in below for below in ROOT[:row])
 
 
 def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[str, int]]:
@@ -147,7 +148,7 @@ def runs_at_import(tree: ast.Module) -> ast.Module:
 
 
 def layer_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Imports of the package's own modules that point up or beside."""
+    """Imports of the package's own modules that the tables do not have."""
     unit = unit_of(module)
     for name, line in imported(ast.parse(source), module, is_package=is_package):
         if unit_of(name) != "serve_warm" or name == "serve_warm.__version__":
@@ -155,11 +156,8 @@ def layer_violations(source: str, module: str, *, is_package: bool = False) -> I
         other = unit_of(name.partition(".")[2])
         if not known(other):
             yield f"{module}:{line} imports {name}: import from the module that defines it"
-        elif other == unit or (unit, other) in BESIDE or row_of(other) < row_of(unit):
-            continue
-        else:
-            direction = "beside" if row_of(other) == row_of(unit) else "up"
-            yield f"{module}:{line} imports {name}, which points {direction}"
+        elif not may_import(unit, other):
+            yield f"{module}:{line} imports {name}, which is not below {unit}"
 
 
 def owner_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
@@ -271,28 +269,24 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
 @pytest.mark.parametrize(
     ("check", "module", "source", "message"),
     [
-        (layer_violations, "report", "import serve_warm.stages", "points up"),
-        (layer_violations, "inputs", "from serve_warm import deployment", "points up"),
-        (layer_violations, "artifact", "from serve_warm.stages import Warmup", "points up"),
-        (layer_violations, "stores.local", "from ..artifact import pack", "points up"),
-        (layer_violations, "stores", "from .. import artifact", "points up"),
-        (layer_violations, "compiler", "def f():\n from serve_warm import replay", "points up"),
-        (
-            layer_violations,
-            "replay",
-            "from serve_warm.precompile.dispatcher import f",
-            "points beside",
-        ),
+        (layer_violations, "report", "import serve_warm.replica.warmup", "not below report"),
+        (layer_violations, "inputs", "from serve_warm import metrics", "not below inputs"),
+        (layer_violations, "artifact", "from serve_warm.replica.warmup import Warmup", "not below"),
+        (layer_violations, "stores.local", "from ..artifact import pack", "not below stores"),
+        (layer_violations, "stores", "from .. import artifact", "not below stores"),
+        (layer_violations, "compiler", "def f():\n from serve_warm import replica", "not below"),
+        (layer_violations, "precompile.facts", "from serve_warm.artifact import f", "not below"),
+        (layer_violations, "metrics", "from serve_warm.node import f", "not below metrics"),
         (
             layer_violations,
             "config",
             "import importlib as i\ni.import_module('serve_warm.cli')",
-            "up",
+            "not below",
         ),
         (layer_violations, "cli", "from serve_warm import WarmupMixin", "the module that defines"),
         (layer_violations, "cli.main", "import serve_warm", "the module that defines it"),
-        (owner_violations, "cli", "def f():\n import ray", "only bench, builder"),
-        (owner_violations, "stages", "from ray.serve import get_replica_context", "only bench"),
+        (owner_violations, "cli", "def f():\n import ray", "only builder, metrics"),
+        (owner_violations, "replica.warmup", "from ray import serve", "only builder"),
         (owner_violations, "stores", "import huggingface_hub.errors", "only stores.hub may"),
         (owner_violations, "stores.hub", "import obstore", "only stores.object_store may"),
         (weight_violations, "", "import torch", "__init__ imports torch at the top"),
@@ -308,7 +302,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (handler_violations, "cli", "with contextlib.suppress(Exception): f()", "lines [1]"),
         (
             handler_violations,
-            "stages",
+            "replica.warmup",
             "try: f()\nexcept Exception: ...\ntry: g()\nexcept Exception: ...",
             "lines [2, 4], 1 allowed",
         ),
@@ -333,12 +327,12 @@ def test_a_violation_is_found(
     [
         (
             layer_violations,
-            "stages",
+            "replica.warmup",
             "from serve_warm import artifact, report",
         ),
         (layer_violations, "stores.local", "from serve_warm.stores import Store"),
         (layer_violations, "stores", "def f():\n from .local import LocalStore"),
-        (layer_violations, "replay", "from serve_warm import compiler"),
+        (layer_violations, "replica.replay", "from serve_warm import compiler"),
         (layer_violations, "builder", "from serve_warm import __version__"),
         (owner_violations, "metrics", "import ray"),
         (owner_violations, "cli.watching", "import prometheus_client"),
@@ -349,7 +343,7 @@ def test_a_violation_is_found(
         (weight_violations, "compiler", "import torch"),
         (environment_violations, "config", "import os\nos.environ['X'] = '1'"),
         (environment_violations, "trust", "def f(environ): return environ.get('X')"),
-        (handler_violations, "stages", "try: f()\nexcept Exception: log()"),
+        (handler_violations, "replica.warmup", "try: f()\nexcept Exception: log()"),
         (handler_violations, "trust", "try: f()\nexcept (OSError, ValueError): ..."),
         (handler_violations, "trust", "with contextlib.suppress(OSError): f()"),
         (name_violations, "stores.object_store", ""),
@@ -363,13 +357,21 @@ def test_what_is_allowed_is_no_violation(
 
 
 def test_newcomers_are_shown_the_same_layers() -> None:
-    """In their order; each module and package is in one of them, and each of them is there."""
+    """CONTRIBUTING.md has both tables, and each module and package is in one of them."""
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
-    block = text.partition("Imports point down, never up:\n\n")[2].partition("\n\n")[0]
+    root = text.partition("from rows above its own:\n\n")[2].partition("\n\n")[0]
+    table = text.partition("| package | subject | imports |\n|---|---|---|\n")[2].partition("\n\n")[
+        0
+    ]
+    packages = {}
+    for line in table.splitlines():
+        name, _, others = (cell.replace("`", " ") for cell in line.strip("|").split("|"))
+        packages[name.strip()] = tuple(others.replace(",", " ").split())
     units = {unit_of(module) for module, _, _ in modules() if module}
 
-    assert [tuple(line.split()) for line in block.splitlines()] == list(LAYERS)
-    assert sorted(unit for row in LAYERS for unit in row) == sorted(units)
+    assert [tuple(line.split()) for line in root.splitlines()] == list(ROOT)
+    assert packages == PACKAGES
+    assert sorted([*PACKAGES, *(unit for row in ROOT for unit in row)]) == sorted(units)
 
 
 def test_permissions_are_in_use() -> None:
@@ -380,12 +382,16 @@ def test_permissions_are_in_use() -> None:
     }
     handled = {module for module, source, _ in modules() if broad_handlers(source)}
 
+    used = {
+        (unit_of(user), unit_of(name.partition(".")[2]))
+        for user, names in found.items()
+        for name in names
+    }
     unused = [
         f"{user} does not import {other}"
-        for user, other in BESIDE
-        if user in found
-        and other in found
-        and not any(f"{name}.".startswith(f"serve_warm.{other}.") for name in found[user])
+        for user, others in PACKAGES.items()
+        for other in others
+        if (user, other) not in used
     ]
     unused += [
         f"{module} has no broad handler"

@@ -23,14 +23,14 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm import stages
 from serve_warm.artifact import pull
-from serve_warm.builder import _accept, _round_trips
+from serve_warm.builder.build import _accept, _round_trips
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.precompile import aot_compile, aoti_build, aoti_library, dispatcher
 from serve_warm.precompile.entries import Library
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.replica import warmup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -493,7 +493,7 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
         dispatcher._dispatchers.discard(other)
     model = serve_warm.compile(Net().eval(), level=level)
 
-    assert stages._only_libraries(arguments) == only
+    assert warmup._only_libraries(arguments) == only
     del model
 
 

@@ -28,8 +28,8 @@ from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile import dispatcher, entry_checks
 from serve_warm.precompile.entries import INDEX, Library, file_name
+from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
-from serve_warm.stages import Warmup
 from serve_warm.stores.local import LocalStore
 
 if TYPE_CHECKING:

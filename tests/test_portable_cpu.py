@@ -20,15 +20,18 @@ import pytest
 import torch
 
 from components import require
-from serve_warm import builder
+from serve_warm.builder.build import _portable_facts, build
+from serve_warm.builder.portable import beyond_avx2, find_objdump, prove_portable
 from serve_warm.cli.starts import build as build_command
-from serve_warm.disassembly import beyond_avx2, find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.fingerprint import PORTABLE_ISA, lacking, read_cpu_isa
 from test_cold_warm import TOLERANCE, Machine, Started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from serve_warm.builder.app import App
+    from serve_warm.builder.cluster import Cluster
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or bool(lacking(read_cpu_isa())),
@@ -172,10 +175,10 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(ConfigError, match="without objdump") as caught:
-        builder.build(
-            cast("builder.App", None),
+        build(
+            cast("App", None),
             str(tmp_path / "store"),
-            on=cast("builder.Cluster", SimpleNamespace(place="here")),
+            on=cast("Cluster", SimpleNamespace(place="here")),
             key=cast("Any", key),
             cpu="portable",
         )
@@ -201,7 +204,7 @@ def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
     """Without the setting an artifact is for this CPU, AVX-512 or not."""
     cache = packed({"a.so": library(tmp_path, *AVX512)}).read()
 
-    assert builder._portable_facts(warmed_up(cache=cache), said) == {}
+    assert _portable_facts(warmed_up(cache=cache), said) == {}
 
 
 def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
@@ -209,11 +212,11 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
     good = packed({"a.so": library(tmp_path, *AVX2)}).read()
     bad = packed({"a.so": library(tmp_path, *AVX512)}).read()
 
-    facts = builder._portable_facts(warmed_up(cache=good, cpu="portable"), said)
+    facts = _portable_facts(warmed_up(cache=good, cpu="portable"), said)
 
     assert facts == {"cpu": "portable", "libraries_disassembled": 1}
     with pytest.raises(BuildFailed, match="need more than AVX2"):
-        builder._portable_facts(warmed_up(cache=bad, cpu="portable"), said)
+        _portable_facts(warmed_up(cache=bad, cpu="portable"), said)
 
 
 def test_a_cpu_without_avx2_builds_no_portable_artifact():
@@ -221,7 +224,7 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
 
     with pytest.raises(BuildFailed, match="the CPU that compiled lacks avx2 fma"):
-        builder._portable_facts(warmed_up(isa=isa, cpu="portable"), said)
+        _portable_facts(warmed_up(isa=isa, cpu="portable"), said)
 
 
 @pytest.mark.parametrize(("option", "cpu"), [((), None), (("--portable-cpu",), "portable")])

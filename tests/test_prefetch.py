@@ -30,9 +30,9 @@ from serve_warm import _private_folders
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
-from serve_warm.prefetch import Prefetch, Taken
+from serve_warm.replica.prefetch import Prefetch, Taken
+from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
-from serve_warm.stages import Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.files import trust_lines
 from test_stages import (  # noqa: F401 - `process` is a fixture
@@ -445,7 +445,7 @@ def test_dropping_ends_what_is_under_way(store: LocalStore, tmp_path: Path):
 IMPORTING = """
 import importlib, os, sys, threading, time
 from serve_warm.config import WarmupConfig
-from serve_warm.prefetch import Prefetch
+from serve_warm.replica.prefetch import Prefetch
 
 before = importlib._bootstrap._find_and_load
 work = Prefetch(WarmupConfig(artifact=sys.argv[1]), deployment="Embedder", trust=None)
@@ -483,7 +483,7 @@ CHOOSING = """
 import sys, threading, time, torch
 from pathlib import Path
 from serve_warm.config import WarmupConfig
-from serve_warm.prefetch import Prefetch
+from serve_warm.replica.prefetch import Prefetch
 from serve_warm.trust.policy import unsigned_ok
 
 uri, driver, then = sys.argv[1:]
@@ -538,7 +538,7 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
 FORKING = """
 import os, sys, time
 from serve_warm.config import WarmupConfig
-from serve_warm.prefetch import Prefetch
+from serve_warm.replica.prefetch import Prefetch
 
 work = Prefetch(WarmupConfig(artifact=sys.argv[1]), deployment="Embedder", trust=None)
 work.begin()
@@ -571,7 +571,7 @@ def test_a_process_that_init_forks_can_compile(tmp_path: Path):
 DYING = """
 import sys, torch
 from serve_warm.config import WarmupConfig
-from serve_warm.prefetch import Prefetch
+from serve_warm.replica.prefetch import Prefetch
 
 Prefetch(WarmupConfig(artifact="s3://bucket/artifacts"), deployment="Embedder", trust=None).begin()
 sys.stdin.read(1)

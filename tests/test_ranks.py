@@ -26,10 +26,10 @@ from torch.distributed import HashStore
 
 from artifacts import new_key
 from processes import search_path
-from serve_warm import ranks
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.ranks import Ranks, joined
+from serve_warm.replica import ranks
+from serve_warm.replica.ranks import Ranks, joined
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

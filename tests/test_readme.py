@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import figures, limits, picture
-from serve_warm import bench
+from serve_warm.builder import bench
 from serve_warm.cli import COMMANDS, serve_warm
 from serve_warm.config import WarmupConfig
 from serve_warm.report import Verdict

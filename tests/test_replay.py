@@ -20,8 +20,8 @@ from compiled import compiled, double, stance
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.ranks import Ranks
-from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Progress, Replay
+from serve_warm.replica.ranks import Ranks
+from serve_warm.replica.replay import PROOF_ATTEMPTS, Deadline, Progress, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

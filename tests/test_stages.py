@@ -49,8 +49,8 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
+from serve_warm.replica.warmup import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
-from serve_warm.stages import LOG_PREFIX, Replica, Warmup, build_facts
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
 

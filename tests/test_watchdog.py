@@ -9,7 +9,7 @@ import threading
 import time
 
 from serve_warm.errors import WarmupTimeout
-from serve_warm.watchdog import GRACE_S, POLL_S, Watchdog
+from serve_warm.replica.watchdog import GRACE_S, POLL_S, Watchdog
 
 
 class Told:

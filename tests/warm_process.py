@@ -28,7 +28,7 @@ from serve_warm.artifact.push import push
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
-from serve_warm.stages import ISA_FACT, Warmup
+from serve_warm.replica.warmup import ISA_FACT, Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust

@@ -65,15 +65,17 @@ def build(
     proven every input without running a compiler.
     """
     _need("build")
-    from serve_warm import builder
+    from serve_warm.builder.app import load_app
+    from serve_warm.builder.build import build
+    from serve_warm.builder.cluster import open_cluster
     from serve_warm.trust.keys import load_signing_key
 
     key = load_signing_key(key_file) if key_file is not None else None
-    loaded = builder.load_app(app, deployment=deployment)
+    loaded = load_app(app, deployment=deployment)
     with screen.progress() as progress:
         progress("starting Ray")
-        with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
-            built = builder.build(
+        with open_cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
+            built = build(
                 loaded,
                 store,
                 on=cluster,
@@ -154,13 +156,14 @@ def bench(
 ) -> None:
     """Compare cold, torch's own cache bytes and serve_warm, each in fresh processes."""
     _need("bench")
-    from serve_warm import bench as bench_
-    from serve_warm import builder
+    from serve_warm.builder import bench as bench_
+    from serve_warm.builder.app import load_app
+    from serve_warm.builder.cluster import open_cluster
 
-    loaded = builder.load_app(app, deployment=deployment)
+    loaded = load_app(app, deployment=deployment)
     with screen.progress() as progress:
         progress("starting Ray")
-        with builder.cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
+        with open_cluster(address=address, num_cpus=loaded.num_cpus) as cluster:
             result = bench_.run(
                 loaded,
                 store,
@@ -192,7 +195,7 @@ def _need(command: str) -> None:
 
 def show(result: dict[str, Any]) -> None:
     """Print the comparison and the ratios."""
-    from serve_warm import bench as bench_
+    from serve_warm.builder import bench as bench_
 
     machine = result["machine"]
     title = (

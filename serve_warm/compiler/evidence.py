@@ -8,7 +8,7 @@ a guard clause or a remembered answer is quiet, too, and the first real request 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy it, so that their calls carry the mark. A thread pool, a thread that reads a queue
 and the task of `@serve.batch` do not: their calls are noted as made beside the replay. So are calls
-of a thread that has nothing to do with it. `serve_warm.replay` tells these two apart.
+of a thread that has nothing to do with it. `serve_warm.replica.replay` tells these two apart.
 """
 
 from __future__ import annotations

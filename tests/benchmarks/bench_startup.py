@@ -65,7 +65,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import picture, start_process, workloads  # noqa: E402 - found through the line above
-from serve_warm.bench import machine  # noqa: E402
+from serve_warm.builder.bench import machine  # noqa: E402
 
 PROGRAM = HERE / "start_process.py"
 TOLERANCE = 1e-3

@@ -179,7 +179,7 @@ class Floor(Eager):
 
     def __init__(self, options: Options, workload: Workload) -> None:
         super().__init__(options, workload)
-        importlib.import_module("serve_warm.stages")
+        importlib.import_module("serve_warm.replica.warmup")
 
     def import_compiler(self) -> None:
         if (self.options.level or 0) < WITHOUT_COMPILER:
@@ -338,7 +338,7 @@ class ServeWarm(Eager):
     def __init__(self, options: Options, workload: Workload) -> None:
         super().__init__(options, workload)
         # Part of the imports of a replica, like Ray itself, which no system has here.
-        importlib.import_module("serve_warm.stages")
+        importlib.import_module("serve_warm.replica.warmup")
 
     def unavailable(self) -> str:
         from serve_warm.config import WarmupConfig
@@ -351,7 +351,7 @@ class ServeWarm(Eager):
     def begin(self) -> None:
         from serve_warm.compiler.caches import keep_headers_private, private_directory
         from serve_warm.config import WarmupConfig, point_torch_caches_at
-        from serve_warm.prefetch import Prefetch
+        from serve_warm.replica.prefetch import Prefetch
 
         pulls = self.options.role == "start"
         self._config = WarmupConfig.model_validate(
@@ -377,7 +377,7 @@ class ServeWarm(Eager):
     def start(self, module: Any, inputs: Sequence[Example], clock: Clock) -> Proven:
         import torch
 
-        from serve_warm.stages import Warmup
+        from serve_warm.replica.warmup import Warmup
 
         if not self._without_compiler:
             import_compiler()
@@ -493,7 +493,7 @@ class Owner:
 
 
 class Replica:
-    """What serve_warm.stages needs of a deployment, without Serve; notes when calls are made."""
+    """What a warm-up needs of a deployment, without Serve; notes when calls are made."""
 
     application, deployment, replica = "bench", "Model", "Model#1"
 
@@ -573,7 +573,7 @@ def import_compiler() -> None:
 def until_proven(call: Call, inputs: Sequence[Example], clock: Clock, workload: Workload) -> Proven:
     """Call with all inputs until a pass compiles nothing, then once with compiling forbidden.
 
-    As `serve_warm.replay` does: a first pass that is quiet is enough. Where CUDA graphs are
+    As `serve_warm.replica.replay` does: a first pass that is quiet is enough. Where CUDA graphs are
     captured it takes one before the capture, the capture, and one that launches it.
     """
     import torch

@@ -175,7 +175,7 @@ def main() -> None:
     if chosen.one:
         sys.stdout.write(json.dumps(start(json.loads(chosen.one))) + "\n")
         return
-    from serve_warm.bench import machine
+    from serve_warm.builder.bench import machine
 
     runs = []
     with tempfile.TemporaryDirectory(prefix="serve_warm-replicas-") as folder:

@@ -47,7 +47,9 @@ from ray.exceptions import RayError  # noqa: E402
 from deployments.image_classifier import app as image_classifier  # noqa: E402
 from deployments.text_generator import app as text_generator  # noqa: E402
 from deployments.text_generator import model as decoder  # noqa: E402
-from serve_warm import bench, builder  # noqa: E402
+from serve_warm.builder import bench  # noqa: E402
+from serve_warm.builder.app import App, load_app  # noqa: E402
+from serve_warm.builder.cluster import open_cluster  # noqa: E402
 from serve_warm.compiler.watch import watch_process  # noqa: E402
 from serve_warm.config import point_torch_caches_at  # noqa: E402
 from serve_warm.report import Counts  # noqa: E402
@@ -332,14 +334,14 @@ def milliseconds(seconds: float) -> float:
 # Both deployments -------------------------------------------------------------------------------
 
 
-def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dict[str, Any]:
+def of_serve_warm(app: App, store: str, asked: Any, options: Any) -> dict[str, Any]:
     """Start a replica from the artifact several times, and send the last one all requests."""
     settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
     firsts, all_requests, ready_s, reports = [], {}, [], []
     # A replica that loads builds nothing, and wants no workers for it.
     with (
         environment(TORCHINDUCTOR_COMPILE_THREADS="1"),
-        builder.cluster(num_cpus=app.num_cpus) as on,
+        open_cluster(num_cpus=app.num_cpus) as on,
     ):
         for turn in range(1, options.starts + 1):
             with on.running(app, settings) as started:
@@ -374,12 +376,12 @@ def of_serve_warm(app: builder.App, store: str, asked: Any, options: Any) -> dic
     }
 
 
-def of_naive(app: builder.App, args: Mapping[str, Any], asked: Any, options: Any) -> dict[str, Any]:
+def of_naive(app: App, args: Mapping[str, Any], asked: Any, options: Any) -> dict[str, Any]:
     """Start the naive deployment of the same model, and send it the same requests."""
     deployment = KINDS[app.deployment][1]
     actor = app.overrides[app.deployment]["ray_actor_options"]
     found: dict[str, Any] = {}
-    with builder.cluster(num_cpus=app.num_cpus) as on:
+    with open_cluster(num_cpus=app.num_cpus) as on:
         url = f"http://127.0.0.1:{on.port}/naive"
         begin = time.perf_counter()
         try:
@@ -429,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=60.0, help="of sending, each deployment")
     parser.add_argument("--json", type=Path, help="a file to write the result to as well")
     options = parser.parse_args(arguments)
-    app = builder.load_app(options.config)
+    app = load_app(options.config)
     args = yaml.safe_load(Path(options.config).read_text())["applications"][0].get("args", {})
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as store:

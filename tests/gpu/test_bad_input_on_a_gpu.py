@@ -24,7 +24,7 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
-from serve_warm.replay import Deadline, Progress, Replay
+from serve_warm.replica.replay import Deadline, Progress, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

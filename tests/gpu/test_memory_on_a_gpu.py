@@ -22,8 +22,8 @@ from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
+from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage
-from serve_warm.stages import Warmup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

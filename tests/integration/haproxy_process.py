@@ -22,7 +22,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 import requests
 
 from integration.apps import SlowToWarm
-from serve_warm import builder
+from serve_warm.builder.cluster import open_cluster
 
 PAUSE_S = 3.4
 """Three passes of it are the ten seconds of warm-up."""
@@ -47,7 +47,7 @@ def main() -> None:
             answered.append((answer.status_code, answer.text[:100]))
             time.sleep(0.05)
 
-    with builder.cluster() as cluster:
+    with open_cluster() as cluster:
         url = f"http://127.0.0.1:{cluster.port}/"
         clients = [threading.Thread(target=client, args=(url,), daemon=True) for _ in range(4)]
         for thread in clients:

@@ -13,7 +13,9 @@ import torch
 
 from integration.adapters_app import ADAPTERS, BATCH, Adapted
 from integration.changing_app import KEY, x
-from serve_warm import builder
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster as RayCluster
 
 if TYPE_CHECKING:
     from conftest import Cluster
@@ -40,8 +42,8 @@ def test_requests_that_name_one_adapter_or_the_other_compile_nothing(cluster: Cl
         # The builder's folder for temporary files is that of the replicas.
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         store = str(cluster.state_dir.parent / "adapters")
-        on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
-        builder.build(builder.load_app("integration.adapters_app:app"), store, on=on, key=KEY)
+        on = RayCluster(int(cluster.url.rpartition(":")[2]))
+        build(load_app("integration.adapters_app:app"), store, on=on, key=KEY)
     app = cluster.configure(
         "integration.adapters_app:app", "Adapting", {"warmup": {"artifact": store}}
     ).ready()

@@ -14,11 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from artifacts import build, packed_cache, trusting
 from compiled import compiled, double
 from integration import apps as shapes
-from serve_warm import Input, WarmupMixin, bench, builder
+from serve_warm import Input, WarmupMixin
 from serve_warm.artifact.push import push
-from serve_warm.deployment import ATTRIBUTE
+from serve_warm.builder import bench
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build as build_artifact
+from serve_warm.builder.cluster import Cluster
 from serve_warm.errors import ConfigError
 from serve_warm.fingerprint import Fingerprint
+from serve_warm.replica.deployment import ATTRIBUTE
 from serve_warm.stores.local import LocalStore
 
 pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")
@@ -119,11 +123,11 @@ def test_a_member_without_an_artifact_keeps_the_gang_cold(start, tmp_path: Path)
 
 def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
     """A build starts the whole gang, and publishes a variant for each rank that all load."""
-    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
-    loaded = builder.load_app("integration.test_gang:app")
+    on = Cluster(int(cluster.url.rpartition(":")[2]))
+    loaded = load_app("integration.test_gang:app")
     uri = str(tmp_path / "store")
 
-    built = builder.build(loaded, uri, on=on, key=KEY)
+    built = build_artifact(loaded, uri, on=on, key=KEY)
 
     warmup = {"artifact": uri, "on_missing": "fail", "node_cache_dir": str(tmp_path / "blobs")}
     replica = start(Sharded.options(user_config={"warmup": warmup}).bind()).ready()

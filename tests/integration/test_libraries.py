@@ -17,7 +17,10 @@ from ray import serve
 
 import serve_warm
 from artifacts import trusting
-from serve_warm import Input, WarmupMixin, builder
+from serve_warm import Input, WarmupMixin
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -71,14 +74,14 @@ class WithoutCompiler(Scoring.func_or_class):
 @pytest.fixture(scope="module")
 def store(cluster) -> Any:
     """Where the artifact was published."""
-    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    on = Cluster(int(cluster.url.rpartition(":")[2]))
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         uri = str(cluster.state_dir.parent / "libraries")
         told: list[str] = []
-        loaded = builder.load_app("integration.test_libraries:app")
-        built = builder.build(loaded, uri, on=on, key=KEY, progress=told.append)
+        loaded = load_app("integration.test_libraries:app")
+        built = build(loaded, uri, on=on, key=KEY, progress=told.append)
     return uri, built, told
 
 

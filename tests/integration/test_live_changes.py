@@ -13,7 +13,9 @@ import torch
 
 from conftest import wait_until
 from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, Live, x
-from serve_warm import builder
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster as RayCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,13 +43,13 @@ def level(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def store(cluster: Cluster, level: int) -> str:
     """Where the artifact of a level was published."""
-    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    on = RayCluster(int(cluster.url.rpartition(":")[2]))
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         uri = str(cluster.state_dir.parent / f"changing-{level}")
-        loaded = builder.load_app(f"integration.changing_app:level_{level}")
-        builder.build(loaded, uri, on=on, key=KEY)
+        loaded = load_app(f"integration.changing_app:level_{level}")
+        build(loaded, uri, on=on, key=KEY)
     return uri
 
 

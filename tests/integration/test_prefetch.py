@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from artifacts import build, packed_cache, trusting
 from integration import apps as shapes
 from serve_warm.artifact.push import push
-from serve_warm.deployment import ATTRIBUTE
 from serve_warm.fingerprint import Fingerprint
+from serve_warm.replica.deployment import ATTRIBUTE
 from serve_warm.stores.local import LocalStore
 
 if TYPE_CHECKING:

@@ -13,8 +13,11 @@ import pytest
 import requests
 
 from integration.apps import Embedder
-from serve_warm import bench, builder
 from serve_warm.artifact import catalog
+from serve_warm.builder import bench
+from serve_warm.builder.app import App, load_app
+from serve_warm.builder.build import Built, build
+from serve_warm.builder.cluster import Cluster
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
 
@@ -26,7 +29,7 @@ REQUESTS = 1000
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> builder.App:
+def app(tmp_path_factory: pytest.TempPathFactory) -> App:
     """What stands in the README, in files of the names that it gives them."""
     folder = tmp_path_factory.mktemp("readme")
     blocks = re.findall(r"```(?:python|yaml)\n# (app\.py|serve\.yaml)\n(.*?)```", *_readme())
@@ -35,7 +38,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> builder.App:
         (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        return builder.load_app(str(folder / "serve.yaml"))
+        return load_app(str(folder / "serve.yaml"))
 
 
 def _readme() -> tuple[str, re.RegexFlag]:
@@ -43,13 +46,13 @@ def _readme() -> tuple[str, re.RegexFlag]:
 
 
 @pytest.fixture(scope="module")
-def on(cluster) -> builder.Cluster:
-    return builder.Cluster(int(cluster.url.rpartition(":")[2]))
+def on(cluster) -> Cluster:
+    return Cluster(int(cluster.url.rpartition(":")[2]))
 
 
 @pytest.fixture(scope="module")
-def built(app, on, tmp_path_factory) -> builder.Built:
-    return builder.build(app, str(tmp_path_factory.mktemp("store")), on=on)
+def built(app, on, tmp_path_factory) -> Built:
+    return build(app, str(tmp_path_factory.mktemp("store")), on=on)
 
 
 def test_a_build_compiles_and_its_round_trip_does_not(built):
@@ -105,9 +108,7 @@ def wider(app, on, built, cluster) -> tuple[dict[str, Any], list[int]]:
     """A start with other resources: its report, and whom it met of an application beside it."""
     beside = cluster.start({"bystander": Embedder.bind()})
     bystander = beside["bystander"].ready()
-    with_two = builder.App(
-        **{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}}
-    )
+    with_two = App(**{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}})
     pids = [bystander.report()["pid"]]
     with on.running(with_two, {"artifact": built.store}) as started:
         report = started.report()

@@ -9,7 +9,9 @@ import dataclasses
 import pytest
 
 from s3_servers import Server
-from serve_warm import builder
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -22,13 +24,13 @@ def test_an_application_is_built_into_a_bucket_and_starts_from_it(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     store = f"s3://{moto.new_bucket()}/models/v1"
-    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
+    on = Cluster(int(cluster.url.rpartition(":")[2]))
     app = dataclasses.replace(
-        builder.load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
+        load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
     )
 
-    built = builder.build(app, store, on=on)
-    kept = builder.build(app, store, on=on, if_published="keep")
+    built = build(app, store, on=on)
+    kept = build(app, store, on=on, if_published="keep")
 
     # The round trip of what is kept is a start from the bucket itself.
     assert (built.published, kept.published) == ("new", "kept")

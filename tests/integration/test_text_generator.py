@@ -18,7 +18,8 @@ from conftest import HANG_S
 from decoding import best_at_each, greedy, prompt_of
 from deployments.text_generator.app import MAX_PROMPT, SHAPE
 from deployments.text_generator.model import load_model
-from serve_warm import builder
+from serve_warm.builder.app import load_app
+from serve_warm.builder.cluster import Cluster, Start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -30,9 +31,9 @@ ASKED = {length: 2 + length % 11 for length in (1, 2, 9, 15, 16, 17, 33, 64, 65,
 
 
 @pytest.fixture(scope="module")
-def started(cluster) -> Iterator[builder.Start]:
-    on = builder.Cluster(int(cluster.url.rpartition(":")[2]))
-    with on.running(builder.load_app(str(CONFIG)), {"artifact": None}) as start:
+def started(cluster) -> Iterator[Start]:
+    on = Cluster(int(cluster.url.rpartition(":")[2]))
+    with on.running(load_app(str(CONFIG)), {"artifact": None}) as start:
         yield start
 
 
@@ -40,7 +41,7 @@ def prompt(length: int) -> list[int]:
     return prompt_of(length, vocabulary=SHAPE.vocabulary)
 
 
-def generate(started: builder.Start, **body: object) -> requests.Response:
+def generate(started: Start, **body: object) -> requests.Response:
     return requests.post(f"{started.url}/generate", json=body, timeout=HANG_S)
 
 

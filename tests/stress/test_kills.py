@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from serve_warm import builder
+from serve_warm.builder.app import App, load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster, open_cluster
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -27,12 +29,12 @@ TRIES = 8
 @pytest.fixture(scope="module")
 def running(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[builder.Cluster, builder.App, Path]]:
+) -> Iterator[tuple[Cluster, App, Path]]:
     """A cluster, the application, and a store with its artifact."""
     store = tmp_path_factory.mktemp("store")
-    app = builder.load_app("tests.stress.app:app")
-    with builder.cluster() as cluster:
-        builder.build(app, str(store), on=cluster)
+    app = load_app("tests.stress.app:app")
+    with open_cluster() as cluster:
+        build(app, str(store), on=cluster)
         yield cluster, app, store
 
 

@@ -16,7 +16,9 @@ import pytest
 
 from conftest import HANG_S, App, Cluster, wait_until
 from integration.test_node import PERIOD_S, kill_controller, options
-from serve_warm import builder
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import build
+from serve_warm.builder.cluster import Cluster as RayCluster
 from witness import NEVER, NodeServer, Witness, false_readies, late_readies, probed
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -122,8 +124,8 @@ class Run:
 def store_fixture(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with the artifact of the application."""
     store = str(tmp_path_factory.mktemp("store"))
-    bound = builder.load_app("stress.witnessed_app:padded")
-    builder.build(bound, store, on=builder.Cluster(port=0))
+    bound = load_app("stress.witnessed_app:padded")
+    build(bound, store, on=RayCluster(port=0))
     return store
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_warm import _private_folders, prefetch, ranks
+from serve_warm import _private_folders
 from serve_warm._redaction import redact, shorten
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.choose import Considered
@@ -72,7 +72,9 @@ from serve_warm.fingerprint import (
 )
 from serve_warm.inputs import Input, ordered
 from serve_warm.precompile.facts import ENTRIES_FORMAT
-from serve_warm.replay import PROOF_ATTEMPTS, Deadline, Replay
+from serve_warm.replica import prefetch, ranks
+from serve_warm.replica.replay import PROOF_ATTEMPTS, Deadline, Replay
+from serve_warm.replica.watchdog import Watchdog
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,
@@ -85,7 +87,6 @@ from serve_warm.report import (
     Verdict,
 )
 from serve_warm.stores import kind_of, open_store
-from serve_warm.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from serve_warm.precompile.entry_checks import Checks

@@ -33,7 +33,7 @@ from serve_warm.compiler.proof import falls_counted, forbid
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.ranks import Ranks
+from serve_warm.replica.ranks import Ranks
 from serve_warm.report import Counts, InputResult, Stage
 
 logger = logging.getLogger(__name__)

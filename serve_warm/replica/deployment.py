@@ -57,9 +57,9 @@ from serve_warm.config import WarmupConfig, image_created_unix, point_torch_cach
 from serve_warm.errors import ConfigError, InputError, ServeWarmError, WarmupFailed
 from serve_warm.fingerprint import read_rank
 from serve_warm.inputs import Input
-from serve_warm.prefetch import Prefetch
+from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
-from serve_warm.stages import Warmup
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class _Hook:
 
 
 class _Replica:
-    """What `serve_warm.stages` needs of a deployment, for one instance of the user's class."""
+    """What a warm-up needs of a deployment, for one instance of the user's class."""
 
     def __init__(self, owner: Any) -> None:
         created_boot_s = node.boot_s()

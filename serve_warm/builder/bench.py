@@ -30,7 +30,9 @@ from typing import Any
 
 import requests
 
-from serve_warm import __version__, builder
+from serve_warm import __version__
+from serve_warm.builder.app import App
+from serve_warm.builder.cluster import Cluster, Start
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
 from serve_warm.report import Stage
@@ -47,10 +49,10 @@ Progress = Callable[[str], None]
 
 
 def run(
-    app: builder.App,
+    app: App,
     store: str,
     *,
-    on: builder.Cluster,
+    on: Cluster,
     modes: Sequence[str] = MODES,
     repeats: int = 1,
     request_count: int = 60,
@@ -91,14 +93,14 @@ def _say(progress: Progress, label: str) -> Progress:
 
 
 def one(
-    app: builder.App,
+    app: App,
     store: str,
     mode: str,
     *,
-    on: builder.Cluster,
+    on: Cluster,
     request_count: int = 60,
     progress: Progress = lambda _: None,
-    inspect: Callable[[builder.Start], None] = lambda _: None,
+    inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return the record of one start; `inspect` may use the replica before it is deleted."""
     parts = ["cache", "precompiled", "exported"]
@@ -144,7 +146,7 @@ def _by_stage(report: Mapping[str, Any]) -> dict[str, float]:
     return stages
 
 
-def _send(start: builder.Start, count: int) -> list[float]:
+def _send(start: Start, count: int) -> list[float]:
     """Return the seconds of each request; the declared inputs in turn, smallest first."""
     inputs: list[Input] = start.handle.warmup_requests.remote().result(timeout_s=60)
     if not inputs:
@@ -190,7 +192,7 @@ def _handle(handle: Any, item: Input) -> Callable[[], None]:
 
 
 def collected(
-    app: builder.App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
+    app: App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
 ) -> dict[str, Any]:
     """Return machine, runs, their medians by mode, the ratios between modes, and the floor."""
     medians = {

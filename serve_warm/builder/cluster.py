@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A Ray cluster on which applications are started one after the other, and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from serve_warm import _private_folders, node
+from serve_warm.builder.app import App
+from serve_warm.errors import BuildFailed, ConfigError
+
+POLL_S = 0.05
+"""How often a start is looked at while it is waited for."""
+
+
+START_LIMIT_S = 1800.0
+"""Wall seconds for one replica to become ready; the replica's own deadline comes first."""
+
+
+Progress = Callable[[str], None]
+"""Told, in a few words, where a start is; called many times a second with the same words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A replica that is ready, and how long that took."""
+
+    url: str
+    """Base URL of the application, without a slash at its end."""
+    ready_s: float
+    """Creation of the replica's actor → RUNNING, as Serve reports it."""
+    handle: Any
+    """Serve's handle to the deployment."""
+    replicas: int = 1
+
+    def report(self) -> dict[str, Any]:
+        """Return the replica's report as of now; of a gang that of its first rank."""
+        return self.ask("warmup_report", timeout_s=60)[0]
+
+    def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what each replica answers to a method of the mixin's, by their ranks.
+
+        All of them work on it at the same time: what one does may wait for the others.
+        """
+        if self.replicas == 1:
+            return [getattr(self.handle, method).remote().result(timeout_s=timeout_s)]
+        answers = self.handle.broadcast(method).results(timeout_s=timeout_s)
+        return sorted(answers, key=_rank)
+
+
+def _rank(answer: Mapping[str, Any]) -> int:
+    """Return the rank of the replica that gave a report, or its parts: `2 of 4` is 2."""
+    rank: str = answer["fingerprint"]["app"].get("rank", "0")
+    return int(rank.partition(" ")[0])
+
+
+class Cluster:
+    """A Ray cluster with Serve on it, on which applications are started one after the other."""
+
+    def __init__(self, port: int, *, place: Literal["here", "address"] = "here") -> None:
+        self.port = port
+        self.place = place
+        """Whether it runs on this machine alone, or was found at an address."""
+
+    @contextlib.contextmanager
+    def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Deploy `app` under a name and route of its own, yield the name, and delete it afterwards.
+
+        Nothing else that runs on the cluster is touched, and nothing is waited for.
+        """
+        name = f"serve_warm-{secrets.token_hex(4)}"
+        client = _client()
+        client.deploy_applications(
+            [app.built(name, settings)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        try:
+            yield name
+        finally:
+            client.delete_apps([name], blocking=True)
+
+    @contextlib.contextmanager
+    def running(
+        self,
+        app: App,
+        settings: Mapping[str, Any],
+        *,
+        progress: Progress = lambda _: None,
+    ) -> Iterator[Start]:
+        """Start `app` with one replica, yield it when it is ready, and delete it afterwards.
+
+        Raises:
+            BuildFailed: the replica failed to start; the text is its own.
+        """
+        from ray import serve
+
+        with _private_folders.temporary_folder() as scratch:
+            state_dir = scratch / "state"
+            with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
+                created_unix, ready_unix = self._wait(name, app.deployment, state_dir, progress)
+                yield Start(
+                    url=f"http://127.0.0.1:{self.port}/{name}",
+                    ready_s=ready_unix - created_unix,
+                    handle=serve.get_deployment_handle(app.deployment, app_name=name),
+                    replicas=app.replicas,
+                )
+
+    def _wait(
+        self, name: str, deployment: str, state_dir: Path, progress: Progress
+    ) -> tuple[float, float]:
+        end = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < end:
+            details = _client().get_serve_details()["applications"].get(name, {})
+            status = details.get("status")
+            replicas = (details.get("deployments") or {}).get(deployment, {}).get("replicas")
+            if status == "RUNNING" and replicas:
+                return float(replicas[0]["start_time_s"]), time.time()
+            states = [s for s in node.read_states(state_dir) if s["deployment"] == deployment]
+            failed = next((s for s in states if s["stage"] == "FAILED"), None)
+            if failed is not None or status == "DEPLOY_FAILED":
+                # A replica that dies in its constructor writes no state: Serve has its traceback.
+                why = failed["error"] if failed else _message(details, deployment)
+                raise BuildFailed(f"{deployment} did not become ready: {why}")
+            progress(_described(states, replicas))
+            time.sleep(POLL_S)
+        raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
+
+
+def _message(details: Mapping[str, Any], deployment: str) -> str:
+    own = ((details.get("deployments") or {}).get(deployment) or {}).get("message")
+    return str(own or details.get("message") or "Serve gives no reason").strip()
+
+
+def _described(states: list[dict[str, Any]], replicas: Any) -> str:
+    if not states:
+        return "importing and loading weights" if replicas else "deploying"
+    state = states[-1]
+    text = str(state["stage"]).lower()
+    if state["inputs_expected"]:
+        done = f"{state['inputs_done']}/{state['inputs_expected']}"
+        text += f" pass {max(1, state['passes'])}, {done} inputs"
+    return text
+
+
+@contextlib.contextmanager
+def open_cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cluster]:
+    """Yield a cluster: the one at `address`, or a local one that ends with the block.
+
+    Args:
+        address: what `ray.init` takes, for example `auto`.
+        num_cpus: logical CPUs that a local cluster must offer; the machine's if more.
+    """
+    import ray
+    from ray import serve
+
+    port = _free_port()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        else:
+            # num_cpus is bookkeeping for Ray: a replica gets its threads from its own num_cpus.
+            # "local", because RAY_ADDRESS may be set, as it is inside a Ray job.
+            cpus = max(int(num_cpus + 0.999), os.cpu_count() or 1)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster at {address or 'this machine'}: {error}",
+            hint="check --address, or leave it out for a local cluster",
+        ) from error
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield Cluster(_port_of_serve(port), place="here" if address is None else "address")
+    finally:
+        # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
+        ray.shutdown()
+
+
+def _client() -> Any:
+    """Return Serve's client to its controller; it is running, because `cluster` started it."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client()
+
+
+def _port_of_serve(wanted: int) -> int:
+    """Return the HTTP port: of a Serve that was there before, its own."""
+    options = _client().get_serve_details().get("http_options") or {}
+    return int(options.get("port") or wanted)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
