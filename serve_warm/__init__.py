@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from serve_warm.config import WarmupConfig
     from serve_warm.fingerprint import Fingerprint
     from serve_warm.inputs import Buckets, Input, shape_grid
-    from serve_warm.precompile.dispatcher import compile, compile_regions  # noqa: A004 - torch calls it so
+    from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch calls it so
     from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
     from serve_warm.trust.policy import pinned, signed_by, unsigned_ok
@@ -51,8 +51,8 @@ _HOMES = {
     "Report": "serve_warm.report",
     "WarmupConfig": "serve_warm.config",
     "WarmupMixin": "serve_warm.replica.deployment",
-    "compile": "serve_warm.precompile.dispatcher",
-    "compile_regions": "serve_warm.precompile.dispatcher",
+    "compile": "serve_warm.precompile.compiled",
+    "compile_regions": "serve_warm.precompile.compiled",
     "errors": "serve_warm.errors",
     "pinned": "serve_warm.trust.policy",
     "shape_grid": "serve_warm.inputs",

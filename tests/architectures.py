@@ -25,7 +25,7 @@ import torch
 
 import serve_warm
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 TEXT = {
     "vocab_size": 64,
@@ -239,7 +239,7 @@ def build(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
         with (
             torch.inference_mode(),
             torch.compiler.set_stance("force_eager"),
-            dispatcher.building() as library,
+            SESSION.building() as library,
         ):
             model(**inputs_of(name, eager))
         where = folder / name.replace(" ", "_").replace(",", "")
@@ -265,7 +265,7 @@ def start(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
         eager = model_of(name)
         model = serve_warm.compile(eager, dynamic=False)
         began = time.perf_counter()
-        why = dispatcher.load(folder / name.replace(" ", "_").replace(",", ""))
+        why = SESSION.load(folder / name.replace(" ", "_").replace(",", ""))
         counts = watch.counts()
         with torch.inference_mode():
             with torch.compiler.set_stance("force_eager"):
@@ -281,7 +281,7 @@ def start(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
             "compiles": (watch.counts() - counts).compiles,
             "load_and_first_call_s": round(seconds, 3),
         }
-        dispatcher.unload()
+        SESSION.unload()
     return rows
 
 

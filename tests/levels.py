@@ -17,18 +17,18 @@ import torch
 
 from processes import search_path
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from serve_warm.precompile.entries import Library
+    from serve_warm.precompile.entries import EntryTable
 
 
-def build(folder: Path, *calls: Callable[[], Any], level: int = 2) -> Library:
+def build(folder: Path, *calls: Callable[[], Any], level: int = 2) -> EntryTable:
     """Make an entry for each call, and write those of a level into `folder`."""
     folder.mkdir(exist_ok=True)
-    with torch.inference_mode(), dispatcher.building() as library:
+    with torch.inference_mode(), SESSION.building() as library:
         for call in calls:
             call()
     for name, data in library.to_files(level).items():
@@ -40,12 +40,12 @@ def build(folder: Path, *calls: Callable[[], Any], level: int = 2) -> Library:
 def started(folder: Path) -> Iterator[None]:
     """Load what was built, as a fresh process does; what was compiled before is forgotten."""
     torch._dynamo.reset()
-    why = dispatcher.load(folder)
+    why = SESSION.load(folder)
     assert not why, why
     try:
         yield
     finally:
-        dispatcher.unload()
+        SESSION.unload()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def served(call: Callable[[], Any]) -> Served:
 
 
 def _uses() -> dict[tuple[str, int, str, str], int]:
-    return {(u.call, u.level, u.reason, u.callable): u.calls for u in dispatcher.uses()}
+    return {(u.call, u.level, u.reason, u.callable): u.calls for u in SESSION.uses()}
 
 
 def spans(call: Callable[[], Any], times: int) -> list[Any]:

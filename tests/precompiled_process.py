@@ -23,7 +23,7 @@ import torch
 from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 
 def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
     why = ""
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         if do == "build":
-            library = stack.enter_context(dispatcher.building())
+            library = stack.enter_context(SESSION.building())
         elif do == "start":
-            why = dispatcher.load(Path(folder))
+            why = SESSION.load(Path(folder))
             if not why and app.FORBID:
                 stack.enter_context(forbid())
         before = watch.counts()
@@ -54,8 +54,8 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
         "outputs": [_text(out) for out in outputs],
         "compiles": counts.compiles,
         "compiler_processes": counts.compiler_processes,
-        "levels": [use.level for use in dispatcher.uses()],
-        "reasons": sorted({use.reason for use in dispatcher.uses()}),
+        "levels": [use.level for use in SESSION.uses()],
+        "reasons": sorted({use.reason for use in SESSION.uses()}),
         "imported": is_imported(),
     }
 

@@ -21,9 +21,10 @@ import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher, module_changes
+from serve_warm.precompile import module_changes
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ COUNTED = {
 def one_watch() -> Iterator[None]:
     watch_process()
     yield
-    dispatcher.unload()
+    SESSION.unload()
     torch._dynamo.reset()
 
 
@@ -140,7 +141,7 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(
     monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
     levels = []
     with torch.inference_mode(), eager_below():
-        served._serve_warm.bind_anew()
+        served._serve_warm.binder.bind_anew()
         call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
         before = sum(use.calls for use in served._serve_warm.uses() if use.level == 1)
         torch.backends.mkldnn.set_flags(False)
@@ -152,7 +153,7 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(
                 levels.append(sum(use.calls for use in uses if use.level == 1) - before)
         finally:
             torch.backends.mkldnn.set_flags(True)
-            served._serve_warm.bind_anew()
+            served._serve_warm.binder.bind_anew()
 
     assert levels[-1] > 0
 

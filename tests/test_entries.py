@@ -15,9 +15,9 @@ import torch
 import doubled_app
 import serve_warm
 from levels import build, eager_below, served
-from serve_warm.precompile import dispatcher
-from serve_warm.precompile.entries import FORMAT, INDEX, Library, tree
+from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
     folder = tmp_path_factory.mktemp("entries")
     build(folder, lambda: model(X))
     yield folder, model
-    dispatcher.unload()
+    SESSION.unload()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def entry_file(folder: Path) -> Path:
 
 def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
     """Units, signatures, facts and bytes survive the journey."""
-    once = Library.read(built[0])
+    once = EntryTable.read(built[0])
 
     assert once.to_files().keys() == {p.name for p in built[0].iterdir()}
     assert json.loads(once.to_files()[INDEX]) == json.loads((built[0] / INDEX).read_bytes())
@@ -80,7 +80,7 @@ def test_a_garbage_index_is_one_sentence(garbage: bytes, tmp_path: Path):
     """Nothing is loaded, nothing raises, and the sentence says that it is about the entries."""
     (tmp_path / INDEX).write_bytes(garbage)
 
-    why = dispatcher.load(tmp_path)
+    why = SESSION.load(tmp_path)
 
     assert why.startswith("its entries ")
     assert "\n" not in why
@@ -94,10 +94,10 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
     model = serve_warm.compile(doubled_app.Doubled().eval(), dynamic=False)
     folder = shutil.copytree(Path(__file__).parent / "data" / "format_1", tmp_path / "entries")
 
-    why = dispatcher.load(folder)
+    why = SESSION.load(folder)
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(torch.ones(2, 3)))
-    dispatcher.unload()
+    SESSION.unload()
 
     assert why == "its entries were built before guards were complete: build again"
     assert (result.level, result.reason) == (1, why)
@@ -106,14 +106,14 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
 
 def test_a_missing_index_is_one_sentence(tmp_path: Path):
     """A part without an index has no entries."""
-    assert dispatcher.load(tmp_path).startswith("its entries cannot be read")
+    assert SESSION.load(tmp_path).startswith("its entries cannot be read")
 
 
 def test_another_format_is_not_read(copy: Path):
     """Both versions are in the sentence."""
     edit(copy, lambda index: index.update(format=FORMAT + 1))
 
-    assert dispatcher.load(copy) == (
+    assert SESSION.load(copy) == (
         f"its entries are of format {FORMAT + 1}, and this version reads {FORMAT}"
     )
 
@@ -124,7 +124,7 @@ def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
     edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
 
     with pytest.raises(NoEntry, match=r"not the name|cannot be read"):
-        Library.read(copy)
+        EntryTable.read(copy)
 
 
 def cut(path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_damaged_entry_is_level_1(
     """Its calls get the right numbers from level 1, and the reason names the file."""
     model, path = built[1], entry_file(copy)
     damage(path)
-    loaded = dispatcher.load(copy)
+    loaded = SESSION.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))
@@ -186,7 +186,7 @@ def test_an_entry_that_does_not_fit_this_program_is_level_1(
     """What it refers to is gone or has changed: the reason names the Python module."""
     model = built[1]
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
-    dispatcher.load(copy)
+    SESSION.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))
@@ -199,7 +199,7 @@ def test_an_entry_that_does_not_fit_this_program_is_level_1(
 def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
     """The tests above fail for their own reasons."""
     model = built[1]
-    dispatcher.load(copy)
+    SESSION.load(copy)
 
     with torch.inference_mode(), eager_below():
         result = served(lambda: model(X))

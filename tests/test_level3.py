@@ -27,9 +27,11 @@ from serve_warm.artifact import pull
 from serve_warm.builder.build import _accept, _round_trips
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
-from serve_warm.precompile import aot_compile, aoti_build, aoti_library, dispatcher
-from serve_warm.precompile.entries import Library
+from serve_warm.precompile import aot_compile, aoti_build, aoti_library
+from serve_warm.precompile.compiled import LightModule
+from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.session import SESSION
 from serve_warm.replica import warmup
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def x(batch: int = 3) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def unloaded() -> Iterator[None]:
     yield
-    dispatcher.unload()
+    SESSION.unload()
     torch._dynamo.reset()
 
 
@@ -139,8 +141,10 @@ def test_a_pickle_is_handed_over_again():
 
     again = pickle.loads(pickle.dumps(model))
 
-    assert type(again) is dispatcher.LightModule
-    assert again.serve_warm_level3 == model.serve_warm_level3 == "dynamic=False, level=3"
+    assert type(again) is LightModule
+    assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
+        ("again", "model"), "dynamic=False, level=3"
+    )
 
 
 def test_hooks_of_the_wrapper_fire(stand_in: list[Path], tmp_path: Path):
@@ -359,7 +363,7 @@ def written(stand_in: list[Path], tmp_path: Path) -> tuple[Path, Any]:
 
 def test_what_was_written_is_read(written: tuple[Path, Any]):
     """Level, plan and reason of each entry stand in the index; the library stays a file."""
-    library = Library.read(written[0])
+    library = EntryTable.read(written[0])
 
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]
     assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan", "once": ""}, "")
@@ -390,11 +394,11 @@ def test_both_parts_are_loaded_together(stand_in: list[Path], tmp_path: Path):
     build(tmp_path / "exported", lambda: light(x()), level=3)
     build(tmp_path / "precompiled", lambda: model(x()))
 
-    why = dispatcher.load(tmp_path / "precompiled", tmp_path / "exported")
+    why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]
     (tmp_path / "precompiled" / "index.json").write_text("{")
-    half = dispatcher.load(tmp_path / "precompiled", tmp_path / "exported")
+    half = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         left = level_of(light, x())
 
@@ -405,7 +409,7 @@ def test_both_parts_are_loaded_together(stand_in: list[Path], tmp_path: Path):
 
 def level_of(model: Any, *args: Any) -> int:
     dispatcher = model.__dict__["_serve_warm"]
-    dispatcher._seen.clear()
+    dispatcher.forget_uses()
     model(*args)
     [use] = dispatcher.uses()
     return use.level
@@ -489,8 +493,8 @@ def test_an_artifact_with_an_entry_that_differs_is_not_published():
 )
 def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any, only: bool):
     """Not where libraries are asked for in everything that is compiled."""
-    for other in list(dispatcher._dispatchers):
-        dispatcher._dispatchers.discard(other)
+    for other in list(SESSION.dispatchers):
+        SESSION.dispatchers.discard(other)
     model = serve_warm.compile(Net().eval(), level=level)
 
     assert warmup._only_libraries(arguments) == only
@@ -642,7 +646,7 @@ def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
         results = [model(torch.ones(2)).tolist() for _ in range(3)]
 
     assert results == [[1.0, 1.0]] * 3
-    assert model.serve_warm_level1 is model.serve_warm_level1
+    assert model._serve_warm.torch_compiled() is model._serve_warm.torch_compiled()
 
 
 class Looks(nn.Module):
@@ -670,4 +674,4 @@ def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: An
 
     assert torch.equal(after.value, torch.ones(2, 4))
     assert capfd.readouterr().err == ""
-    assert {use.level for use in dispatcher.uses() if "Looks" in use.callable and use.calls} == {3}
+    assert {use.level for use in SESSION.uses() if "Looks" in use.callable and use.calls} == {3}

@@ -26,8 +26,9 @@ from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
-from serve_warm.precompile import dispatcher, entry_checks
-from serve_warm.precompile.entries import INDEX, Library, file_name
+from serve_warm.precompile import entry_checks
+from serve_warm.precompile.entries import INDEX, EntryTable, file_name
+from serve_warm.precompile.session import SESSION
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
 from serve_warm.stores.local import LocalStore
@@ -49,7 +50,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(caches))
     yield
-    dispatcher.unload()
+    SESSION.unload()
     torch._dynamo.reset()
     watch = watch_process()
     watch.forbidden = watch.on_event = None
@@ -148,7 +149,7 @@ def test_a_signed_entry_of_another_computation_is_not_served(
     assert "differs from eager by" in report.degraded[0]
     for size in SIZES:
         assert torch.equal(stand_in.answers[f"size {size}"], eager(stand_in, size))
-    levels = {use.level for use in dispatcher.uses() if "withdrawn" in use.reason}
+    levels = {use.level for use in SESSION.uses() if "withdrawn" in use.reason}
     assert levels == {1}
 
 
@@ -376,7 +377,7 @@ def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: P
     asyncio.run(begun.run())
     calls(stand_in, 2, 5)
     dispatcher = stand_in.owner.model.__dict__["_serve_warm"]
-    ((*_, fn, _),) = next(iter(dispatcher._bound.hits.values()))
+    ((*_, fn, _),) = next(iter(dispatcher.binder.binding.hits.values()))
     report = begun.report().parity
 
     assert report is not None
@@ -415,7 +416,7 @@ class Failing:
 
 def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCaptureFixture):
     """It is answered as without a check, and the log says once why there was none."""
-    entry = next(iter(Library.read(right).units.values())).entries[0]
+    entry = next(iter(EntryTable.read(right).units.values())).entries[0]
     wrong: list[Any] = []
     checks = entry_checks.Checks(
         one_in=1, withdraw=lambda *given: wrong.append(given), on_failure=wrong.append
@@ -497,7 +498,7 @@ async def as_serve_does(begun: Warmup) -> None:
 
 def code_of(stand_in: StandIn) -> set[type]:
     """Return what kinds of code answer the calls that are known."""
-    hits = stand_in.owner.model.__dict__["_serve_warm"]._bound.hits
+    hits = stand_in.owner.model.__dict__["_serve_warm"].binder.binding.hits
     return {type(fn) for found in hits.values() for (*_, fn, _) in found}
 
 

@@ -41,7 +41,7 @@ from levels import build, eager_below, in_a_process, served, started
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ SCALE = 2.0
 def one_watch() -> Iterator[None]:
     watch_process()
     yield
-    dispatcher.unload()
+    SESSION.unload()
     torch._dynamo.reset()
 
 
@@ -156,7 +156,7 @@ def taking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def calls_at_level_1() -> int:
-    return sum(u.calls for u in dispatcher.uses() if u.level == 1 and u.callable.endswith("Taking"))
+    return sum(u.calls for u in SESSION.uses() if u.level == 1 and u.callable.endswith("Taking"))
 
 
 @pytest.mark.parametrize("request_", [pytest.param(c, id=name) for name, c in REQUESTS.items()])
@@ -177,7 +177,7 @@ def test_texts_of_requests_are_neither_kept_nor_shown(
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        used = [use for use in dispatcher.uses() if use.callable.endswith("Taking")]
+        used = [use for use in SESSION.uses() if use.callable.endswith("Taking")]
         text = Report(entries=tuple(used)).text()
 
     assert kept < 4_000_000
@@ -367,7 +367,7 @@ def test_a_compiled_module_is_as_true_as_the_module():
 def fresh(scaled: tuple[Path, Any]) -> Iterator[tuple[Path, Any]]:
     """Another model of the kind that `scaled` was built from."""
     yield scaled[0], serve_warm.compile(Scaled().eval(), dynamic=False)
-    dispatcher.unload()
+    SESSION.unload()
 
 
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -424,7 +424,7 @@ def test_a_model_changed_before_the_start_is_level_1(
         except RuntimeError as error:
             with pytest.raises(RuntimeError, match=str(error)[:20]):
                 model(given, 1.0)
-            (use,) = [u for u in dispatcher.uses() if u.calls and why in u.reason][:1]
+            (use,) = [u for u in SESSION.uses() if u.calls and why in u.reason][:1]
             assert use.level == 1
             return
         result = served(lambda: model(given, 1.0))
@@ -497,7 +497,7 @@ def test_weights_exchanged_without_a_trace_are_level_1(
         with torch.inference_mode():
             model(x(), 1.0)
         exchange(weight, new)
-        seen = dispatcher.uses()
+        seen = SESSION.uses()
         with torch.inference_mode():
             try:
                 result = served(lambda: model(x(), 1.0))
@@ -505,7 +505,7 @@ def test_weights_exchanged_without_a_trace_are_level_1(
             except RuntimeError:
                 with pytest.raises(RuntimeError):
                     model._orig_mod(x(), 1.0)
-        added = set(dispatcher.uses()) - set(seen)
+        added = set(SESSION.uses()) - set(seen)
 
     assert any(u.level == 1 and "that its graph finds by itself" in u.reason for u in added)
 
@@ -1452,7 +1452,7 @@ def test_a_model_that_raises_raises(tmp_path: Path):
 
     with pytest.raises(ValueError, match="not today"):
         build(tmp_path, lambda: model(x()))
-    dispatcher.unload()
+    SESSION.unload()
     with eager_below(), pytest.raises(ValueError, match="not today"):
         model(x())
 
@@ -1470,7 +1470,7 @@ def test_another_backend_is_level_1(tmp_path: Path):
 def test_with_gradients_nothing_is_made(tmp_path: Path):
     """A build in grad mode says what to use instead."""
     model = serve_warm.compile(Block().eval(), backend="aot_eager", dynamic=False)
-    with dispatcher.building() as library:
+    with SESSION.building() as library:
         out = model(x())
 
     assert "torch.inference_mode()" in next(iter(library.refused.values()))

@@ -19,7 +19,7 @@ import torch
 import serve_warm
 from integration.changing_app import BATCHES, CHANGES, PLAIN, Changing, x
 from levels import build, eager_below, started
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,4 +134,4 @@ def test_what_changes_between_two_calls_is_never_missed(tmp_path: Path, level: i
 
     assert race.wrong == []
     assert min(*race.calls, changes) > 1000
-    assert {use.level for use in dispatcher.uses() if use.calls} == {1, level}
+    assert {use.level for use in SESSION.uses() if use.calls} == {1, level}

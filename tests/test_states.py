@@ -28,7 +28,8 @@ import serve_warm
 from levels import build, eager_below, served, started
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher, module_changes
+from serve_warm.precompile import module_changes
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ WAIT_S = 60.0
 def one_watch() -> Iterator[None]:
     watch_process()
     yield
-    dispatcher.unload()
+    SESSION.unload()
     torch._dynamo.reset()
 
 

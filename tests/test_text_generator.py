@@ -31,7 +31,7 @@ from deployments.text_generator.app import (
 from deployments.text_generator.model import Decoder, Shape, compiled, load_model
 from deployments.text_generator.slots import Slots
 from serve_warm import Buckets, compile_regions
-from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.compiler.compiled_objects import HandedOver, compile_arguments
 from serve_warm.inputs import ordered
 
 SMALL = Shape(layers=3, width=32, heads=2, vocabulary=64, slots=3, max_length=24)
@@ -200,7 +200,7 @@ def test_with_a_mode_each_step_is_compiled_whole(model):
 
     owner = SimpleNamespace(model=whole)
     assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
-    assert all(hasattr(type(step), "serve_warm_level1") for step in (whole.prefill, whole.decode))
+    assert all(isinstance(step._serve_warm, HandedOver) for step in (whole.prefill, whole.decode))
     assert not any("_compiled_call_impl" in vars(block) for block in whole.blocks)
 
 

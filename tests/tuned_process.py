@@ -24,7 +24,7 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_torch_caches_at
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 CALLS = 4
 """Until a graph is launched, and once more."""
@@ -102,9 +102,9 @@ def main(
     before, spans = watch.counts(), []
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         if level == 2 and do == "build":
-            library = stack.enter_context(dispatcher.building())
+            library = stack.enter_context(SESSION.building())
         elif level == 2:
-            why = dispatcher.load(entries)
+            why = SESSION.load(entries)
             assert not why, why
         for _ in range(CALLS):
             start = watch.counts()
@@ -123,7 +123,7 @@ def main(
         "quiet": spans,
         "error": error,
         "templates": [str(event) for event in events if "templates" in event.reason],
-        "levels": [use.level for use in dispatcher.uses()],
+        "levels": [use.level for use in SESSION.uses()],
         "static": torch._dynamo.utils.counters["inductor"]["triton_bundler_load_static_autotuner"],
         "events": [str(event) for event in events],
     }

@@ -8,12 +8,42 @@ Torch keeps a backend on a compiled callable under private names (`dynamo_ctx`,
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CellType, CodeType, ModuleType
 from typing import Any
+
+
+class HandedOver(abc.ABC):
+    """A callable with a dispatcher in front of what torch.compile makes of it.
+
+    It stands in a compiled module, or under `_serve_warm` in the attributes of what the user has.
+    """
+
+    torch_compiled: Callable[[], Any]
+    """Returns what torch.compile makes of it, which imports Dynamo."""
+
+    @abc.abstractmethod
+    def library_arguments(self) -> str:
+        """Return the arguments in words where libraries are asked for, and else nothing.
+
+        They are found without Dynamo.
+        """
+
+
+def _handed_over(value: Any) -> HandedOver | None:
+    """Return the dispatcher that a value is, or that is in front of it."""
+    # In its attributes: a DeploymentHandle has every attribute that it is asked for.
+    found = value if isinstance(value, HandedOver) else _attributes(value).get("_serve_warm")
+    return found if isinstance(found, HandedOver) else None
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, dict) else {}
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
@@ -25,9 +55,9 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """
     found = {}
     for name, value in vars(owner).items():
-        # By type: a DeploymentHandle has every attribute that it is asked for.
-        if hasattr(type(value), "serve_warm_level3") and value.serve_warm_level3:
-            found[name] = value.serve_warm_level3
+        handed_over = _handed_over(value)
+        if handed_over is not None and handed_over.library_arguments():
+            found[name] = handed_over.library_arguments()
             continue
         backends = [_described(backend) for backend in _backends_of(value)]
         if backends:
@@ -64,8 +94,7 @@ def reaches_compiled(owner: Any) -> bool:
 def _is_compiled(value: Any) -> bool:
     import torch
 
-    # By type: a DeploymentHandle has every attribute that it is asked for.
-    if any(hasattr(type(value), f"serve_warm_level{level}") for level in (1, 3)):
+    if _handed_over(value) is not None:
         return True
     if isinstance(value, torch.nn.Module):
         return any(_backends_of(module) for module in value.modules())
@@ -150,11 +179,10 @@ def _backends_of(value: Any) -> list[Any]:
 
     if "torch._dynamo" not in sys.modules:  # which torch.compile imports
         return []
-    # By type: a DeploymentHandle has every attribute that it is asked for.
     if isinstance(value, torch.nn.Module):
         whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
         compiled = [whole] if whole else _methods_of(value) or [value]
-    elif inspect.isroutine(value) or hasattr(type(value), "serve_warm_level1"):
+    elif inspect.isroutine(value) or _handed_over(value) is not None:
         compiled = [value]
     else:
         return []
@@ -165,8 +193,9 @@ def _backend_of(compiled: Any) -> Any:
     """Return the backend object that a callable was compiled with; `None` if it was not."""
     from torch._dynamo.eval_frame import innermost_backend
 
-    if hasattr(type(compiled), "serve_warm_level1"):
-        compiled = compiled.serve_warm_level1
+    handed_over = _handed_over(compiled)
+    if handed_over is not None:
+        compiled = handed_over.torch_compiled()
     context = getattr(compiled, "dynamo_ctx", None)
     callback = getattr(context, "callback", None)
     if callback is None:
@@ -180,7 +209,7 @@ def _backend_of(compiled: Any) -> Any:
 def _region_of(module: Any) -> Any:
     """Return the call of a block that `serve_warm.compile_regions` compiled inside a module."""
     calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
-    return next((call for call in calls if hasattr(type(call), "serve_warm_level1")), None)
+    return next((call for call in calls if isinstance(call, HandedOver)), None)
 
 
 def _methods_of(module: Any) -> list[Any]:
@@ -193,7 +222,7 @@ def _methods_of(module: Any) -> list[Any]:
     return [
         value
         for name, value in vars(module).items()
-        if hasattr(type(value), "serve_warm_level1")
+        if _handed_over(value) is not None
         # Dynamo's mark is on what it is told to leave alone, too, which has no backend.
         or (
             inspect.isroutine(value)

@@ -100,7 +100,7 @@ def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
-class Library:
+class EntryTable:
     """Entries by unit, and the functions that were loaded from them; one per process."""
 
     format = FORMAT
@@ -166,13 +166,13 @@ class Library:
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
-        """Add an entry that was just made; it is in the library of a build only."""
+        """Add an entry that was just made; it is in the table of a build only."""
         with self._lock:
             unit.entries.append(entry)
             self.files[entry.file] = data
             self._functions[entry.function_key] = fn
 
-    def take(self, other: Library) -> None:
+    def take(self, other: EntryTable) -> None:
         """Add the entries of another part of the same artifact."""
         for key, unit in other.units.items():
             self.units.setdefault(key, replace(unit, entries=[])).entries.extend(unit.entries)
@@ -293,7 +293,7 @@ class Library:
         return {INDEX: json.dumps(index).encode(), **files}
 
     @classmethod
-    def read(cls, folder: Path) -> Library:
+    def read(cls, folder: Path) -> EntryTable:
         """Read what `to_files` returned. Nothing of it is executed before an entry is used.
 
         Raises:
@@ -311,12 +311,30 @@ class Library:
                 units[unit.key] = unit
             names = {e.file for unit in units.values() for e in unit.entries if e.level == 2}
             there = {name for name in names if (folder / name).is_file()}
-            library = cls(units, {name: (folder / name).read_bytes() for name in there})
-            library.folder = folder if library.has_entries(3) else None
-            library.refused = {(unit, call): why for unit, call, why in index["refused"]}
+            table = cls(units, {name: (folder / name).read_bytes() for name in there})
+            table.folder = folder if table.has_entries(3) else None
+            table.refused = {(unit, call): why for unit, call, why in index["refused"]}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise NoEntry(f"its entries cannot be read: {error}") from error
-        return library
+        return table
+
+
+def read_parts(folders: Sequence[Path]) -> tuple[EntryTable, list[str]]:
+    """Return the entries in the folders of an artifact's parts, and why some were not read."""
+    table, problems = EntryTable({}, {}), []
+    for folder in folders:
+        try:
+            part = EntryTable.read(folder)
+            # Not asked for libraries: it imports Dynamo.
+            why = aot_compile.can_precompile() if part.has_entries(2) else ""
+        except NoEntry as error:
+            why = str(error)
+        if why:
+            problems.append(why)
+        else:
+            table.take(part)
+    table.why_empty = "; ".join(problems)
+    return table, problems
 
 
 def why_not_read(version: Any) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from serve_warm.precompile.eager_check import NotComparable, copied, difference_
 from serve_warm.precompile.entries import Entry
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.report import Parity, ParityResult
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +52,6 @@ IDLE_S = 1.0
 
 BUSY_S = 60.0
 """After so long the next call of traffic checks what still waits for the replica to be idle."""
-
-
-class Dispatcher(Protocol):
-    """What a check needs of a callable that was handed over."""
-
-    name: str
-    callee: Any
-
-    def forget_calls(self) -> None:
-        """Find the code for each kind of call anew at its next call."""
 
 
 class Phase(Enum):
@@ -206,7 +199,7 @@ class Checks:
     def forget_calls(self) -> None:
         """Have each callable run the code of its entries without a detour, where no check comes."""
         for dispatcher in self._seen():
-            dispatcher.forget_calls()
+            dispatcher.binder.forget_calls()
 
     def report(self) -> Parity:
         """Return what was checked until now."""
@@ -301,7 +294,7 @@ class Checks:
             # Autocast, for example, is the handler's: then its next call is checked.
             if call_signature.state() == state:
                 self.compare(dispatcher, check, kept.fn, kept.tensors)
-        dispatcher.forget_calls()
+        dispatcher.binder.forget_calls()
 
     def drop_kept(self, thread: int | None = None) -> None:
         """Leave kept calls, all or those of one thread, to be checked in traffic."""
@@ -330,7 +323,7 @@ class Checks:
         if not check.may_repeat:
             self._note(check, ParityResult.NOT_SAMPLED)
             if not self._may_come(check):
-                dispatcher.forget_calls()
+                dispatcher.binder.forget_calls()
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
@@ -417,7 +410,7 @@ class Checks:
             raise
         check.kept = None
         if not self._may_come(check):
-            dispatcher.forget_calls()
+            dispatcher.binder.forget_calls()
         return out
 
     def _give_up(self, dispatcher: Dispatcher, check: _Check, why: str) -> None:
@@ -525,12 +518,3 @@ class IdleChecks:
 
 def _size(check: _Check) -> int:
     return check.kept.size_bytes if check.kept is not None else 0
-
-
-current: Checks | None = None
-"""Those of the start of this process; None without one, and where there are no entries."""
-
-
-def around(dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what a dispatcher runs for an entry."""
-    return fn if current is None else current.around(dispatcher, entry, fn)

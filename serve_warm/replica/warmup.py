@@ -72,6 +72,7 @@ from serve_warm.fingerprint import (
 )
 from serve_warm.inputs import Input, ordered
 from serve_warm.precompile.facts import ENTRIES_FORMAT
+from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch, ranks
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Deadline, Replay
 from serve_warm.replica.watchdog import Watchdog
@@ -429,7 +430,6 @@ class Warmup:
         after = seen.counts() - at_ready if seen and at_ready else Counts()
         events = seen.events() if seen and at_ready else ()
         now = (seen.counts() - self._at_start) if seen and not at_ready else self._warmup_counts
-        handed_over = _handed_over()
         return dataclasses.replace(
             self._known,
             stage=self._stage,
@@ -450,7 +450,7 @@ class Warmup:
             events=tuple(e for e in events if e.at_unix >= (self._ready_unix or 0.0)),
             memory=self._memory_after(after),
             artifact=self._artifact,
-            entries=handed_over.uses() if handed_over is not None else (),
+            entries=SESSION.uses(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
@@ -501,18 +501,17 @@ class Warmup:
         if self._by_profile:
             await self._compile_by_profile()
         entries: dict[str, Mapping[str, bytes]] = {}
-        handed_over = _handed_over()
-        if handed_over is not None:
-            with handed_over.building() as library:
+        if SESSION.has_callables():
+            with SESSION.building() as table:
                 await self._replay_again().once()
                 # Once more: an entry that answers now is of a state that comes back, such as an
                 # adapter that another input switches off.
                 await self._replay_again().once()
             for level, name in LEVEL_PARTS.items():
-                if library.has_entries(level):
-                    entries[name] = library.to_files(level)
-            facts["entries"] = library.described()
-            facts[ENTRIES_FORMAT] = library.format
+                if table.has_entries(level):
+                    entries[name] = table.to_files(level)
+            facts["entries"] = table.described()
+            facts[ENTRIES_FORMAT] = table.format
         return pack_parts(self.cache_directory, entries), facts
 
     async def _compile_by_profile(self) -> None:
@@ -863,7 +862,7 @@ class Warmup:
             compiler_is_the_same = pulled.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
             if isinstance(answers, dict) and compiler_is_the_same:
                 isa_checks().give({str(k): bool(v) for k, v in answers.items()})
-        self._load_entries(pulled, _handed_over())
+        self._load_entries(pulled)
         if "torch_bytes" in pulled.raw and not load_torch_bytes(pulled.raw["torch_bytes"].read()):
             raise ArtifactRefused(
                 "torch did not accept the part torch_bytes",
@@ -871,9 +870,9 @@ class Warmup:
                 hint="build the artifact again with this version of torch",
             )
 
-    def _load_entries(self, pulled: Pulled, handed_over: Any) -> None:
+    def _load_entries(self, pulled: Pulled) -> None:
         names = [name for name in LEVEL_PARTS.values() if name in pulled.raw]
-        if not names or handed_over is None:
+        if not names or not SESSION.has_callables():
             return
         unpacked = []
         with _private_folders.temporary_folder() as scratch:
@@ -886,7 +885,7 @@ class Warmup:
                     folder.mkdir(mode=0o700)
                 prefetch.unpack(pulled.raw[name], folder)
                 unpacked.append(folder)
-            why = handed_over.load(*unpacked)
+            why = SESSION.load(*unpacked)
         self._has_libraries = "exported" in names and not why
         if why:
             self._warnings.append(f"not all entries can be used, and Dynamo traces calls: {why}")
@@ -905,9 +904,7 @@ class Warmup:
         # Whatever was written until now is not built upon.
         self._new_cache_directory()
         self._has_libraries = False
-        handed_over = _handed_over()
-        if handed_over is not None:
-            handed_over.unload()
+        SESSION.unload()
         if policy == "fail":
             setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
             raise WarmupFailed(
@@ -954,10 +951,9 @@ class Warmup:
         self._judge_coverage(self._replay)
 
     def _begin_checks(self) -> None:
-        handed_over = _handed_over()
         # Ranks that compute together would have to check the same call at the same time.
-        if self.checks is None and handed_over is not None and self._ranks.size == 1:
-            self.checks = handed_over.begin_checks(
+        if self.checks is None and SESSION.has_callables() and self._ranks.size == 1:
+            self.checks = SESSION.begin_checks(
                 one_in=self._config.parity_one_in,
                 can_compile=_can_compile,
                 on_failure=self._entry_withdrawn,
@@ -1240,12 +1236,6 @@ def _time(stage: Stage, start: float, *, hidden_s: float = 0.0) -> StageTime:
     return StageTime(stage=stage, seconds=time.perf_counter() - start, hidden_s=hidden_s)
 
 
-def _handed_over() -> Any:
-    """Return the dispatcher module where user code uses it, and `None` where it does not."""
-    used = sys.modules.get("serve_warm.precompile.dispatcher")
-    return used if used is not None and used.handed_over() else None
-
-
 def _can_compile() -> bool:
     """Return whether there is a compiler for what torch.compile makes."""
     try:
@@ -1260,10 +1250,9 @@ def _only_libraries(arguments: Mapping[str, str]) -> bool:
 
     `arguments` are those of what was found on the user's object.
     """
-    handed_over = _handed_over()
-    if handed_over is None or any(words.startswith("inductor") for words in arguments.values()):
+    if any(words.startswith("inductor") for words in arguments.values()):
         return False
-    return bool(handed_over.without_dynamo())
+    return SESSION.has_libraries_only()
 
 
 def pack_parts(

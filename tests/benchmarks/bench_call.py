@@ -40,7 +40,7 @@ from torch._inductor.output_code import CompiledFxGraph
 import serve_warm
 from benchmarks import workloads
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 LIMIT = 0.6
 """A call through serve_warm.compile may cost this share of a hit of torch.compile."""
@@ -62,12 +62,12 @@ def us_per_call(call: Call, calls: int) -> float:
 def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Path) -> Any:
     """Return the model through serve_warm.compile, its entry made, written and loaded."""
     compiled = serve_warm.compile(model, dynamic=False)
-    with dispatcher.building() as library:
+    with SESSION.building() as library:
         compiled(*example.args, **example.kwargs)
     for name, data in library.to_files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    why = dispatcher.load(folder)
+    why = SESSION.load(folder)
     if why:
         raise RuntimeError(why)
     return compiled
@@ -121,7 +121,7 @@ def row_of(
     name: str, kernels: str, us: dict[str, list[float]], ours: Any, calls: int
 ) -> dict[str, Any]:
     """Return what was found about one model."""
-    watch = ours._serve_warm._bound.watch
+    watch = ours._serve_warm.binder.binding.watch
     ratios = [o / t for o, t in zip(us["serve_warm"], us["torch_compile"], strict=True)]
     return {
         "name": name,
@@ -170,8 +170,8 @@ def measured(
             rows.append(row_of(name, "stubbed", us, ours, calls))
     assert (watch_process().counts() - quiet).quiet, "something compiled while it was measured"
     levels = {use.level for use in ours._serve_warm.uses()}
-    assert levels == {2}, dispatcher.uses()
-    dispatcher.unload()
+    assert levels == {2}, SESSION.uses()
+    SESSION.unload()
     torch._dynamo.reset()
     return rows
 

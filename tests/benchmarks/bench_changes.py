@@ -34,7 +34,7 @@ from torch import nn
 
 import serve_warm
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 LAYERS, WIDTH = 24, 4
 SHAPES = 300
@@ -186,12 +186,12 @@ SCENARIOS = (
 
 def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
     """Make, write and load the entries of a scenario."""
-    with dispatcher.building() as library:
+    with SESSION.building() as library:
         scenario.declared(compiled)
     folder.mkdir(parents=True)
     for name, data in library.to_files().items():
         (folder / name).write_bytes(data)
-    why = dispatcher.load(folder)
+    why = SESSION.load(folder)
     if why:
         raise RuntimeError(why)
 
@@ -224,7 +224,7 @@ def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[s
                 compiles += (watch_process().counts() - before).compiles
     lowest = min(ours._serve_warm.uses(), key=lambda use: use.level)
     assert lowest.level == scenario.level, (scenario.name, lowest)
-    dispatcher.unload()
+    SESSION.unload()
     ratios = [o / t for o, t in zip(us["serve_warm"], us["torch_compile"], strict=True)]
     return {
         "name": scenario.name,

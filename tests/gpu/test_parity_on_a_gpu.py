@@ -18,7 +18,7 @@ from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import dispatcher
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
     assert library.refused == {}
 
     with started(tmp_path), torch.inference_mode():
-        checks = dispatcher.begin_checks(one_in=2, can_compile=lambda: True, on_failure=on_failure)
+        checks = SESSION.begin_checks(one_in=2, can_compile=lambda: True, on_failure=on_failure)
         assert checks is not None
         for _ in range(4):
             model(x)
@@ -77,7 +77,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
         with checks.checking():
             (handed_over,) = checks._seen()
             (check,) = checks._checks_of(handed_over)
-            fn = dispatcher._library.function(check.entry)
+            fn = SESSION.loaded.function(check.entry)
             checks.compare(handed_over, check, fn, [x])
             after = random_states()
         checks.serve()

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import serve_warm
-from serve_warm.precompile import dispatcher
 from serve_warm.precompile.module_changes import RELOOK_S
+from serve_warm.precompile.session import SESSION
 from soundness.rows import READY, START, Group, Row
 
 LEVELS = (2, 3)
@@ -67,7 +67,7 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
     with watched_guards(kinds, group.synthetic), torch._dynamo.config.patch(**group.config):
         compiled = serve_warm.compile(group.make(), level=level, **group.arguments)
         try:
-            with torch.inference_mode(), dispatcher.building() as library:
+            with torch.inference_mode(), SESSION.building() as library:
                 group.call(compiled)
         except Exception as error:  # noqa: BLE001 - the row says so
             raised = _said(error)
@@ -126,7 +126,7 @@ def judge(
     with _application(row, group, when) as app:
         compiled = serve_warm.compile(app.model, level=level, **group.arguments)
         parts = [part for part in map(str, LEVELS) if (folder / part / "index.json").exists()]
-        why = dispatcher.load(*(folder / part for part in parts))
+        why = SESSION.load(*(folder / part for part in parts))
         served = None
         if when == READY:
             served = _ready(group, compiled)
@@ -200,7 +200,7 @@ def _application(row: Row, group: Group, when: str, level1: str = "force_eager")
         for place in (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv):
             # Set back by an older function it is "ieee", where it was inherited.
             undo.callback(setattr, place, "fp32_precision", place.fp32_precision)
-        undo.callback(dispatcher.unload)
+        undo.callback(SESSION.unload)
         if when == START and row.make is not None:
             app = _App(model=row.make(), row=row, before=None, undo=undo)
         else:
@@ -243,7 +243,7 @@ def _answer(call: Callable[[], Any], row: Row) -> Answer:
 
 def _uses() -> dict[tuple[int, str], int]:
     counts: dict[tuple[int, str], int] = {}
-    for use in dispatcher.uses():
+    for use in SESSION.uses():
         key = (use.level, use.reason)
         counts[key] = counts.get(key, 0) + use.calls
     return counts

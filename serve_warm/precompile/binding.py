@@ -1,0 +1,207 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bindings: which entries fit one callable as it is now, and which kinds of call are known.
+
+A binding holds until something about the callable changes, or other entries are loaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from serve_warm.precompile import call_signature
+from serve_warm.precompile.call_signature import Signature
+from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.session import SESSION
+
+STATES_KEPT = 64
+"""States of a model, by the entries that fit, whose calls stay known while it is in another one."""
+
+Use = tuple[str, int, str]
+"""Call, level and reason."""
+
+KnownCall = tuple[
+    Callable[..., bool],
+    Callable[[], bool],
+    Callable[[Sequence[Any]], bool] | None,
+    Callable[..., Any] | None,
+    Use,
+]
+"""A kind of call: checks of its tensors, of the state and of an entry's conditions; the code that
+answers it, None at level 1; and how it is counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """What is known of a callable and its entries until something about it changes."""
+
+    table: EntryTable | None
+    unit: Unit | None = None
+    watch: FactWatch | None = None
+    unchanged: Callable[[], bool] = lambda: True
+    functions: Sequence[Callable[..., Any] | NoEntry] = ()
+    """Of each entry of the unit, loaded whether or not it fits today: its state may come back."""
+    entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
+    """Those that fit now."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Why another one does not, by its call."""
+    known: frozenset[tuple[type, Any]] = frozenset()
+    """Numbers and texts that entries were made for."""
+    hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
+    open_hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
+    """Those of entries that take sizes as they come, by calls without sizes."""
+    states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
+        default_factory=dict
+    )
+    """Hits by the numbers of the entries that fit: what comes back is known at once."""
+
+    def why_none(
+        self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
+    ) -> str:
+        """Return why no entry answers a call of the callable `name`."""
+        call = str(signature)
+        if call in self.unfit:
+            return self.unfit[call]
+        if (name, call) in table.refused:
+            return table.refused[name, call]
+        if not self.entries:
+            if self.unfit:
+                return next(iter(self.unfit.values()))
+            return table.nearest(self.unit) if self.unit is not None else ""
+        for entry, _ in self.entries:
+            if entry.signature == signature:
+                other = "; ".join(
+                    _other_state(part, now, entry.state.get(part, "not known"))
+                    for part, now in state.items()
+                    if now != entry.state.get(part)
+                )
+                return other or f"not so for it: {' and '.join(entry.dynamic.conditions)}"
+        return f"no entry for this call; there are {len(self.entries)} for others"
+
+
+def _other_state(name: str, now: str, was: str) -> str:
+    """Return in words how a part of the state differs, of a long list the items that do."""
+    found, before = now.split(", "), was.split(", ")
+    now = ", ".join(part for part in found if part not in before)
+    was = ", ".join(part for part in before if part not in found)
+    return f"{name} is {now}, and was {was}"
+
+
+UNBOUND = Binding(table=EntryTable({}, {}))
+
+
+class Binder:
+    """Keeps the binding of one callable up to date."""
+
+    def __init__(self, callee: Any, name: str, arguments: str) -> None:
+        self.lock = threading.RLock()
+        self.binding = UNBOUND
+        """Read by each call; written under `lock`."""
+        self._callee = callee
+        self._name = name
+        self._arguments = arguments
+
+    def bind(self) -> None:
+        """Compare the callable as it is now with the entries, and load those that fit."""
+        with self.lock:
+            self.bind_again()
+
+    def bind_anew(self) -> None:
+        """Ask for the code of all entries again, and forget what is known of calls."""
+        with self.lock:
+            self.binding = UNBOUND
+            self.bind_again()
+
+    def bind_again(self) -> Binding:
+        """Return the binding of the callable as it is now. Under `lock`."""
+        binding, table = self.binding, SESSION.active
+        if table is None:
+            binding = Binding(table=None)
+        elif binding.table is not table or not _has_all(binding):
+            binding = self._bind(table)
+        elif SESSION.being_built is not None and binding.watch is None:
+            # There is no entry to be watched yet, and it may consist of something else by now.
+            binding = self._bind(table)
+        elif not binding.unchanged() and binding.watch is not None:
+            binding.watch.refresh()
+            binding = _judge(binding)
+            if not binding.entries and binding.unit is not None:
+                # What it consists of may be what other entries are for.
+                unit = table.unit(self._name, self._arguments, tree(self._callee))
+                binding = binding if unit is binding.unit else self._bind(table)
+        self.binding = binding
+        return binding
+
+    def _bind(self, table: EntryTable) -> Binding:
+        unit = table.unit(self._name, self._arguments, tree(self._callee))
+        entries = list(unit.entries)
+        functions: list[Callable[..., Any] | NoEntry] = []
+        for entry in entries:
+            try:
+                functions.append(table.function(entry))
+            except NoEntry as error:
+                functions.append(error)
+        known = {
+            value for e in entries for value in call_signature.known_values(e.signature.structure)
+        }
+        # Without entries nothing can be made wrong by a change, but one may bring back a structure
+        # that has some.
+        watched = entries or table.of_other_structures(unit)
+        watch = FactWatch(self._callee, [e.facts for e in watched]) if watched else None
+        return _judge(
+            Binding(
+                table=table,
+                unit=unit,
+                watch=watch,
+                functions=functions,
+                known=frozenset(known),
+            )
+        )
+
+    def has(self, entry: Entry) -> bool:
+        """Return whether the callable runs the code of an entry."""
+        return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
+
+    def forget_calls(self) -> None:
+        """Find the code for each kind of call anew at its next call."""
+        with self.lock:
+            for tables in self.binding.states.values():
+                for table in tables:
+                    table.clear()
+
+
+def _has_all(binding: Binding) -> bool:
+    return binding.unit is not None and len(binding.unit.entries) == len(binding.functions)
+
+
+def _judge(binding: Binding) -> Binding:
+    """Return the same with the entries that fit now."""
+    watch, unit = binding.watch, binding.unit
+    if watch is None or unit is None:
+        return binding
+    fitting, entries, unfit = [], [], {}
+    for number, function in enumerate(binding.functions):
+        entry = unit.entries[number]
+        why = str(function) if isinstance(function, NoEntry) else watch.why_broken(number)
+        if why or isinstance(function, NoEntry):
+            unfit[str(entry.signature)] = why
+        else:
+            fitting.append(number)
+            entries.append((entry, function))
+    state = tuple(fitting)
+    if state not in binding.states and len(binding.states) >= STATES_KEPT:
+        binding.states.pop(next(iter(binding.states)))
+    hits, open_hits = binding.states.setdefault(state, ({}, {}))
+    return replace(
+        binding,
+        unchanged=watch.unchanged,
+        entries=entries,
+        unfit=unfit,
+        hits=hits,
+        open_hits=open_hits,
+    )
