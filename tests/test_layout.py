@@ -81,7 +81,7 @@ ENVIRONMENT_READERS = {"config", "node"}
 
 # One broad handler each, because what they call is the user's and may not break the caller.
 BROAD_HANDLERS = {
-    "replica.warmup": "an observer may not break a warm-up",
+    "replica.journal": "an observer may not break a warm-up",
     "precompile.entry_checks": "a check may not break a request",
 }
 
@@ -302,7 +302,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (handler_violations, "cli", "with contextlib.suppress(Exception): f()", "lines [1]"),
         (
             handler_violations,
-            "replica.warmup",
+            "replica.journal",
             "try: f()\nexcept Exception: ...\ntry: g()\nexcept Exception: ...",
             "lines [2, 4], 1 allowed",
         ),
@@ -343,7 +343,7 @@ def test_a_violation_is_found(
         (weight_violations, "compiler", "import torch"),
         (environment_violations, "config", "import os\nos.environ['X'] = '1'"),
         (environment_violations, "trust", "def f(environ): return environ.get('X')"),
-        (handler_violations, "replica.warmup", "try: f()\nexcept Exception: log()"),
+        (handler_violations, "replica.journal", "try: f()\nexcept Exception: log()"),
         (handler_violations, "trust", "try: f()\nexcept (OSError, ValueError): ..."),
         (handler_violations, "trust", "with contextlib.suppress(OSError): f()"),
         (name_violations, "stores.object_store", ""),

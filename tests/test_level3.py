@@ -32,7 +32,7 @@ from serve_warm.precompile.compiled import LightModule
 from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica import warmup
+from serve_warm.replica.prepare import only_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -497,7 +497,7 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
         SESSION.dispatchers.discard(other)
     model = serve_warm.compile(Net().eval(), level=level)
 
-    assert warmup._only_libraries(arguments) == only
+    assert only_libraries(arguments) == only
     del model
 
 

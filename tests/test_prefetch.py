@@ -136,8 +136,8 @@ def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path
     assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
     assert report.artifact.signers == ("key0",)
     assert hidden(report).keys() == {"PENDING", "PULLING", "VERIFYING", "LOADING"}
-    assert warmup.cache_directory == pointed_at() == taken.directory
-    assert (warmup.cache_directory / KERNEL).read_bytes() == bytes(range(256)) * 64
+    assert warmup.caches.directory == pointed_at() == taken.directory
+    assert (warmup.caches.directory / KERNEL).read_bytes() == bytes(range(256)) * 64
     assert all(file.closed for file in taken.pulled.raw.values())
 
 
@@ -184,7 +184,7 @@ def test_a_start_waits_for_what_is_under_way(
         asyncio.run(warmup.run())
 
     assert warmup.report().verdict is Verdict.FULL_HIT
-    assert warmup.cache_directory == ended(work).directory
+    assert warmup.caches.directory == ended(work).directory
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if line.startswith("pulled artifact")]) == 1
 
@@ -238,7 +238,7 @@ def test_settings_that_change_later_are_those_that_count(
 
     report = warmup.report()
     assert (report.verdict, report.artifact.store) == (Verdict.FULL_HIT, settings["artifact"])
-    assert warmup.cache_directory != taken.directory
+    assert warmup.caches.directory != taken.directory
     assert hidden(report).keys() == {"PENDING"}
     assert thrown_away(taken)
 
@@ -276,7 +276,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
     report = warmup.report()
     assert report.verdict is Verdict.REFUSED
     assert report.artifact.refused == ("denied" if withdrawn == "artifact" else "no_trust")
-    assert list(warmup.cache_directory.rglob("*.so")) == []
+    assert list(warmup.caches.directory.rglob("*.so")) == []
     assert thrown_away(taken)
 
 

@@ -49,7 +49,10 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
-from serve_warm.replica.warmup import LOG_PREFIX, Replica, Warmup, build_facts
+from serve_warm.replica.journal import LOG_PREFIX
+from serve_warm.replica.pack import build_facts
+from serve_warm.replica.prepare import Replica
+from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
@@ -237,8 +240,8 @@ def test_the_gpu_that_is_read_is_the_serving_threads(monkeypatch: pytest.MonkeyP
 
     start = warm_up(replica)
 
-    assert start.fingerprint is not None
-    assert start.fingerprint.machine["gpu"] == "A sm_90 132 SMs 80 GiB as cuda:1"
+    assert start.journal.fingerprint is not None
+    assert start.journal.fingerprint.machine["gpu"] == "A sm_90 132 SMs 80 GiB as cuda:1"
 
 
 def test_reports_follow_each_pass():
@@ -370,7 +373,7 @@ def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
 
     start = warm_up(replica, artifact=store.uri)
 
-    report, directory = start.report(), start.cache_directory
+    report, directory = start.report(), start.caches.directory
     assert report.verdict is Verdict.FULL_HIT
     assert directory == pointed_at()
     assert (directory / "24" / "c244b2rga7kqcbbf2xhyb.so").read_bytes() == bytes(range(256)) * 64
@@ -393,8 +396,8 @@ def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: P
     report = asyncio.run(start.run())
 
     assert report.verdict is Verdict.FULL_HIT
-    assert start.cache_directory != present
-    assert not list(start.cache_directory.rglob("mine"))
+    assert start.caches.directory != present
+    assert not list(start.caches.directory.rglob("mine"))
 
 
 @pytest.fixture
@@ -420,8 +423,8 @@ def test_an_artifact_is_put_where_nobody_can_exchange_it(
     start = warm_up(replica, artifact=store.uri)
 
     assert start.report().verdict is Verdict.FULL_HIT
-    assert start.cache_directory.is_relative_to(open_temporary_folder / ".cache" / "serve_warm")
-    assert _private_folders.problems(start.cache_directory) == ()
+    assert start.caches.directory.is_relative_to(open_temporary_folder / ".cache" / "serve_warm")
+    assert _private_folders.problems(start.caches.directory) == ()
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
 
@@ -445,8 +448,8 @@ def test_where_every_place_is_open_to_others_nothing_is_loaded(
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert report.artifact.refused == "unsafe_directory"
     assert f"chmod +t {tempfile.gettempdir()}" in report.artifact.reason
-    assert start.cache_directory.is_relative_to(tempfile.gettempdir())
-    assert not list(start.cache_directory.rglob("*.so"))
+    assert start.caches.directory.is_relative_to(tempfile.gettempdir())
+    assert not list(start.caches.directory.rglob("*.so"))
     assert len(list(blobs.iterdir())) == 2  # it was pulled, and not put in place
 
 
@@ -457,7 +460,7 @@ def test_a_given_directory_is_kept_where_nothing_is_pulled():
 
     asyncio.run(start.run())
 
-    assert start.cache_directory == present
+    assert start.caches.directory == present
 
 
 def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_path: Path):
@@ -554,7 +557,7 @@ def test_a_damaged_artifact_is_refused(
     report = start.report()
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert report.artifact.reason
-    assert list(start.cache_directory.rglob("*.so")) == []
+    assert list(start.caches.directory.rglob("*.so")) == []
     assert report.covered.proven == 2
 
 
@@ -613,8 +616,8 @@ def test_what_was_written_before_a_refusal_is_not_built_upon(store: LocalStore, 
     assert start.report().verdict is Verdict.REFUSED
     assert "torch did not accept the part torch_bytes" in start.report().artifact.reason
     assert list(caches.rglob("c244b2rga7kqcbbf2xhyb.so"))  # it had been unpacked
-    assert start.cache_directory == pointed_at()
-    assert list(start.cache_directory.rglob("*")) == []
+    assert start.caches.directory == pointed_at()
+    assert list(start.caches.directory.rglob("*")) == []
 
 
 def test_a_store_that_does_not_answer_is_tried_again_and_then_a_miss(

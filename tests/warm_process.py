@@ -28,7 +28,8 @@ from serve_warm.artifact.push import push
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
-from serve_warm.replica.warmup import ISA_FACT, Warmup
+from serve_warm.replica.pack import ISA_FACT
+from serve_warm.replica.warmup import Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust
@@ -121,7 +122,7 @@ def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStor
     manifest = Manifest(
         deployment=Replica.deployment,
         created=utc_now(),
-        fingerprint=start.fingerprint,
+        fingerprint=start.journal.fingerprint,
         parts=tuple(part for part, _ in packed.values()),
         facts=facts,
     )
@@ -168,7 +169,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "report": start.report().to_json(),
         "verdict_when_ready": report.verdict.value,
-        "cache_directory": str(start.cache_directory),
+        "cache_directory": str(start.caches.directory),
         "error": max(error.abs().max().item() for error in errors),
         "started": started,
         "parts": sorted(parts),

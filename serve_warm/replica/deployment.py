@@ -374,7 +374,7 @@ class _Replica:
         # may, gets a proof; nobody is told that the replica serves before Serve has come this far.
         if self._warmup is not None:
             self._warmup.become_ready()
-            self._check_when_idle(self._warmup.checks)
+            self._check_when_idle(self._warmup.journal.checks)
         elif self._served_unwarmed is None:
             self._served_unwarmed = (node.boot_s(), time.time())
             if self._heartbeat is not None:
@@ -566,14 +566,15 @@ class _Replica:
 
     def requests(self) -> list[Input]:
         """Return the replayed inputs with the names of their targets in place of methods."""
-        inputs = self._warmup.inputs if self._warmup is not None else ()
+        inputs = self._warmup.journal.inputs if self._warmup is not None else ()
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
     async def artifact(self) -> dict[str, Any]:
         """Return fingerprint, raw parts and build facts."""
         warmup = self._warmup
         report = self.report()
-        if warmup is None or warmup.cache_directory is None or warmup.fingerprint is None:
+        fingerprint = warmup.journal.fingerprint if warmup is not None else None
+        if warmup is None or fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
         if self._packed:
             raise WarmupFailed(
@@ -582,7 +583,7 @@ class _Replica:
         self._packed = True
         parts, facts = await warmup.pack()
         return {
-            "fingerprint": warmup.fingerprint.to_json(),
+            "fingerprint": fingerprint.to_json(),
             "parts": parts,
             "facts": dict(facts),
             "report": report.to_json(),

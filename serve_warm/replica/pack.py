@@ -1,0 +1,102 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of an artifact, from the caches and entries of a replica that has proven itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_warm import _private_folders
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.compiler import pgo
+from serve_warm.compiler.caches import save_torch_bytes
+from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile.facts import ENTRIES_FORMAT
+from serve_warm.precompile.session import SESSION
+from serve_warm.replica.replay import Replay
+from serve_warm.report import Report
+
+LEVEL_PARTS = {2: "precompiled", 3: "exported"}
+"""The part of an artifact that has the entries of a level."""
+
+ISA_FACT = "isa_checks"
+"""Name of the manifest fact that holds torch's ISA probe answers."""
+
+
+async def pack(
+    report: Report, cache_directory: Path, new_replay: Callable[[], Replay], *, has_profile: bool
+) -> tuple[dict[str, bytes], Mapping[str, Any]]:
+    """Return the raw parts of an artifact, and what its manifest says about the build.
+
+    Replays the inputs once more where something was handed to `serve_warm.compile`, and makes an
+    entry for each kind of call. `report` is that of the proof, `new_replay` gives a replay of the
+    same inputs. Once per process: torch's bytes of a second save cannot be loaded completely.
+    """
+    facts = dict(build_facts(report))
+    if has_profile:
+        await _compile_by_profile(new_replay())
+    entries: dict[str, Mapping[str, bytes]] = {}
+    if SESSION.has_callables():
+        with SESSION.building() as table:
+            await new_replay().once()
+            # Once more: an entry that answers now is of a state that comes back, such as an
+            # adapter that another input switches off.
+            await new_replay().once()
+        for level, name in LEVEL_PARTS.items():
+            if table.has_entries(level):
+                entries[name] = table.to_files(level)
+        facts["entries"] = table.described()
+        facts[ENTRIES_FORMAT] = table.format
+    return pack_parts(cache_directory, entries), facts
+
+
+async def _compile_by_profile(replay: Replay) -> None:
+    """Compile what starts with this profile will: graphs that this one had no need of.
+
+    With batches of 8 and 1, for example, the profile says that the batch changes, and the
+    first graph of such a start is one for all batches. Here it was one for 8.
+    """
+    seen = watch_process()
+    of_traffic = seen.on_event, seen.forbidden
+    seen.on_event, seen.forbidden = None, None
+    pgo.begin_anew()
+    try:
+        await replay.until_quiet()
+    finally:
+        seen.on_event, seen.forbidden = of_traffic
+
+
+def pack_parts(
+    cache_directory: Path, entries: Mapping[str, Mapping[str, bytes]] | None = None
+) -> dict[str, bytes]:
+    """Return the raw parts of an artifact from this process' caches. Once per process.
+
+    `entries` are the files of the parts that have some, by the part's name.
+    """
+    parts = {"cache": pack_directory(cache_directory)}
+    for name, files in (entries or {}).items():
+        with _private_folders.temporary_folder() as scratch:
+            folder = scratch / name
+            folder.mkdir(mode=0o700)
+            for file, content in files.items():
+                (folder / file).write_bytes(content)
+            parts[name] = pack_directory(folder)
+    torch_bytes = save_torch_bytes()
+    if torch_bytes:
+        parts["torch_bytes"] = torch_bytes
+    return parts
+
+
+def build_facts(report: Report) -> Mapping[str, Any]:
+    """Return what a manifest says about the build, beside fingerprint and parts."""
+    return {
+        ISA_FACT: isa_checks().answers,
+        "inputs": [result.name for result in report.inputs],
+        "passes": report.passes,
+        "to_proof_s": round(report.to_proof_s, 3),
+        "compiler_processes": report.warmup.compiler_processes,
+        "versions": report.versions,
+    }

@@ -1,0 +1,286 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The stage PENDING: what is replayed, what compiles it, and what this machine and app are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serve_warm.compiler import pgo
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.caches import keep_headers_private, private_directory
+from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
+from serve_warm.compiler.watch import unwatched_compiles
+from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
+from serve_warm.errors import CompilerMissing, ConfigError, WarmupTimeout
+from serve_warm.fingerprint import (
+    NOT_NEEDED,
+    UNKNOWN,
+    Fingerprint,
+    gpu_in_use,
+    read_app,
+    read_machine,
+    read_rank,
+    why_no_gpu,
+)
+from serve_warm.inputs import Input, ordered
+from serve_warm.precompile.session import SESSION
+from serve_warm.replica.replay import Deadline
+from serve_warm.report import CompileEvent, Stage
+
+if TYPE_CHECKING:
+    from serve_warm.replica.journal import Journal
+    from serve_warm.replica.prefetch import Prefetch
+    from serve_warm.replica.ranks import Ranks
+    from serve_warm.trust.policy import Trust
+
+REMOTE_CACHES = (
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
+    "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO",
+)
+"""Variables of torch that make it unpickle what others have stored (torch 2.13, its config)."""
+
+
+class Replica(Protocol):
+    """What a warm-up needs of the deployment that it runs in."""
+
+    application: str
+    deployment: str
+    replica: str
+    owner: Any
+    """The user's object: its attributes are searched for compiled callables."""
+    unwatched_compiles_before: int
+    """`unwatched_compiles()` before the user's `__init__`."""
+
+    async def warmup_inputs(self) -> Any:
+        """Return what the user declared."""
+
+    async def call(self, item: Input) -> None:
+        """Replay one input as Ray Serve would."""
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        """Raise `InputError` for an input whose target does not exist."""
+
+    def serving_threads(self) -> set[int]:
+        """Return the native ids of the threads that live as long as the replica."""
+
+    def waits_for(self) -> Sequence[str]:
+        """Return the names of the deployments that this one calls."""
+
+    def trust(self) -> Trust | None:
+        """Return who is trusted where the code says so, else `None`: the machine's files."""
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        """Return what a request gets that would compile under `after_ready: forbid`."""
+
+
+class CompileCaches:
+    """Where torch's caches are pointed at, and whether its profile decides what is dynamic."""
+
+    def __init__(self, directory: Path | None) -> None:
+        if directory is None:
+            directory = private_directory()
+            point_torch_caches_at(directory)
+        self.directory = directory
+        """Private to this process."""
+        self.has_profile = False
+
+    def begin_anew(self, directory: Path | None = None) -> Path:
+        """Point torch's caches at a directory that only we have written to; a new one if none."""
+        self.directory = private_directory() if directory is None else directory
+        point_torch_caches_at(self.directory)
+        if self.has_profile:
+            pgo.forget_profile()
+        return self.directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A start whose inputs and fingerprint are known."""
+
+    inputs: Sequence[Input]
+    fingerprint: Fingerprint
+    has_libraries_only: bool
+    """Whether libraries are asked for in all that is compiled: then nothing of torch's compiler
+    is imported before something needs it."""
+
+
+class Preparation:
+    """The stage PENDING of one start; `prepare` is its one verb."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        config: WarmupConfig,
+        journal: Journal,
+        caches: CompileCaches,
+        prefetched: Prefetch | None,
+    ) -> None:
+        self._replica = replica
+        self._config = config
+        self._journal = journal
+        self._caches = caches
+        self._prefetched = prefetched
+
+    async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
+        """Return what is replayed, and what this start is compared with.
+
+        Raises:
+            ConfigError: the inputs or the configuration cannot be used, or ranks differ in them.
+            WarmupTimeout: the user's `warmup_inputs` takes too long.
+        """
+        journal = self._journal
+        journal.enter(Stage.PENDING)
+        hidden_s = self._prefetched.hidden_s if self._prefetched else 0.0
+        with journal.timed(Stage.PENDING, hidden_s=hidden_s):
+            keep_headers_private()
+            self._choose_cpu()
+            arguments = compile_arguments(self._replica.owner)
+            has_libraries_only = only_libraries(arguments)
+            if not has_libraries_only:
+                await self.import_compiler()
+                self._need_compiler(arguments)
+            self._warn_of_remote_caches()
+            self._warn_of_no_group()
+            journal.compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
+            declared = await self._declared(deadline)
+            inputs = ordered(declared, of=type(self._replica.owner).__name__)
+            self._replica.check(inputs)
+            journal.inputs = inputs
+            await self._plan_together(inputs, ranks, deadline)
+            journal.begin_counting()
+            isa_checks()
+            fingerprint = await self._fingerprint(arguments, needs_compiler=not has_libraries_only)
+            journal.fingerprint = fingerprint
+        return Prepared(
+            inputs=inputs, fingerprint=fingerprint, has_libraries_only=has_libraries_only
+        )
+
+    async def import_compiler(self) -> None:
+        """Import torch's compiler, so that a stage pays for it, and see to its profile."""
+        # Nothing where it was done during __init__; where that is under way this waits for it.
+        await asyncio.to_thread(import_compiler)
+        self._warn_of_late_settings()
+        self._keep_profile()
+
+    async def _fingerprint(
+        self, arguments: Mapping[str, str], *, needs_compiler: bool
+    ) -> Fingerprint:
+        # On this thread, not in a worker: grad mode, autocast and current GPU are the thread's.
+        cpu, device = self._config.cpu, gpu_in_use()
+        app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
+        machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu, device=device)
+        if machine["gpu"] == UNKNOWN:
+            self._journal.warn(await asyncio.to_thread(why_no_gpu, environment()))
+        if not needs_compiler:
+            machine["compiler"] = NOT_NEEDED
+        return Fingerprint(machine=machine, app=app)
+
+    def _choose_cpu(self) -> None:
+        lacking = pin_portable_cpu() if self._config.cpu == "portable" else ()
+        if lacking:
+            self._journal.warn(
+                f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
+                "no portable artifact fits it, and it compiles for itself alone"
+            )
+
+    def _keep_profile(self) -> None:
+        if self._config.pgo == "off":
+            return
+        why = pgo.keep_profile(self._replica.deployment)
+        self._caches.has_profile = not why
+        if why:
+            self._journal.warn(f"pgo: on does nothing here: {why}")
+
+    def _need_compiler(self, arguments: Mapping[str, str]) -> None:
+        try:
+            require_compiler(environment())
+        except CompilerMissing as error:
+            if any(words.startswith("inductor") for words in arguments.values()):
+                raise
+            # Nothing that Inductor compiles was found: a model that is not compiled needs none.
+            self._journal.warn(str(error))
+
+    def _warn_of_remote_caches(self) -> None:
+        values = environment()
+        on = [name for name in REMOTE_CACHES if values.get(name, "0") not in ("", "0")]
+        if on:
+            self._journal.warnings.append(
+                f"{', '.join(on)}: torch loads what it finds in its remote cache without any "
+                "signature; switch it off where an artifact is used"
+            )
+
+    def _warn_of_no_group(self) -> None:
+        if self._config.ranks == "together" and read_rank() is None:
+            self._journal.warn(
+                "ranks: together does nothing here: this process has no process group of several "
+                "ranks. Call torch.distributed.init_process_group in __init__"
+            )
+
+    def _warn_of_late_settings(self) -> None:
+        late = self._prefetched.set_too_late if self._prefetched is not None else ()
+        if late:
+            self._journal.warnings.append(
+                f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
+                "variables; with an artifact it is imported while __init__ runs. Set them in "
+                "runtime_env, or above the class"
+            )
+
+    async def _declared(self, deadline: Deadline) -> Any:
+        late = WarmupTimeout(
+            f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
+            hint="declare inputs without waiting for other deployments; replays may wait",
+            stage=Stage.PENDING.value,
+        )
+        try:
+            declared = await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise late from error
+        if deadline.left() < 0:  # it has blocked the loop, where nothing could cancel it
+            raise late
+        return declared
+
+    async def _plan_together(
+        self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
+    ) -> None:
+        """Have all ranks replay the same, equally often."""
+        if ranks.size > 1 and self._config.after_ready == "forbid":
+            raise ConfigError(
+                "after_ready: forbid is not for ranks that compute together: one that refuses a "
+                "request leaves the others waiting for it",
+                hint="leave it at count; compiles in traffic are seen all the same",
+            )
+        plan = {
+            "inputs": [item.name for item in inputs],
+            "max_passes": self._config.max_passes,
+            "on_uncovered": self._config.on_uncovered,
+        }
+        plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
+        for rank, theirs in enumerate(plans):
+            differing = [name for name, value in plan.items() if theirs[name] != value]
+            if differing:
+                name = differing[0]
+                raise ConfigError(
+                    f"rank {ranks.rank} has {name} {plan[name]}, and rank {rank} has "
+                    f"{theirs[name]}",
+                    hint="all ranks replay the same inputs under the same settings: each of them "
+                    "waits for the others in every collective",
+                )
+
+
+def only_libraries(arguments: Mapping[str, str]) -> bool:
+    """Return whether libraries are asked for in all that is compiled, as far as that is known.
+
+    `arguments` are those of what was found on the user's object.
+    """
+    if any(words.startswith("inductor") for words in arguments.values()):
+        return False
+    return SESSION.has_libraries_only()
