@@ -23,7 +23,8 @@ ServeWarmError
     └── NotProven               a pass that forbids compiling met a compile
 
 `CompileForbidden`, which a request gets under `after_ready: forbid`, stands in
-`serve_warm.replica.deployment`: it is also an exception of Ray Serve, which turns it into HTTP 503.
+`serve_warm.replica.serve_calls`: it is also an exception of Ray Serve, which turns it into HTTP
+503.
 """
 
 from __future__ import annotations

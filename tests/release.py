@@ -37,7 +37,7 @@ CHART = ROOT / "helm" / "serve-warm"
 
 NEEDED_IN_WHEEL = {
     "serve_warm/py.typed",
-    "serve_warm/bench.schema.json",
+    "serve_warm/builder/bench.schema.json",
     "serve_warm/node.py",
     "serve_warm/cli/__main__.py",
 }
@@ -171,7 +171,7 @@ def use_problems(installed: Installed, version: str) -> Iterator[str]:
     state = installed.folder / "state"
     node = ("python", "-I", "-S", installed.package / "node.py", "probe", "--state-dir", state)
     alone = ("--raylet", "none", "--proxy", "none")
-    schema = "from serve_warm import bench; print(bench.schema()['$schema'])"
+    schema = "from serve_warm.builder import bench; print(bench.schema()['$schema'])"
     expected: list[tuple[tuple[object, ...], int, str]] = [
         (("python", "-c", asked), 0, found),
         (("python", "-c", schema), 0, "json-schema.org"),

@@ -28,8 +28,9 @@ from serve_warm.compiler.background_import import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError
 from serve_warm.precompile import entry_checks
-from serve_warm.replica import deployment
-from serve_warm.replica.deployment import ATTRIBUTE, CompileForbidden
+from serve_warm.replica import in_serve
+from serve_warm.replica.deployment import ATTRIBUTE, replica_of
+from serve_warm.replica.serve_calls import CompileForbidden
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
 
@@ -198,7 +199,7 @@ def in_replica_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     """Be the process of a replica, and return where its state is."""
     monkeypatch.setattr(serve, "get_replica_context", Context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
-    monkeypatch.setattr(deployment, "WARMED", {})
+    monkeypatch.setattr(in_serve, "WARMED", {})
     monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
     beats: list[node.Heartbeat] = []
     really = node.Heartbeat
@@ -218,7 +219,7 @@ def exports_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
     """Make instances as replicas of Serve, and return what Ray is told of them."""
     monkeypatch.setattr(serve, "get_replica_context", Context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
-    monkeypatch.setattr(deployment, "WARMED", {})
+    monkeypatch.setattr(in_serve, "WARMED", {})
     monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
     return Exports(monkeypatch)
@@ -291,9 +292,9 @@ def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):
     told = dataclasses.replace(
         replica.report(), error=HOSTILE, degraded=(HOSTILE,) * 3, warnings=(HOSTILE,)
     )
-    replica.report = lambda: dataclasses.replace(told, events=(event,))
+    replica._shown._report = lambda: dataclasses.replace(told, events=(event,))
 
-    facts = replica._facts()
+    facts = replica._shown._facts()
     file = node.StateFile(tmp_path / "state", application="a", deployment="d", replica="r")
     file.write(facts)
     settings = node.Settings(str(tmp_path / "state"), urls=())
@@ -312,13 +313,13 @@ def test_a_loop_that_is_blocked_is_seen():
 
     async def serving() -> list[float | None]:
         await replica.reconfigure(None, rank=None)
-        first = replica._facts()["loop_boot_s"]
+        first = replica._shown._facts()["loop_boot_s"]
         await asyncio.sleep(0.01)  # the loop runs
-        second = replica._facts()["loop_boot_s"]
+        second = replica._shown._facts()["loop_boot_s"]
         time.sleep(0.01)  # noqa: ASYNC251 - as a handler that blocks does
-        return [first, second, replica._facts()["loop_boot_s"]]
+        return [first, second, replica._shown._facts()["loop_boot_s"]]
 
-    before = replica._facts()["loop_boot_s"]
+    before = replica._shown._facts()["loop_boot_s"]
     first, second, blocked = asyncio.run(serving())
 
     assert before is None
@@ -340,14 +341,14 @@ def test_what_is_left_to_check_is_checked_on_the_loop_that_serves(monkeypatch: p
             begun.append(self._given)
 
     monkeypatch.setattr(entry_checks, "IdleChecks", Waiting)
-    replica = deployment._of(warmup(Model)())
+    replica = replica_of(warmup(Model)())
     checks = object()
 
     async def ready() -> asyncio.AbstractEventLoop:
-        replica._loop = asyncio.get_running_loop()
-        replica._check_when_idle(None)
-        replica._check_when_idle(checks)
-        return replica._loop
+        loop = asyncio.get_running_loop()
+        replica._check_when_idle(None, loop)
+        replica._check_when_idle(checks, loop)
+        return loop
 
     loop = asyncio.run(ready())
 
@@ -389,7 +390,7 @@ def test_nobody_is_told_ready_before_serves_own_hook(
         (file,) = wait_until("there is one", lambda: list((tmp_path / "state").glob("*.json")))
         for _ in range(2):
             before = file.read_text()
-            instance.__dict__[ATTRIBUTE]._heartbeat.changed()
+            instance.__dict__[ATTRIBUTE]._shown.heartbeat.changed()
             wait_until("it is written", lambda before=before: file.read_text() != before)
         return json.loads(file.read_text())["stage"]
 

@@ -225,7 +225,7 @@ def test_what_is_built_here_works_where_it_is_installed(built, tmp_path):
 def test_a_wheel_that_is_installed_in_part_is_found(built, tmp_path):
     """A data file or a module that is not there is noticed in use."""
     installed = release.install(built[1], tmp_path)
-    (installed.package / "bench.schema.json").unlink()
+    (installed.package / "builder" / "bench.schema.json").unlink()
     (installed.package / "cli" / "watching.py").unlink()
 
     problems = list(release.use_problems(installed, __version__))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
@@ -24,6 +24,15 @@ LEVEL_PARTS = {2: "precompiled", 3: "exported"}
 
 ISA_FACT = "isa_checks"
 """Name of the manifest fact that holds torch's ISA probe answers."""
+
+
+class PackedReplica(TypedDict):
+    """What a replica hands to the builder: plain data, which Ray carries between processes."""
+
+    fingerprint: dict[str, Any]
+    parts: dict[str, bytes]
+    facts: dict[str, Any]
+    report: dict[str, Any]
 
 
 async def pack(
