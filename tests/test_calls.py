@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from serve_warm._redaction import SHOWN
-from serve_warm.precompile import aot_compile, call_signature
+from serve_warm.precompile import call_signature
+from serve_warm.precompile.call_checks import state_check, tensor_check
 from serve_warm.precompile.call_signature import Signature, describe, key_of, known_values
 from serve_warm.precompile.facts import NoEntry
 
@@ -72,7 +73,7 @@ class Anything:
 def test_the_quick_way_tells_them_apart_as_well(args: Any):
     """Key and check in C++ together see what the text sees."""
     key, tensors = quick(*BASE)
-    same = aot_compile.tensor_check(tensors)
+    same = tensor_check(tensors)
 
     other_key, others = quick(*args)
 
@@ -91,7 +92,7 @@ def test_an_equal_call_is_equal_both_ways(scalar: Any):
 
     assert describe(*one)[0] == describe(*two)[0]
     assert other_key == key
-    assert aot_compile.tensor_check(tensors)(*others)
+    assert tensor_check(tensors)(*others)
 
 
 def test_a_float_is_known_by_its_value():
@@ -248,7 +249,7 @@ def test_one_tensor_passed_twice_has_no_entry():
     """The graph would have one input for both, and two other tensors would be one to it."""
     one = t(2)
     _, tensors = quick((t(2), t(2)), {})
-    same = aot_compile.tensor_check(tensors)
+    same = tensor_check(tensors)
 
     with pytest.raises(NoEntry, match="twice"):
         describe((one, one), {})
@@ -356,7 +357,7 @@ def change_mode() -> Any:
 def test_the_state_of_thread_and_process_is_checked(change: Any):
     """What was set since differs, and what was set back is the same again."""
     with torch.no_grad():
-        same = aot_compile.state_check()
+        same = state_check()
         undo = change()
         try:
             meanwhile = same()
@@ -372,7 +373,7 @@ def test_inference_mode_is_not_no_grad(made_in: bool, called_in: bool):
     """Outputs of one are not those of the other; the check in C++ tells them apart."""
     plain = t(2)
     with torch.inference_mode(made_in), torch.no_grad():
-        same = aot_compile.tensor_check([plain])
+        same = tensor_check([plain])
         here = same(plain)
     with torch.inference_mode(called_in), torch.no_grad():
         there = same(plain)

@@ -34,6 +34,7 @@ from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copied
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.trace_notes import path_of, side_effects
 
 SMALL = {
     "aot_inductor.enable_line_tables": False,
@@ -57,7 +58,7 @@ def make(
     Raises:
         NoEntry: there is a graph break, or something in it that a library cannot do.
     """
-    with aot_compile.as_reasons(), aot_compile.side_effects() as changes:
+    with aot_compile.as_reasons(), side_effects() as changes:
         graph = _Graph(_settings(arguments), callee, changes)
         settings = {"backend": graph.take, "dynamic": arguments.get("dynamic")}
         captured = aot_compile.capture(function, callee, tensors, settings)
@@ -428,7 +429,7 @@ def _source_of(node: Any) -> str:
     Dynamo's own, which stands at each input of a graph that a backend gets (2.11, 2.13, 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
     """
-    return str(aot_compile._path_of(node._dynamo_source))
+    return str(path_of(node._dynamo_source))
 
 
 def _place(source: str, callee: Any) -> Input:

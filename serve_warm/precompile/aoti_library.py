@@ -27,8 +27,10 @@ from typing import Any
 import torch
 
 from serve_warm.compiler import cuda_graphs
-from serve_warm.precompile import aot_compile, facts
+from serve_warm.precompile import facts
 from serve_warm.precompile.aoti_graphs import Graphed, Run
+from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
+from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.facts import NoEntry
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
@@ -160,7 +162,7 @@ class Function:
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         if self._writes:
-            aot_compile.refuse_overlap(inputs)
+            refuse_overlap(inputs)
         try:
             outputs = self._run(inputs)
         except LibraryFailed as error:
@@ -200,13 +202,13 @@ class Function:
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise NoEntry(f"a tensor that its graph finds by itself is {tensor!r:.40}")
-            aot_compile.refuse_unusual(tensor)
+            refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
                 raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
         # Inference tensors and others are told apart by the check, and are one to the code.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
-        self._checks = (aot_compile.tensor_check(inputs, free=every), *self._checks[:3])
+        self._checks = (tensor_check(inputs, free=every), *self._checks[:3])
         self.input_ids = frozenset(map(id, inputs))
 
 

@@ -22,7 +22,7 @@ import torch
 
 from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
-from serve_warm.precompile import aot_compile
+from serve_warm.precompile.call_checks import backend_flags, intercepted, refuse_unusual
 from serve_warm.precompile.facts import PACKAGE, Free, NoEntry, describe_tensor
 
 STATE = (
@@ -147,7 +147,7 @@ def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
 
 
 def _metadata(tensor: Any) -> str:
-    aot_compile.refuse_unusual(tensor)
+    refuse_unusual(tensor)
     if tensor.requires_grad:
         raise NoEntry("a tensor requires grad")
     return describe_tensor(tensor)
@@ -307,7 +307,7 @@ def module_of(callee: Any) -> torch.nn.Module | None:
 
 def state() -> dict[str, str]:
     """Return what compiled code depends on and no argument shows."""
-    if aot_compile.intercepted():
+    if intercepted():
         raise NoEntry("a mode or a default device stands between the call and torch")
     factors = read_app({})
-    return {**{name: factors[name] for name in STATE}, "backends": aot_compile.backend_flags()}
+    return {**{name: factors[name] for name in STATE}, "backends": backend_flags()}

@@ -107,14 +107,14 @@ def compile_regions(
         )
     found = _repeated(model) if blocks is None else _named(model, blocks)
     # With an artifact they are not called: a start saves 1 to 2 ms for each (2.11, 2.13).
-    stocks = [_WhenCalled(aot_compile.call_of(block), arguments) for block in found]
+    stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
     stocks[0].compiled()  # wrong arguments are an error here, and not in the first request
     for block, stock in zip(found, stocks, strict=True):
         # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
         dispatcher = Dispatcher(
             stock.target, stock=stock, torch_compiled=stock.compiled, arguments=arguments
         )
-        aot_compile.compile_in_place(block, dispatcher)
+        block._compiled_call_impl = dispatcher  # as `nn.Module.compile` does (2.2 to 2.15)
     return model
 
 
@@ -171,7 +171,9 @@ def _compiled_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 @functools.cache
 def _compiled_module_class() -> type:
     # Made when it is first needed: its base is Dynamo's, which takes a second to import.
-    base: Any = aot_compile.compiled_module_class()
+    from torch._dynamo import OptimizedModule
+
+    base: Any = OptimizedModule
 
     class CompiledModule(base):  # type: ignore[misc]
         """torch.compile's module with our dispatcher in front of its call."""

@@ -25,12 +25,14 @@ import torch
 from serve_warm._redaction import shorten
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
-from serve_warm.precompile import aot_compile, call_signature
+from serve_warm.precompile import call_signature
 from serve_warm.precompile.aoti_library import LibraryFailedCleanly
 from serve_warm.precompile.binding import Binder, Binding, Use
+from serve_warm.precompile.call_checks import intercepted, state_check, tensor_check
 from serve_warm.precompile.call_signature import Signature, key_of
 from serve_warm.precompile.entries import Entry, EntryTable
 from serve_warm.precompile.entry_builder import EntryBuilder
+from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
 from serve_warm.report import EntryUse
@@ -178,7 +180,7 @@ class Dispatcher(HandedOver):
             use = self._count(call, entry.level, entry.reason)
             if not building and SESSION.checks is not None:
                 fn = SESSION.checks.around(self, entry, fn)
-        if not building and not (fn is None and aot_compile.intercepted()):
+        if not building and not (fn is None and intercepted()):
             self._remember(binding, args, kwargs, entry, fn, use)
         return fn, use, tensors
 
@@ -224,8 +226,8 @@ class Dispatcher(HandedOver):
         if len(table) >= HITS_KEPT:
             table.pop(next(iter(table)), None)  # of shapes there is no end
         same = table.setdefault(key, [])
-        check = aot_compile.tensor_check(tensors, free=free)
-        same.insert(0, (check, aot_compile.state_check(), holds, fn, use))
+        check = tensor_check(tensors, free=free)
+        same.insert(0, (check, state_check(), holds, fn, use))
         # Calls that differ only in what is checked in C++: a few kinds, not one a request.
         del same[4:]
 
@@ -261,7 +263,7 @@ def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
     """Return why an entry did not come to its graph; what may have been computed raises on."""
     if isinstance(error, NoEntry):
         return str(error)
-    if not aot_compile.may_run_again(fn, error):
+    if not may_run_again(fn, error):
         raise error
     return f"it does not find what it was built with: {type(error).__name__}: {error}"
 

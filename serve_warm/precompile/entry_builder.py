@@ -23,8 +23,10 @@ from serve_warm.precompile.entries import (
     file_name,
     plain_values,
 )
+from serve_warm.precompile.entry_function import inputs_of, writes
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL
+from serve_warm.precompile.trace_notes import side_effects
 
 ATTEMPTS = 4
 """States of a model in which a build tries to make an entry for a call that had none before."""
@@ -113,11 +115,11 @@ class EntryBuilder:
                 level, reason = 2, str(failure)
         changes: Mapping[str, None] = {}
         if level == 2:
-            with aot_compile.side_effects() as changes:
+            with side_effects() as changes:
                 made = aot_compile.make(function, self._callee, tensors, arguments)
             error = self._error(function, made, tensors)
         once = f"it changes {', '.join(changes)}" if changes else ""
-        if not once and (aot_compile.writes(made.fn) if level == 2 else made.plan.get("writes")):
+        if not once and (writes(made.fn) if level == 2 else made.plan.get("writes")):
             once = "it writes into its inputs or buffers"
         once = once or why_not_twice(self._callee, (function, made.fn), tensors)
         dynamic = Dynamic(conditions=tuple(made.conditions))
@@ -125,7 +127,7 @@ class EntryBuilder:
             signature=dynamic.signature(signature, tensors),
             dynamic=dynamic,
             state=state,
-            facts=made.facts.with_inputs(self._callee, aot_compile.inputs_of(made.fn)),
+            facts=made.facts.with_inputs(self._callee, inputs_of(made.fn)),
             sources=made.sources,
             references=made.references,
             file=file_name(made.data, PREFIXES[level]),

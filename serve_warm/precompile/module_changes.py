@@ -26,7 +26,13 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile import aot_compile
+from serve_warm.precompile.call_checks import (
+    backend_flags,
+    dict_version,
+    dict_versions,
+    dicts_check,
+    tensor_check,
+)
 from serve_warm.precompile.facts import (
     CALLEE,
     HOOKS,
@@ -162,7 +168,7 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "type": lambda base, _: type(base),
     "dict": lambda base, _: vars(base),
     "code": lambda base, _: base.__code__,
-    "class": lambda base, _: tuple(aot_compile.dict_versions(_class_dicts(base))),
+    "class": lambda base, _: tuple(dict_versions(_class_dicts(base))),
     "tensor": lambda base, _: describe_tensor(base),
 }
 
@@ -298,7 +304,7 @@ class FactWatch:
         # Here too: where something changes before each call, `unchanged` never comes to it.
         is_due = time.monotonic() > self._timer.due
         if is_due:
-            aot_compile.backend_flags()
+            backend_flags()
             self._timer.restart()
         rows, facts = self._changed(self._groups.slow if is_due else ())
         rows |= self._torn[0]
@@ -311,7 +317,7 @@ class FactWatch:
         """Return the rows and the facts that were read from a place that changed."""
         moved: set[int] = set()
         # Before anything is read from a dict: a change from here on is seen at the next call.
-        versions = aot_compile.dict_versions([place for place, _ in self._versions.values()])
+        versions = dict_versions([place for place, _ in self._versions.values()])
         for (key, (place, version)), now in zip(
             list(self._versions.items()), versions, strict=True
         ):
@@ -458,7 +464,7 @@ class FactWatch:
 
     def _version(self, place: Any) -> None:
         if id(place) not in self._versions:
-            self._versions[id(place)] = (place, aot_compile.dict_version(place))
+            self._versions[id(place)] = (place, dict_version(place))
 
     def _note_step(self, base: Any, step: str, argument: Any) -> _Source | None:
         """Note what decides about a step, and return the source that alone does."""
@@ -632,7 +638,7 @@ class FactWatch:
         of_hot = [_same_dicts(hot)] if hot else []
         checks = [self._cold[1], *of_hot, *self._groups.checks]
         held = [place for place, _ in self._versions.values()]
-        if [version for _, version in self._versions.values()] != aot_compile.dict_versions(held):
+        if [version for _, version in self._versions.values()] != dict_versions(held):
             self._cold = ([], lambda: True)  # it compares with now
             return _never
         if not all(check() for check in self._groups.checks):
@@ -737,7 +743,7 @@ def _all_of(
             if not check():
                 return False
         if clock() > timer.due:
-            aot_compile.backend_flags()  # which each kind of call is compared with
+            backend_flags()  # which each kind of call is compared with
             if not all(source.is_still(source.read()) for source in slow):
                 return False  # also when asked again, until all is looked at anew
             timer.restart()
@@ -754,7 +760,7 @@ takes 8 µs a dict to build, and a start has thousands of dicts and asks a few t
 
 def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
     """Return a question whether none of these dicts was changed since now."""
-    versions = aot_compile.dict_versions(dicts)
+    versions = dict_versions(dicts)
     in_cpp: Callable[[], bool] | None = None
     asked = 0
 
@@ -762,13 +768,13 @@ def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
         nonlocal in_cpp, asked
         if in_cpp is not None:
             return in_cpp()
-        if aot_compile.dict_versions(dicts) != versions:
+        if dict_versions(dicts) != versions:
             return False
         asked += 1
         if asked == STEADY:
-            built = aot_compile.dicts_check(dicts)
+            built = dicts_check(dicts)
             # It compares with now, which another thread may have changed meanwhile.
-            if aot_compile.dict_versions(dicts) == versions:
+            if dict_versions(dicts) == versions:
                 in_cpp = built
         return True
 
@@ -804,7 +810,7 @@ def _read_in_c(source: _Source) -> Any:
 
 
 def _same_tensors(tensors: Sequence[Any]) -> Callable[[], bool]:
-    same = aot_compile.tensor_check(tensors)
+    same = tensor_check(tensors)
     return lambda: same(*tensors)
 
 
