@@ -21,7 +21,8 @@ import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import module_changes
+from serve_warm.precompile import change_checks
+from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
@@ -34,7 +35,7 @@ LAYERS = 3
 
 COUNTED = {
     each.__code__: each.__name__
-    for each in (Dispatcher._choose, FactWatch.refresh, FactWatch._judge, FactWatch._group)
+    for each in (Dispatcher._choose, FactWatch.refresh, FactWatch._judge, ChangeChecks._group)
 }
 
 
@@ -138,7 +139,7 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(
 ):
     """Flags are read once a second, whether the calls of that second found a change or not."""
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
     levels = []
     with torch.inference_mode(), eager_below():
         served._serve_warm.binder.bind_anew()

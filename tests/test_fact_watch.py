@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from serve_warm.precompile import module_changes
+from serve_warm.precompile import change_checks, fact_sources, module_changes
 from serve_warm.precompile.facts import take
 from serve_warm.precompile.guard_facts import Guard, collect
 from serve_warm.precompile.module_changes import FactWatch
@@ -187,7 +187,7 @@ def test_a_change_is_seen_by_the_next_call(
 
 
 @pytest.mark.parametrize(
-    "asked", [module_changes.STEADY - 1, module_changes.STEADY, 3 * module_changes.STEADY]
+    "asked", [change_checks.STEADY - 1, change_checks.STEADY, 3 * change_checks.STEADY]
 )
 def test_a_change_is_seen_however_often_there_was_none(layer: Any, asked: int):
     """Dicts are compared in C++ once the answer was the same many times."""
@@ -279,7 +279,7 @@ def test_what_no_fact_is_about_is_noticed_once_or_twice_and_not_for_ever(layer: 
             watch.refresh()
     layer.rate = 3
 
-    assert 0 < noticed <= module_changes.NOISE + 1
+    assert 0 < noticed <= change_checks.NOISE + 1
     assert not watch.unchanged()
 
 
@@ -330,15 +330,15 @@ def test_a_class_stays_watched_although_it_changes_during_looks(
 ):
     """Another thread sets something of it, each time between two reads of a look."""
     watch = watch_of(layer, "callee.size", "CONSTANT_MATCH")
-    read = module_changes.READ["class"]
+    read = fact_sources.READ["class"]
 
     def in_the_middle(kind: type, name: Any) -> Any:
         type(layer).requests = object()
         return read(kind, name)
 
-    for _ in range(2 * module_changes.NOISE):
+    for _ in range(2 * change_checks.NOISE):
         with monkeypatch.context() as patch:
-            patch.setitem(module_changes.READ, "class", in_the_middle)  # type: ignore[arg-type]
+            patch.setitem(fact_sources.READ, "class", in_the_middle)  # type: ignore[arg-type]
             watch.refresh()
         watch.refresh()
 
@@ -387,13 +387,13 @@ def test_a_class_that_is_assigned_is_seen_within_a_second(
 ):
     """The one change that is looked for once a second: as many questions as there are objects."""
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
     layer.config = Config()
     watch = watch_of(layer, "callee.config", "TYPE_MATCH")
 
     layer.config.__class__ = OtherConfig
     at_once = watch.unchanged()
-    now = module_changes.RELOOK_S + 0.1
+    now = change_checks.RELOOK_S + 0.1
     later = watch.unchanged(), watch.unchanged()
     watch.refresh()
 
@@ -406,12 +406,12 @@ def test_a_dict_that_is_assigned_is_seen_within_a_second(
 ):
     """As pickling does, and nobody else."""
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
     watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH")
     before = watch.unchanged()
 
     layer.__dict__ = {**layer.__dict__, "rate": 3}
-    now += module_changes.RELOOK_S + 0.1
+    now += change_checks.RELOOK_S + 0.1
     noticed = not watch.unchanged()
     watch.refresh()
 
@@ -425,7 +425,7 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
 ):
     """The class has the same function as before, and that does something else."""
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
 
     def method(self: Any) -> Any:
         return self
@@ -435,12 +435,12 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
     before = watch.unchanged(), watch.why_broken(0)
 
     was, method.__code__ = method.__code__, (lambda self: (self, self)).__code__
-    now += module_changes.RELOOK_S + 0.1
+    now += change_checks.RELOOK_S + 0.1
     noticed = not watch.unchanged()
     watch.refresh()
     why = watch.why_broken(0)
     method.__code__ = was
-    now += module_changes.RELOOK_S + 0.1
+    now += change_checks.RELOOK_S + 0.1
     back = not watch.unchanged()
     watch.refresh()
 

@@ -28,7 +28,7 @@ import serve_warm
 from levels import build, eager_below, served, started
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import module_changes
+from serve_warm.precompile import change_checks
 from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
@@ -511,7 +511,7 @@ def test_what_is_looked_for_once_a_second_is_seen_by_a_call(
 ):
     """Assigned to an object or a function, and assigned back."""
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     results, expected = [], []
@@ -520,7 +520,7 @@ def test_what_is_looked_for_once_a_second_is_seen_by_a_call(
         model(x())
         for _ in range(4):
             toggle(model._orig_mod)
-            now += module_changes.RELOOK_S + 0.1
+            now += change_checks.RELOOK_S + 0.1
             results.append(served(lambda: model(x())))
             expected.append(model._orig_mod(x()))
 
@@ -639,7 +639,7 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(
     """Level 1 while it is another one, and level 2 within a second of its coming back."""
     get, put, other = flag
     now = 0.0
-    monkeypatch.setattr(module_changes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(change_checks, "time", SimpleNamespace(monotonic=lambda: now))
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     before, results = get(), []
     expected = Doubled().eval()(x())
@@ -649,7 +649,7 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(
         try:
             for value in (other, before) * (1 + known):
                 put(value)
-                now += module_changes.RELOOK_S + 0.1
+                now += change_checks.RELOOK_S + 0.1
                 results.append(served(lambda: model(x())))
         finally:
             put(before)

@@ -130,8 +130,8 @@ def row_of(
         "ratio": round(statistics.median(ratios), 3),
         "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)],
         "watch_us": round(min(us_per_call(watch.unchanged, calls) for _ in range(5)), 2),
-        "facts": len(watch._merged.facts),
-        "dicts": len(watch._versions),
+        "facts": watch.size()[0],
+        "dicts": watch.size()[1],
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import serve_warm
-from serve_warm.precompile.module_changes import RELOOK_S
+from serve_warm.precompile.change_checks import RELOOK_S
 from serve_warm.precompile.session import SESSION
 from soundness.rows import READY, START, Group, Row
 

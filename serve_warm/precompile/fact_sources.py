@@ -1,0 +1,383 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Places that facts are read from: an item of a dict, an attribute, the code of a function.
+
+`Sources` notes each place that decides about a row or a fact, and what was there.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from serve_warm.precompile.call_checks import dict_version, dict_versions
+from serve_warm.precompile.facts import (
+    HOOKS,
+    UNREADABLE,
+    decode_key,
+    describe_tensor,
+    functions_of,
+    under,
+)
+
+HEAP_TYPE = 1 << 9
+"""Flag of classes that can be changed (`Py_TPFLAGS_HEAPTYPE`)."""
+
+
+class _Absent:
+    """In place of what a dict, or an object, does not have."""
+
+
+ABSENT = _Absent()
+
+
+class Methods:
+    """The functions of a class and its bases, as one thing that has code."""
+
+    __slots__ = ("functions",)
+
+    def __init__(self, kind: type) -> None:
+        bases = [base for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
+        self.functions = [f for b in bases for value in vars(b).values() for f in under(value)]
+
+    @property
+    def __code__(self) -> tuple[types.CodeType, ...]:
+        return tuple(function.__code__ for function in self.functions)
+
+
+class Source:
+    """One place that rows or facts were read from, and what was there."""
+
+    __slots__ = ("base", "kind", "name", "users", "value")
+
+    def __init__(self, kind: str, base: Any, name: Any) -> None:
+        self.kind = kind
+        self.base = base
+        self.name = name
+        self.value: Any = None
+        self.users: set[int] = set()
+        """Rows as they are, facts as `~fact`."""
+
+    def read(self) -> Any:
+        """Return what is there now; `ABSENT` if nothing is."""
+        try:
+            return READ[self.kind](self.base, self.name)
+        except UNREADABLE:
+            return ABSENT
+
+    def remember(self, value: Any) -> None:
+        """Keep what was there."""
+        # What is compared at each call is held; a dict says by itself that it changed.
+        self.value = kept_value(value) if self.kind == "item" else value
+
+    def is_built_in(self) -> bool:
+        """Return whether its value, or a place, is built into the question at each call."""
+        if self.kind == "keys":
+            return is_ordered(self.base)  # which asks for the order once there are two
+        return self.kind in ("attribute", "tensor", "class")
+
+    def has_what_is_there(self) -> bool:
+        """Return whether its value is the thing itself, and is there."""
+        return self.kind in ("attribute", "getitem") and self.value is not ABSENT
+
+    def is_still(self, value: Any) -> bool:
+        """Return whether a value is what was there."""
+        held = self.value
+        if held is value:
+            return True
+        if self.kind in ("list", "keys", "set"):
+            return (
+                type(held) is tuple
+                and type(value) is tuple
+                and len(held) == len(value)
+                and all(map(operator.is_, held, value))
+            )
+        if self.kind in COMPARED:
+            return bool(held == value)
+        # A number that a property makes anew each time is the same number.
+        return type(held) is type(value) and type(value) in SCALARS and repr(held) == repr(value)
+
+
+SCALARS = (bool, int, float, str, bytes, type(None))
+
+COMPARED = ("class", "code", "length", "tensor")
+"""Kinds whose values are compared as values."""
+
+
+A_TENSOR = _Absent()
+"""In place of a tensor, which is looked up whenever it is wanted.
+
+A watch that held weights would keep those alive that an application replaced, and torch refuses to
+swap what has a weak reference (`torch.utils.swap_tensors`).
+"""
+
+
+def kept_value(value: Any) -> Any:
+    """Return a value as it is kept: a tensor is not."""
+    return A_TENSOR if isinstance(value, torch.Tensor) else value
+
+
+READ: Mapping[str, Callable[[Any, Any], Any]] = {
+    "item": lambda base, name: dict.get(base, name, ABSENT),
+    # `move_to_end` is no change of the dict below.
+    "keys": lambda base, _: tuple((OrderedDict if is_ordered(base) else dict).keys(base)),
+    "list": lambda base, _: tuple(base),
+    "set": lambda base, _: tuple(base),
+    "length": lambda base, _: len(base),
+    "attribute": getattr,
+    "getitem": operator.getitem,
+    "referent": lambda base, _: base(),
+    "type": lambda base, _: type(base),
+    "dict": lambda base, _: vars(base),
+    "code": lambda base, _: base.__code__,
+    "class": lambda base, _: tuple(dict_versions(class_dicts(base))),
+    "tensor": lambda base, _: describe_tensor(base),
+}
+
+
+def class_dicts(kind: type) -> list[dict[str, Any]]:
+    """Return the dicts of a class and its bases, of those that can be changed."""
+    return [dict_behind(vars(base)) for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
+
+
+def dict_behind(mapping: Any) -> Any:
+    """Return the dict behind a mapping proxy, which is what has a version."""
+    if type(mapping) is types.MappingProxyType:
+        return next((each for each in gc.get_referents(mapping) if isinstance(each, dict)), None)
+    return mapping
+
+
+class Sources:
+    """The places that rows and facts of one callable were read from, by what is read there."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Source] = {}
+        self.versions: dict[int, tuple[Any, int]] = {}
+        """Dict and version, by the id of the dict."""
+        self.is_stale = True
+        """Whether sources were added or dropped since they were grouped."""
+        self._used: dict[int, list[Source]] = {}
+        self._orphans: dict[Any, Source] = {}
+        """Sources without a user, which may be read again before the look ends."""
+        self._methods: dict[type, Methods] = {}
+        self._user = 0
+
+    def forget_methods(self) -> None:
+        """Look at the functions of classes anew."""
+        self._methods.clear()
+
+    def drop_orphans(self) -> None:
+        """Forget what nothing was read from in this look."""
+        for key, source in self._orphans.items():
+            if not source.users:
+                del self.by_key[key]
+                self.is_stale = True
+        self._orphans.clear()
+
+    def begin(self, user: int) -> None:
+        """Begin to read for a row or a fact, and forget what it was read from before."""
+        self._user = user
+        for source in self._used.pop(user, ()):
+            source.users.discard(user)
+            if not source.users:
+                self._orphans[_key(source.kind, source.base, source.name)] = source
+
+    def _note(self, kind: str, base: Any, name: Any = None) -> Source:
+        key = _key(kind, base, name)
+        source = self.by_key.get(key)
+        if source is None:
+            # Versions before values: what changes in between is seen at the next call.
+            if kind in ("item", "keys"):
+                self._version(base)
+            elif kind == "class":
+                for place in class_dicts(base):
+                    self._version(place)
+            source = self.by_key[key] = Source(kind, base, name)
+            source.remember(source.read())
+            self.is_stale = True
+        elif not source.users:
+            now = source.read()
+            self.is_stale |= source.is_built_in() and not source.is_still(now)
+            source.remember(now)
+        if self._user not in source.users:
+            source.users.add(self._user)
+            self._used.setdefault(self._user, []).append(source)
+        return source
+
+    def _version(self, place: Any) -> None:
+        if id(place) not in self.versions:
+            self.versions[id(place)] = (place, dict_version(place))
+
+    def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
+        """Note what decides about a step, and return the source that alone does."""
+        if step == "attribute":
+            return self._note_attribute(base, argument)
+        if step == "own":
+            self._note_attribute(base, argument)
+        elif step == "item":
+            return self._note_item(base, decode_key(argument))
+        elif step in ("nth", "nth_key"):
+            place = dict_behind(base)
+            self._note("keys", place)
+            if step == "nth":
+                self._note("item", place, list(dict.keys(place))[argument])
+        elif step == "type":
+            self._note("type", base)
+        elif step == "weakref":
+            self._note("referent", base)
+        return None
+
+    def _note_item(self, base: Any, key: Any) -> Source | None:
+        place = dict_behind(base)
+        if isinstance(place, dict):
+            return self._note("item", place, key)
+        if isinstance(place, list):
+            return self._note("list", place)
+        if not isinstance(place, tuple):
+            return self._note("getitem", place, key)
+        return None
+
+    def _note_attribute(self, base: Any, name: str) -> Source | None:
+        """Note what decides about `getattr(base, name)`, and return the source that says it all."""
+        kind = type(base)
+        if name == "__dict__":
+            if type(vars(base)) is dict:
+                self._note("dict", base)
+            return None
+        if name == "__code__" and isinstance(base, types.FunctionType):
+            self._note("code", base)
+        elif isinstance(base, types.ModuleType) and name in vars(base):
+            self._note("item", vars(base), name)
+        elif isinstance(base, type):
+            if _defined(base, name) is ABSENT:
+                self._note("attribute", base, name)  # of the metaclass
+            self._note("class", base)
+        elif _defined(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
+            return self._note("attribute", base, name)
+        else:
+            return self._note_of_instance(base, kind, name)
+        return None
+
+    def _note_of_instance(self, base: Any, kind: type, name: str) -> Source | None:
+        found = _defined(kind, name)
+        own = getattr(base, "__dict__", None)
+        if hasattr(type(found), "__set__") or not isinstance(own, dict):
+            # A property, a slot, or what an object of C has: read again at each call.
+            return self._note("attribute", base, name)
+        self._note("class", kind)
+        self._note("dict", base)
+        self._note("item", own, name)
+        if name in own or isinstance(found, (types.FunctionType, staticmethod, classmethod)):
+            return None
+        if found is not ABSENT and not hasattr(type(found), "__get__"):
+            return None
+        if found is ABSENT and isinstance(base, torch.nn.Module) and _is_plain_module(kind):
+            for table in ("_parameters", "_buffers", "_modules"):
+                if isinstance(own.get(table), dict):
+                    self._note("item", own[table], name)
+            return None
+        return self._note("attribute", base, name)
+
+    def note_fact(self, found: Any, fact: tuple[int, str, Any]) -> None:
+        """Note what decides about a fact of an object."""
+        _, kind, about = fact
+        if kind in ("contains", "keys", "length"):
+            self._note_container(found, kind, about)
+        elif kind == "attribute":
+            self._note_attribute(found, about[0])
+        elif kind == "own":
+            own = getattr(found, "__dict__", None)
+            if own is not None:
+                self._note("dict", found)
+                self._note("item", dict_behind(own), about[0])
+        elif kind == "value":
+            self._note_contents(found)
+        elif kind == "type":
+            self._note_class(found)
+        elif kind == "hooks":
+            self._note_hooks(found)
+        elif kind == "tensor":
+            self._note("tensor", found)
+        elif kind == "is":
+            self._note_code(found)
+
+    def _note_class(self, found: Any) -> None:
+        kind = type(found)
+        self._note("type", found)
+        self._note("class", kind)
+        if kind not in self._methods:
+            self._methods[kind] = Methods(kind)
+        if self._methods[kind].functions:
+            self._note("code", self._methods[kind])
+
+    def _note_hooks(self, found: Any) -> None:
+        own = vars(found)
+        for name, marks in HOOKS.items():
+            table = own.get(name)
+            self._note("item", own, name)
+            if isinstance(table, dict):
+                self._note("keys", table)
+            if table and isinstance(own.get(marks), dict):
+                self._note("item", own, marks)
+                self._note("keys", own[marks])
+
+    def _note_container(self, found: Any, kind: str, about: Any) -> None:
+        place = dict_behind(found)
+        if isinstance(place, dict):
+            if kind == "contains":
+                self._note("item", place, decode_key(about[0]))
+            else:
+                self._note("keys", place)
+        elif isinstance(place, list):
+            self._note("list", place)
+        elif isinstance(place, set):
+            self._note("set", place)
+        elif kind == "length" and not isinstance(place, tuple):
+            self._note("length", place)
+
+    def _note_contents(self, found: Any) -> None:
+        if isinstance(found, dict):
+            self._note("keys", found)
+            for key in found:
+                self._note("item", found, key)
+        elif isinstance(found, list):
+            self._note("list", found)
+        elif isinstance(found, set):
+            self._note("set", found)
+        if isinstance(found, (dict, list, tuple)):
+            for each in found.values() if isinstance(found, dict) else found:
+                self._note_contents(each)
+
+    def _note_code(self, found: Any) -> None:
+        if isinstance(found, type):
+            self._note("class", found)
+            return
+        for function in functions_of(found):
+            self._note("code", function)
+            for cell in function.__closure__ or ():
+                self._note("attribute", cell, "cell_contents")
+
+
+def _key(kind: str, base: Any, name: Any) -> Any:
+    # 1, True and 1.0 are one key of a dict, and three names.
+    return (kind, id(base), type(name), repr(name) if type(name) is float else name)
+
+
+def is_ordered(mapping: Any) -> bool:
+    """Return whether a dict has an order that it can change without a new version."""
+    return isinstance(mapping, OrderedDict)
+
+
+def _defined(kind: type, name: str) -> Any:
+    """Return what a class, or one of its bases, has under a name."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
+
+
+def _is_plain_module(kind: type) -> bool:
+    return _defined(kind, "__getattr__") is vars(torch.nn.Module)["__getattr__"]
