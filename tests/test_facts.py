@@ -15,16 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from serve_warm.precompile import facts
-from serve_warm.precompile.facts import (
-    Facts,
-    NoEntry,
-    decode_key,
-    encode_key,
-    literal,
-    name_of_class,
-)
+from serve_warm.precompile.facts import Facts, NoEntry, decode_key, encode_key
 from serve_warm.precompile.guard_facts import CHECKED_ELSEWHERE, Guard, collect
+from serve_warm.precompile.names import literal, locate, name_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -530,9 +523,9 @@ def test_a_module_that_is_gone_breaks_its_facts():
 
 def test_a_name_is_only_given_where_it_leads_back():
     """What is found again in another process is module and name; a local function is not."""
-    assert facts.where(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
-    assert facts.where(math) == ("math", "")
-    assert facts.where(lambda: 1) is None
+    assert locate(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
+    assert locate(math) == ("math", "")
+    assert locate(lambda: 1) is None
 
 
 def test_a_guard_of_an_unknown_kind_stops_the_entry():

@@ -29,6 +29,7 @@ from serve_warm.precompile import facts, guard_facts
 from serve_warm.precompile.entry_function import with_checks
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
+from serve_warm.precompile.names import locate, resolve, source_file
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
 
 FAILURES = (
@@ -146,7 +147,7 @@ def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
     imported: Mapping[str, str] = entry._artifacts.runtime_env.import_sources
     found = {alias: (name, "") for alias, name in imported.items()}
     for alias, value in entry.fn.__globals__.items():
-        if alias not in found and (place := facts.where(value)) is not None:
+        if alias not in found and (place := locate(value)) is not None:
             found[alias] = place
     return found
 
@@ -203,7 +204,7 @@ def load(
     from torch._inductor import config
 
     with as_reasons():
-        found = {name: facts.resolve(*where) for name, where in references.items()}
+        found = {name: resolve(*where) for name, where in references.items()}
         with _enabled(), config.patch(plan.get("settings", {})):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
@@ -246,7 +247,7 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
     known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
     found = {}
     for name in sorted(set(environment.external_refs) - known):
-        where = facts.where(entry.fn.__globals__[name])
+        where = locate(entry.fn.__globals__[name])
         if where is None:
             value = entry.fn.__globals__[name]
             raise NoEntry(f"its code refers to a {type(value).__name__} by identity")
@@ -257,7 +258,7 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
 def _sources(entry: Any) -> dict[str, str]:
     """Digest the files of all code in the graph that is not torch's or Python's own."""
     names = {source.module for source in entry.source_info().inlined_sources}
-    files = {name: facts.source_file(name) for name in names}
+    files = {name: source_file(name) for name in names}
     library = str(Path(contextlib.__file__).parent)
     return {
         name: _file_digest(name)
@@ -271,7 +272,7 @@ def _sources(entry: Any) -> dict[str, str]:
 def _file_digest(module: str) -> str:
     import importlib.util
 
-    file = facts.source_file(module)
+    file = source_file(module)
     if not file:
         try:
             spec = importlib.util.find_spec(module)

@@ -34,6 +34,7 @@ from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copied
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import locate, name_of_class
 from serve_warm.precompile.trace_notes import path_of, side_effects
 
 SMALL = {
@@ -543,7 +544,7 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
 
 def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
     kind = type(value)
-    where = facts.where(kind)
+    where = locate(kind)
     parts: list[Any] = []
     if where is not None and isinstance(value, tuple):
         how = "sequence"
@@ -557,7 +558,7 @@ def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> l
         ]
     else:
         raise NoEntry(f"it returns a {kind.__qualname__}, which cannot be built from its parts")
-    return [how, list(where), facts.name_of_class(kind), parts]
+    return [how, list(where), name_of_class(kind), parts]
 
 
 def _same(left: Any, right: Any) -> bool:

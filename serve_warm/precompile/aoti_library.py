@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from serve_warm.compiler import cuda_graphs
-from serve_warm.precompile import facts
 from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
@@ -237,7 +237,7 @@ def _graphed(
 def describe(tensor: Any, *, free: bool) -> str:
     """Return what native code takes for granted of a tensor; with `free`, its sizes are open."""
     every = range(tensor.dim()) if free else ()
-    return facts.describe_tensor(tensor, free=(every, every))
+    return describe_tensor(tensor, free=(every, every))
 
 
 def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
@@ -281,8 +281,8 @@ def _result(plain: Sequence[Any]) -> Build:
 
 
 def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) -> Build:
-    found: Any = facts.resolve(where[0], where[1])
-    if facts.name_of_class(found) != name:
+    found: Any = resolve(where[0], where[1])
+    if name_of_class(found) != name:
         raise ValueError(f"{where[1]} is not the class of the build")
     make: Callable[..., Any] = found
     if kind == "fields" and dataclasses.is_dataclass(found):

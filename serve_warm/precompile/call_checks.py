@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile import facts
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import Free
 
 FP32_PRECISIONS = (
     *(("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
@@ -20,7 +20,7 @@ FP32_PRECISIONS = (
 
 
 def tensor_check(
-    tensors: Sequence[Any], *, free: Mapping[int, facts.Free] | None = None
+    tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
     """Return a function that says whether other tensors are like these, to compiled code.
 

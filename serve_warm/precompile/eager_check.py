@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.call_signature import module_of
-from serve_warm.precompile.facts import NoEntry, describe_tensor, literal
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import describe_tensor, literal
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 """Largest error of an entry against eager that is published, relative to the largest value. What

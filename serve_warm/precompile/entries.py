@@ -23,7 +23,8 @@ import torch
 
 from serve_warm.precompile import aot_compile, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
-from serve_warm.precompile.facts import RULES, Facts, NoEntry, literal, name_of_class
+from serve_warm.precompile.facts import RULES, Facts, NoEntry
+from serve_warm.precompile.names import literal, name_of_class
 
 FORMAT = RULES
 """Version of both parts: of the rules by which guards became facts. Another one is not read: its

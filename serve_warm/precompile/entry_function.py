@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile import facts
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import describe_tensor
 
 
 class _Graph:
@@ -56,9 +56,7 @@ class _Graph:
         if len({id(tensor) for tensor in tensors}) < len(tensors):
             raise NoEntry("two of the tensors in its graph are one and the same now")
         every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
-        said = tuple(
-            facts.describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True)
-        )
+        said = tuple(describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
         if self._known and said not in self._known:
             pairs = zip(said, self._known[0])  # noqa: B905 - of different lengths where one is gone
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))

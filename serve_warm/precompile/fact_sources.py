@@ -17,14 +17,8 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
-from serve_warm.precompile.facts import (
-    HOOKS,
-    UNREADABLE,
-    decode_key,
-    describe_tensor,
-    functions_of,
-    under,
-)
+from serve_warm.precompile.facts import HOOKS, UNREADABLE, decode_key
+from serve_warm.precompile.names import describe_tensor, functions_of, under
 
 HEAP_TYPE = 1 << 9
 """Flag of classes that can be changed (`Py_TPFLAGS_HEAPTYPE`)."""

@@ -22,7 +22,6 @@ from torch.nn.modules import module as nn_module
 from serve_warm._redaction import shorten
 from serve_warm.precompile.facts import (
     CALLEE,
-    PACKAGE,
     UNREADABLE,
     Facts,
     Missing,
@@ -31,11 +30,8 @@ from serve_warm.precompile.facts import (
     decode_key,
     encode_key,
     expected,
-    identity,
-    literal,
-    name_of,
-    resolve,
 )
+from serve_warm.precompile.names import PACKAGE, identity, literal, name_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,10 @@ from serve_warm.precompile.facts import (
     Missing,
     Step,
     module,
-    name_of_class,
     others_of,
     take,
 )
+from serve_warm.precompile.names import name_of_class
 
 
 @dataclass(kw_only=True)

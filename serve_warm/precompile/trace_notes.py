@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from serve_warm.precompile import facts
 from serve_warm.precompile.guard_facts import Guard
+from serve_warm.precompile.names import is_own
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _noting_functions(found: Unguarded) -> Replacements:
     def invoke_and_store_as_constant(tx: Any, fn: Any, name: str, *rest: Any) -> Any:
         def noting(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
-            if not facts.is_own(fn):
+            if not is_own(fn):
                 found.results.append((fn, args, kwargs, result))
             return result
 
@@ -202,7 +202,7 @@ def mark_of(value: Any) -> str:
     """
     from torch._dynamo import trace_rules
 
-    if not callable(value) or facts.is_own(value):
+    if not callable(value) or is_own(value):
         return ""
     if id(value) in trace_rules._nonstrict_trace_callable_ids():
         return "nonstrict_trace"

@@ -1,0 +1,290 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names that mean the same in every process: of classes, functions, tensors and plain values.
+
+A name has a digest of the code where that decides what compiled code computes. Objects of this
+package are named without module and digest, because artifacts outlive releases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+PACKAGE = "serve_warm"
+"""This package. Facts name its objects without their module and without a digest, so that artifacts
+survive a move. `RULES` is raised when its code changes what it does to a graph."""
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
+
+
+SUBCLASSED = (int, float, complex, str, bytes)
+"""Plain kinds that are still plain when they are subclassed."""
+
+
+Free = tuple[Sequence[int], Sequence[int]]
+"""Dimensions of a tensor whose size, and whose stride, compiled code takes as they come."""
+
+
+def resolved(module: str, name: str) -> Any:
+    """Return the object of this qualified name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    try:
+        return resolve(module, name)
+    except ImportError as error:
+        raise AttributeError(str(error)) from error
+
+
+def torch_object(name: str) -> Any:
+    """Return what torch has under a name."""
+    # Not imported: a fact about one of its values is only looked at where it is.
+    return getattr(sys.modules["torch"], name)
+
+
+def device_named(text: str) -> Any:
+    """Return the device of a text such as `cuda:0`."""
+    return torch_object("device")(text)
+
+
+def identity(found: Any) -> str:
+    """Name what is one of its kind in a program: a class, a function, a module, an enum member.
+
+    Empty for anything else.
+    """
+    if isinstance(found, types.CodeType):
+        return f"{found.co_name} {_digest(found)}"
+    if inspect.ismodule(found):
+        return found.__name__
+    if isinstance(found, functools.partial):
+        # What it binds has guards of its own.
+        of = identity(found.func)
+        return f"partial of {of}" if of else ""
+    if isinstance(found, (enum.Enum, type)):
+        named = literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
+        return named or ""
+    name = name_of(found) if callable(getattr(found, "__call__", None)) else ""  # noqa: B004
+    if name and not is_own(found) and (codes := codes_of(found)):
+        name += f" {_digest_of(codes)}"  # two lambdas of one class have one name
+    return name
+
+
+def name_of_class(kind: type) -> str:
+    """Return the name of a class, with a digest of its functions where they are not torch's.
+
+    Sources are compared as well; this sees what was put in place of a method, or two classes of
+    one name.
+    """
+    functions = [
+        (name, value)
+        for base in kind.__mro__[:-1]
+        if base.__module__ != "torch.nn.modules.module"
+        for name, value in vars(base).items()
+        if isinstance(value, FUNCTIONS) and not (is_own(base) and is_own(value))
+    ]
+    if not functions:
+        return name_of(kind)
+    # By weak references: another function may get the id of one that is gone.
+    key = tuple(
+        (name, weakref.ref(function), function.__code__)
+        for name, value in functions
+        for function in under(value)
+    )
+    known = _class_digests.get(kind)
+    if known is None or known[0] != key:
+        codes = [code for _, value in functions for code in codes_of(value)]
+        known = _class_digests[kind] = (key, _digest_of(codes))
+    return f"{name_of(kind)} {known[1]}"
+
+
+FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
+
+
+_class_digests: weakref.WeakKeyDictionary[type, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def under(found: Any) -> list[types.FunctionType]:
+    """Return the functions in what stands in a class: a method, or what wraps one."""
+    if isinstance(found, property):
+        parts = [found.fget, found.fset]
+    elif isinstance(found, (staticmethod, classmethod)):
+        parts = [found.__func__]
+    else:
+        parts = [found]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def is_own(found: Any) -> bool:
+    """Return whether it belongs to torch or Python, as the fingerprint tells, or to serve_warm.
+
+    Of a function both its module and its globals have to be: `functools.wraps` gives code of the
+    user's the module of what it wraps, and a decorator of torch's gets the user's.
+    """
+    if isinstance(found, property):
+        found = found.fget
+    if isinstance(found, (staticmethod, classmethod, types.MethodType)):
+        found = found.__func__
+    if not is_own_module(getattr(found, "__module__", None)):
+        return False
+    space = getattr(found, "__globals__", None)
+    if not isinstance(space, dict):
+        return True
+    # What is made by exec, a dataclass' methods for example, has no module's globals.
+    return "__file__" not in space or is_own_module(space.get("__name__"))
+
+
+def is_own_module(name: Any) -> bool:
+    """Return whether a module of that name is torch's, Python's or serve_warm's own."""
+    top = str(name or "").partition(".")[0]
+    return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def codes_of(found: Any) -> list[types.CodeType]:
+    """Return the code of a function, of what it wraps and of the functions it closes over."""
+    return [function.__code__ for function in functions_of(found)]
+
+
+def functions_of(found: Any) -> list[types.FunctionType]:
+    """Return a function, those that it wraps and those that it closes over; none of torch's."""
+    functions: list[types.FunctionType] = []
+    queue: list[Any] = [found]
+    seen: set[int] = set()
+    while queue:
+        value = queue.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, property):
+            queue += [value.fget, value.fset]
+        elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            queue.append(value.__func__)
+        elif isinstance(value, types.FunctionType) and not is_own(value):
+            functions.append(value)
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    queue.append(cell.cell_contents)
+    return functions
+
+
+def _digest_of(codes: Sequence[types.CodeType]) -> str:
+    return hashlib.sha256("".join(map(_digest, codes)).encode()).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(code: types.CodeType) -> str:
+    """Digest what a code object does and how it is called; not where it stands."""
+    constants = [
+        _digest(value) if isinstance(value, types.CodeType) else literal(value)
+        for value in code.co_consts
+    ]
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    called = (code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    handlers = getattr(code, "co_exceptiontable", b"")  # from Python 3.11 on
+    text = repr((code.co_code, handlers, names, called, constants))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def name_of(found: Any) -> str:
+    """Return module and qualified name; empty where there are none.
+
+    >>> name_of(dict.fromkeys)
+    'serve_warm.Facts.path'
+    """
+    module = getattr(found, "__module__", None)
+    name = getattr(found, "__qualname__", None) or getattr(found, "__name__", None)
+    if not isinstance(name, str):
+        return ""
+    if str(module).partition(".")[0] == PACKAGE:
+        module, name = PACKAGE, name.rpartition("<locals>.")[2]
+    return f"{module}.{name}"
+
+
+TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
+
+
+def literal(value: Any) -> str | None:
+    """Return a text that is equal for equal plain values, and `None` for what is not plain."""
+    kind = type(value)
+    text: str | None = None
+    if kind in PLAIN:
+        text = f"{kind.__name__} {value!r}"
+    elif isinstance(value, type):
+        text = f"class {name_of_class(value)}"
+    elif isinstance(value, types.FunctionType) and is_own(value):
+        text = f"function {name_of(value)}"
+    elif isinstance(value, enum.Enum):
+        # The value as well: members of an IntEnum are numbers to compiled code. Flags in one have
+        # no name before 3.11.
+        text = f"{name_of(kind)} {value.name} {literal(value.value)}"
+    elif isinstance(value, SUBCLASSED):
+        base = next(base for base in SUBCLASSED if isinstance(value, base))
+        text = f"{name_of_class(kind)} {base.__repr__(value)}"
+    elif kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS:
+        text = f"torch.{kind.__name__} {value!s}"
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        items = [literal(each) for each in value]
+        ordered = sorted(map(str, items)) if isinstance(value, (set, frozenset)) else items
+        text = None if None in items else f"{name_of(kind)} ({', '.join(map(str, ordered))})"
+    elif kind is dict:
+        pairs = [(literal(key), literal(each)) for key, each in value.items()]
+        plain = all(None not in pair for pair in pairs)
+        text = f"dict {{{', '.join(f'{k}: {v}' for k, v in pairs)}}}" if plain else None
+    return text
+
+
+def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
+    """Return what compiled code depends on of a tensor; `free` dimensions are left open.
+
+    Whether it requires grad is not in it: entries are for calls without gradients. Where a forward
+    reads `requires_grad` that is a fact of its own.
+    """
+    sizes = ["*" if i in free[0] else str(size) for i, size in enumerate(tensor.shape)]
+    strides = ["*" if i in free[1] else str(stride) for i, stride in enumerate(tensor.stride())]
+    return (
+        f"{type(tensor).__name__} {str(tensor.dtype).removeprefix('torch.')}"
+        f"[{', '.join(sizes)}] strides [{', '.join(strides)}] on {tensor.device}"
+    )
+
+
+def source_file(module: str) -> str:
+    """Return the file that a module was loaded from, empty where there is none."""
+    loaded = sys.modules.get(module)
+    return str(getattr(loaded, "__file__", "") or "")
+
+
+def locate(value: Any) -> tuple[str, str] | None:
+    """Return module and qualified name that `resolve` finds `value` under, or `None`."""
+    if inspect.ismodule(value):
+        return value.__name__, ""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    try:
+        return (module, name) if resolve(module, name) is value else None
+    except (ImportError, AttributeError):
+        return None
+
+
+def resolve(module: str, name: str) -> Any:
+    """Return the object of this qualified name; the module itself where it is empty.
+
+    Raises:
+        ImportError: there is no such module.
+        AttributeError: it has nothing of that name.
+    """
+    found: Any = importlib.import_module(module)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part)
+    return found
