@@ -21,7 +21,8 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.replay import PROOF_ATTEMPTS, Deadline, Progress, Replay
+from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
+from serve_warm.replica.timed_calls import Deadline, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -199,8 +199,8 @@ def _digest(code: types.CodeType) -> str:
 def name_of(found: Any) -> str:
     """Return module and qualified name; empty where there are none.
 
-    >>> name_of(dict.fromkeys)
-    'serve_warm.Facts.path'
+    >>> name_of(types.SimpleNamespace)
+    'types.SimpleNamespace'
     """
     module = getattr(found, "__module__", None)
     name = getattr(found, "__qualname__", None) or getattr(found, "__name__", None)

@@ -27,7 +27,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.replay import Progress
+from serve_warm.replica.timed_calls import Progress
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,

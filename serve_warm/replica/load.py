@@ -42,7 +42,7 @@ from serve_warm.fingerprint import NOT_NEEDED
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
 from serve_warm.replica.pack import ISA_FACT, LEVEL_PARTS
-from serve_warm.replica.replay import Deadline
+from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 

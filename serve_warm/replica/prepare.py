@@ -30,7 +30,7 @@ from serve_warm.fingerprint import (
 )
 from serve_warm.inputs import Input, ordered
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.replay import Deadline
+from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import CompileEvent, Stage
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from serve_warm.replica.journal import Journal, Observer, boot_s, cpu_seconds
 from serve_warm.replica.load import Loading
 from serve_warm.replica.pack import pack
 from serve_warm.replica.prepare import CompileCaches, Preparation, Replica
-from serve_warm.replica.replay import PROOF_ATTEMPTS, Deadline, Replay
+from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
+from serve_warm.replica.timed_calls import Deadline
 from serve_warm.replica.watchdog import Watchdog
 from serve_warm.report import Report, Stage, Verdict
 

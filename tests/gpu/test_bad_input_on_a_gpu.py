@@ -24,7 +24,8 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
-from serve_warm.replica.replay import Deadline, Progress, Replay
+from serve_warm.replica.replay import Replay
+from serve_warm.replica.timed_calls import Deadline, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
