@@ -27,7 +27,7 @@ from serve_warm import Input, WarmupMixin, metrics, node, pinned, warmup
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError
-from serve_warm.precompile import entry_checks
+from serve_warm.precompile import kept_calls
 from serve_warm.replica import in_serve
 from serve_warm.replica.deployment import ATTRIBUTE, replica_of
 from serve_warm.replica.serve_calls import CompileForbidden
@@ -340,7 +340,7 @@ def test_what_is_left_to_check_is_checked_on_the_loop_that_serves(monkeypatch: p
         def begin(self) -> None:
             begun.append(self._given)
 
-    monkeypatch.setattr(entry_checks, "IdleChecks", Waiting)
+    monkeypatch.setattr(kept_calls, "IdleChecks", Waiting)
     replica = replica_of(warmup(Model)())
     checks = object()
 

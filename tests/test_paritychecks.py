@@ -26,7 +26,7 @@ from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
-from serve_warm.precompile import entry_checks
+from serve_warm.precompile import entry_checks, kept_calls
 from serve_warm.precompile.entries import INDEX, EntryTable, file_name
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.warmup import Warmup
@@ -472,7 +472,7 @@ def idle(begun: Warmup, *, busy_s: float = 60.0, executor: Any = None) -> int:
 
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
-        entry_checks.IdleChecks(
+        kept_calls.IdleChecks(
             begun.journal.checks,
             asyncio.get_running_loop(),
             model_thread=lambda: (executor, thread),
@@ -481,7 +481,7 @@ def idle(begun: Warmup, *, busy_s: float = 60.0, executor: Any = None) -> int:
         ).begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)
-            if begun.journal.checks.thread_of_next() is None:
+            if begun.journal.checks.kept.thread_of_next() is None:
                 break
         await asyncio.sleep(0.05)  # the last one is taken before it is checked
 
@@ -576,7 +576,7 @@ def test_what_does_not_fit_is_checked_in_traffic(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Copies are bounded, and small calls are kept rather than large ones."""
-    monkeypatch.setattr(entry_checks, "KEPT_BYTES", 4 * 4 * (2 + 3))
+    monkeypatch.setattr(kept_calls, "KEPT_BYTES", 4 * 4 * (2 + 3))
     stand_in = replica(SIZES)
     begun = start(stand_in, right, tmp_path)
     asyncio.run(as_serve_does(begun))

@@ -10,24 +10,20 @@ them has to be built again. What differs is withdrawn: its calls go to torch.com
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from serve_warm.precompile import call_signature
 from serve_warm.precompile.eager_check import NotComparable, copied, difference_in_service, is_same
 from serve_warm.precompile.entries import Entry
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.kept_calls import KeptCall, KeptCalls
 from serve_warm.report import Parity, ParityResult
 
 if TYPE_CHECKING:
@@ -43,17 +39,6 @@ FAILURES_KEPT = 20
 """Withdrawn entries that a report names."""
 
 
-KEPT_BYTES = 64 << 20
-"""Copies of inputs that wait for the replica to be idle, in all. What does not fit is checked at
-its first call in traffic."""
-
-IDLE_S = 1.0
-"""A replica is idle when none of its entries was called for so long."""
-
-BUSY_S = 60.0
-"""After so long the next call of traffic checks what still waits for the replica to be idle."""
-
-
 class Phase(Enum):
     """Which calls are checked."""
 
@@ -65,20 +50,8 @@ class Phase(Enum):
     """Calls of traffic."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """Inputs of a call, copied to be checked later."""
-
-    dispatcher: weakref.ref[Dispatcher]
-    fn: Callable[..., Any]
-    tensors: Sequence[Any]
-    size_bytes: int
-    thread: int
-    """Native id of the thread that made the call: what torch keeps by thread is there."""
-
-
 @dataclass
-class _Check:
+class Check:
     """How far one entry of one callable is checked."""
 
     entry: Entry
@@ -86,7 +59,7 @@ class _Check:
     """Of the last check; None before the first."""
     calls: int = 0
     """Calls of traffic, while these are sampled."""
-    kept: _Kept | None = None
+    kept: KeptCall | None = None
 
     @property
     def may_repeat(self) -> bool:
@@ -121,7 +94,7 @@ class Checks:
         self._one_in = one_in
         self._withdraw = withdraw
         self._on_failure = on_failure
-        self._checks: weakref.WeakKeyDictionary[Dispatcher, dict[tuple[str, str], _Check]] = (
+        self._checks: weakref.WeakKeyDictionary[Dispatcher, dict[tuple[str, str], Check]] = (
             weakref.WeakKeyDictionary()
         )
         self._locks: weakref.WeakKeyDictionary[Dispatcher, threading.RLock] = (
@@ -133,6 +106,8 @@ class Checks:
         self._failed = 0
         self._worst: float | None = None
         self._last_call_s = time.monotonic()
+        self.kept = KeptCalls(self, self._lock)
+        """Calls to be checked when the replica is idle."""
 
     # What a dispatcher asks -----------------------------------------------------------------
 
@@ -143,16 +118,16 @@ class Checks:
         check = self._check_of(dispatcher, entry)
         return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
 
-    def _may_come(self, check: _Check) -> bool:
+    def _may_come(self, check: Check) -> bool:
         if self.phase is not Phase.SERVING or check.result is None or self._one_in:
             return True
         # While calls are kept, a call of any entry says that the replica is not idle.
-        return bool(self._waiting())
+        return bool(self.kept.waiting())
 
-    def _check_of(self, dispatcher: Dispatcher, entry: Entry) -> _Check:
+    def _check_of(self, dispatcher: Dispatcher, entry: Entry) -> Check:
         key = (entry.function_key, str(entry.signature))
         with self._lock:
-            return self._checks.setdefault(dispatcher, {}).setdefault(key, _Check(entry))
+            return self._checks.setdefault(dispatcher, {}).setdefault(key, Check(entry))
 
     # What a start asks ----------------------------------------------------------------------
 
@@ -183,7 +158,7 @@ class Checks:
         results = {check.result for check in self._checks_of(dispatcher)}
         return bool(results - {None, ParityResult.DIFFERENT}) or None not in results
 
-    def _checks_of(self, dispatcher: Dispatcher) -> list[_Check]:
+    def _checks_of(self, dispatcher: Dispatcher) -> list[Check]:
         with self._lock:
             return list(self._checks[dispatcher].values())
 
@@ -204,7 +179,7 @@ class Checks:
     def report(self) -> Parity:
         """Return what was checked until now."""
         with self._lock:
-            checks = self._all()
+            checks = self.all_checks()
             checked = sum(c.result not in (None, ParityResult.NOT_SAMPLED) for c in checks)
             return Parity(
                 entries=len(checks),
@@ -215,53 +190,9 @@ class Checks:
                 worst_error=self._worst,
             )
 
-    # Calls that are kept until the replica is idle --------------------------------------------
-
-    def keep(
-        self,
-        dispatcher: Dispatcher,
-        check: _Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
-    ) -> None:
-        """Copy the inputs of a call to check its entry later, where there is room for them."""
-        if check.kept is not None or check.result is not None or not check.may_repeat:
-            return
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        with self._lock:
-            kept = sorted(
-                (each for each in self._all() if each.kept is not None), key=_size, reverse=True
-            )
-            room = KEPT_BYTES - sum(map(_size, kept))
-            # Inputs come largest first: many small calls are worth more than a large one.
-            while size > room and kept and _size(kept[0]) > size:
-                room += _size(kept[0])
-                kept.pop(0).kept = None
-            if size > room:
-                return
-        try:
-            copies = copied(tensors)
-        except RuntimeError:  # out of memory: it is checked in traffic
-            return
-        check.kept = _Kept(
-            dispatcher=weakref.ref(dispatcher),
-            fn=fn,
-            tensors=copies,
-            size_bytes=size,
-            thread=threading.get_native_id(),
-        )
-
-    def _all(self) -> list[_Check]:
+    def all_checks(self) -> list[Check]:
+        """Return the checks of all entries that were called. Under the lock."""
         return [check for found in self._checks.values() for check in found.values()]
-
-    def _waiting(self) -> list[_Check]:
-        with self._lock:
-            return [each for each in self._all() if each.kept is not None]
-
-    def thread_of_next(self) -> int | None:
-        """Return the native id of the thread on which the next kept call is to be checked."""
-        return next((each.kept.thread for each in self._waiting() if each.kept is not None), None)
 
     def idle_s(self) -> float:
         """Return for how long no entry that may be checked was called."""
@@ -271,46 +202,15 @@ class Checks:
         """Note that an entry is called."""
         self._last_call_s = time.monotonic()
 
-    def check_kept(self) -> None:
-        """Check one call that this thread has made."""
-        here = threading.get_native_id()
-        for check in self._waiting():
-            kept = check.kept
-            if kept is not None and kept.thread == here:
-                check.kept = None
-                dispatcher = kept.dispatcher()
-                if dispatcher is not None and check.result is None:
-                    self._check_later(dispatcher, check, kept)
-                return
-
-    def _check_later(self, dispatcher: Dispatcher, check: _Check, kept: _Kept) -> None:
-        state = check.entry.state
-        with (
-            torch.inference_mode(state["inference_mode"] == "on"),
-            torch.no_grad(),
-            contextlib.suppress(NoEntry),  # it was withdrawn, and noted
-            self.lock_of(dispatcher),
-        ):
-            # Autocast, for example, is the handler's: then its next call is checked.
-            if call_signature.state() == state:
-                self.compare(dispatcher, check, kept.fn, kept.tensors)
-        dispatcher.binder.forget_calls()
-
-    def drop_kept(self, thread: int | None = None) -> None:
-        """Leave kept calls, all or those of one thread, to be checked in traffic."""
-        for check in self._waiting():
-            if thread is None or (check.kept is not None and check.kept.thread == thread):
-                check.kept = None
-
     # One check ------------------------------------------------------------------------------
 
-    def is_due(self, dispatcher: Dispatcher, check: _Check) -> bool:
+    def is_due(self, dispatcher: Dispatcher, check: Check) -> bool:
         """Return whether this call of an entry is checked before READY."""
         if self.phase is not Phase.CHECKING or check.result is not None:
             return False
         return not self._has_checked(dispatcher)
 
-    def is_sampled(self, dispatcher: Dispatcher, check: _Check) -> bool:
+    def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
         """Return whether this call of traffic is checked, and count it."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
@@ -334,7 +234,7 @@ class Checks:
     def compare(
         self,
         dispatcher: Dispatcher,
-        check: _Check,
+        check: Check,
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
@@ -377,7 +277,7 @@ class Checks:
     def answer(
         self,
         dispatcher: Dispatcher,
-        check: _Check,
+        check: Check,
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> Any:
@@ -413,18 +313,18 @@ class Checks:
             dispatcher.binder.forget_calls()
         return out
 
-    def _give_up(self, dispatcher: Dispatcher, check: _Check, why: str) -> None:
+    def _give_up(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
         if check.result is not ParityResult.NOT_COMPARABLE:  # once, and not at each sample
             logger.warning("not comparable: %s%s: %s", dispatcher.name, check.call, why)
         self._note(check, ParityResult.NOT_COMPARABLE)
 
-    def _note(self, check: _Check, result: ParityResult) -> None:
+    def _note(self, check: Check, result: ParityResult) -> None:
         with self._lock:
             self._counts[result] += 1
             if result is not ParityResult.NOT_SAMPLED or check.result is None:
                 check.result = result
 
-    def _fail(self, dispatcher: Dispatcher, check: _Check, why: str) -> None:
+    def _fail(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
         if check.result is ParityResult.DIFFERENT:
             return  # by another thread, meanwhile
         text = f"{dispatcher.name}{check.call}: {why.partition(': ')[2]}"
@@ -442,7 +342,7 @@ class _Checked:
     """Code of an entry, which is held against eager when that is due."""
 
     def __init__(
-        self, checks: Checks, dispatcher: Dispatcher, check: _Check, fn: Callable[..., Any]
+        self, checks: Checks, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any]
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
         """As of the function: whoever handles its errors looks for the graph there."""
@@ -466,55 +366,5 @@ class _Checked:
             if checks.is_due(self._dispatcher, check):
                 checks.compare(self._dispatcher, check, self._fn, tensors)
             elif checks.phase is Phase.WARMING:
-                checks.keep(self._dispatcher, check, self._fn, tensors)
+                checks.kept.keep(self._dispatcher, check, self._fn, tensors)
             return self._fn(callee, *tensors)
-
-
-class IdleChecks:
-    """Checks kept calls one at a time, on the threads that made them, while a replica is idle."""
-
-    def __init__(
-        self,
-        checks: Checks,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        model_thread: Callable[[], tuple[Executor | None, int]],
-        idle_s: float = IDLE_S,
-        busy_s: float = BUSY_S,
-    ) -> None:
-        self._checks = checks
-        self._loop = loop
-        self._model_thread = model_thread
-        self._idle_s = idle_s
-        self._until_s = time.monotonic() + busy_s
-
-    def begin(self) -> None:
-        """Look in a while, on the event loop, and again until nothing is kept."""
-        self._loop.call_later(self._idle_s, self._look)
-
-    def _look(self) -> None:
-        thread = self._checks.thread_of_next()
-        if thread is None:
-            self._checks.forget_calls()
-            return
-        if time.monotonic() > self._until_s:
-            self._checks.drop_kept()
-        elif self._checks.idle_s() >= self._idle_s:
-            executor, its_thread = self._model_thread()
-            if thread == threading.get_native_id():
-                self._checks.check_kept()
-            elif executor is not None and thread == its_thread:
-                executor.submit(self._checks.check_kept).add_done_callback(self._go_on)
-                return
-            else:
-                # A thread of a sync handler, which ends with its request.
-                self._checks.drop_kept(thread)
-        self.begin()
-
-    def _go_on(self, _: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
-            self._loop.call_soon_threadsafe(self.begin)
-
-
-def _size(check: _Check) -> int:
-    return check.kept.size_bytes if check.kept is not None else 0

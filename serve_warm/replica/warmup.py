@@ -87,7 +87,7 @@ class Warmup:
         await self.prove()
         report = self.become_ready()
         if self.journal.checks is not None:
-            self.journal.checks.drop_kept()  # nobody says here when there is time for them
+            self.journal.checks.kept.drop()  # nobody says here when there is time for them
         return report
 
     async def prove(self) -> None:

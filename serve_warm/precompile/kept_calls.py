@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are kept until a replica is idle, and the checks of their entries then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serve_warm.precompile import call_signature
+from serve_warm.precompile.eager_check import copied
+from serve_warm.precompile.facts import NoEntry
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.dispatcher import Dispatcher
+    from serve_warm.precompile.entry_checks import Check, Checks
+
+KEPT_BYTES = 64 << 20
+"""Copies of inputs that wait for the replica to be idle, in all. What does not fit is checked at
+its first call in traffic."""
+
+IDLE_S = 1.0
+"""A replica is idle when none of its entries was called for so long."""
+
+BUSY_S = 60.0
+"""After so long the next call of traffic checks what still waits for the replica to be idle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCall:
+    """Inputs of a call, copied to be checked later."""
+
+    dispatcher: weakref.ref[Dispatcher]
+    fn: Callable[..., Any]
+    tensors: Sequence[Any]
+    size_bytes: int
+    thread: int
+    """Native id of the thread that made the call: what torch keeps by thread is there."""
+
+
+class KeptCalls:
+    """Copies of the inputs of calls, in bounded memory, one for an entry that is not checked."""
+
+    def __init__(self, checks: Checks, lock: threading.Lock) -> None:
+        self._checks = checks
+        self._lock = lock
+        """Of the checks, which come from any thread."""
+
+    def keep(
+        self,
+        dispatcher: Dispatcher,
+        check: Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
+    ) -> None:
+        """Copy the inputs of a call to check its entry later, where there is room for them."""
+        if check.kept is not None or check.result is not None or not check.may_repeat:
+            return
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        with self._lock:
+            kept = sorted(
+                (each for each in self._checks.all_checks() if each.kept is not None),
+                key=_size,
+                reverse=True,
+            )
+            room = KEPT_BYTES - sum(map(_size, kept))
+            # Inputs come largest first: many small calls are worth more than a large one.
+            while size > room and kept and _size(kept[0]) > size:
+                room += _size(kept[0])
+                kept.pop(0).kept = None
+            if size > room:
+                return
+        try:
+            copies = copied(tensors)
+        except RuntimeError:  # out of memory: it is checked in traffic
+            return
+        check.kept = KeptCall(
+            dispatcher=weakref.ref(dispatcher),
+            fn=fn,
+            tensors=copies,
+            size_bytes=size,
+            thread=threading.get_native_id(),
+        )
+
+    def waiting(self) -> list[Check]:
+        """Return the checks for which a call is kept."""
+        with self._lock:
+            return [each for each in self._checks.all_checks() if each.kept is not None]
+
+    def thread_of_next(self) -> int | None:
+        """Return the native id of the thread on which the next kept call is to be checked."""
+        return next((each.kept.thread for each in self.waiting() if each.kept is not None), None)
+
+    def check_one(self) -> None:
+        """Check one call that this thread has made."""
+        here = threading.get_native_id()
+        for check in self.waiting():
+            kept = check.kept
+            if kept is not None and kept.thread == here:
+                check.kept = None
+                dispatcher = kept.dispatcher()
+                if dispatcher is not None and check.result is None:
+                    self._check_later(dispatcher, check, kept)
+                return
+
+    def _check_later(self, dispatcher: Dispatcher, check: Check, kept: KeptCall) -> None:
+        state = check.entry.state
+        with (
+            torch.inference_mode(state["inference_mode"] == "on"),
+            torch.no_grad(),
+            contextlib.suppress(NoEntry),  # it was withdrawn, and noted
+            self._checks.lock_of(dispatcher),
+        ):
+            # Autocast, for example, is the handler's: then its next call is checked.
+            if call_signature.state() == state:
+                self._checks.compare(dispatcher, check, kept.fn, kept.tensors)
+        dispatcher.binder.forget_calls()
+
+    def drop(self, thread: int | None = None) -> None:
+        """Leave kept calls, all or those of one thread, to be checked in traffic."""
+        for check in self.waiting():
+            if thread is None or (check.kept is not None and check.kept.thread == thread):
+                check.kept = None
+
+
+class IdleChecks:
+    """Checks kept calls one at a time, on the threads that made them, while a replica is idle."""
+
+    def __init__(
+        self,
+        checks: Checks,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        model_thread: Callable[[], tuple[Executor | None, int]],
+        idle_s: float = IDLE_S,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self._checks = checks
+        self._loop = loop
+        self._model_thread = model_thread
+        self._idle_s = idle_s
+        self._until_s = time.monotonic() + busy_s
+
+    def begin(self) -> None:
+        """Look in a while, on the event loop, and again until nothing is kept."""
+        self._loop.call_later(self._idle_s, self._look)
+
+    def _look(self) -> None:
+        thread = self._checks.kept.thread_of_next()
+        if thread is None:
+            self._checks.forget_calls()
+            return
+        if time.monotonic() > self._until_s:
+            self._checks.kept.drop()
+        elif self._checks.idle_s() >= self._idle_s:
+            executor, its_thread = self._model_thread()
+            if thread == threading.get_native_id():
+                self._checks.kept.check_one()
+            elif executor is not None and thread == its_thread:
+                executor.submit(self._checks.kept.check_one).add_done_callback(self._go_on)
+                return
+            else:
+                # A thread of a sync handler, which ends with its request.
+                self._checks.kept.drop(thread)
+        self.begin()
+
+    def _go_on(self, _: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            self._loop.call_soon_threadsafe(self.begin)
+
+
+def _size(check: Check) -> int:
+    return check.kept.size_bytes if check.kept is not None else 0
