@@ -22,16 +22,15 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO
 
 from serve_warm._private_folders import temporary_folder
-from serve_warm._redaction import redact, tainted
+from serve_warm._redaction import tainted
 from serve_warm.errors import (
     ConfigError,
-    MissingPackage,
     ObjectExists,
     ObjectNotFound,
     ObjectTooLarge,
@@ -41,30 +40,39 @@ from serve_warm.errors import (
 from serve_warm.stores import Object, Sink, check_key, pieces_of
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile
     from huggingface_hub.errors import HfHubHTTPError
+from serve_warm.stores.hub_client import (
+    LOG_IN,
+    OutrunError,
+    Pulse,
+    T,
+    explain_failure,
+    import_client,
+    listener,
+    no_progress_bars,
+    open_api,
+    run,
+)
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(?<![.-])", re.ASCII)
+
+
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,250}", re.ASCII)
+
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
 
 _COMMIT_TRIES = 20
 """Each time that somebody else's commit came first, all looks again and decides again."""
+
+
 _SLOWEST_UPLOAD = 256 * 1024
 """Bytes a second: an upload that would take longer than at this speed is given up."""
-_LOG_IN = (
-    "credentials are those of huggingface_hub: HF_TOKEN, HF_TOKEN_PATH or `hf auth login`; "
-    "writing needs a token with write access"
-)
-_LOGGERS = (
-    *("huggingface_hub.utils._http", "huggingface_hub.file_download", "httpx2", "httpx"),
-    *(f"{library}.http{version}" for library in ("httpcore2", "httpcore") for version in (11, 2)),
-)
-"""Those of the client, and of what it calls, that log addresses: some of them are signed."""
 
 
 @dataclass(kw_only=True)
@@ -137,7 +145,7 @@ class HubStore:
                 check_key(prefix)
             except StoreError as error:
                 raise ConfigError(f"the folder in the address of a hf: store is {error}") from None
-        _import_client()
+        import_client()
         return cls(repository=f"{owner}/{name}", revision=revision, prefix=prefix)
 
     @property
@@ -159,10 +167,10 @@ class HubStore:
             check_key(prefix.removesuffix("/"))
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
 
-        def ask(_: _Pulse) -> builtins.list[str]:
+        def ask(_: Pulse) -> builtins.list[str]:
             from huggingface_hub import RepoFile
 
-            entries = _api().list_repo_tree(
+            entries = open_api().list_repo_tree(
                 self.repository, folder or None, recursive=True, revision=commit
             )
             return [entry.path for entry in entries if isinstance(entry, RepoFile)]
@@ -286,8 +294,8 @@ class HubStore:
         if _COMMIT.fullmatch(self.revision):
             return self.revision
 
-        def ask(_: _Pulse) -> str | None:
-            info = _api().model_info(self.repository, revision=self.revision, expand=["sha"])
+        def ask(_: Pulse) -> str | None:
+            info = open_api().model_info(self.repository, revision=self.revision, expand=["sha"])
             return info.sha
 
         commit = self._call("resolve", self.revision, ask)
@@ -314,8 +322,8 @@ class HubStore:
     ) -> str | None:
         """Return the new commit; None when somebody else's came first and all is open again."""
 
-        def ask(_: _Pulse) -> str:
-            made = _api().create_commit(
+        def ask(_: Pulse) -> str:
+            made = open_api().create_commit(
                 self.repository,
                 [operation],
                 commit_message=f"{verb.capitalize()} {key}",
@@ -326,7 +334,7 @@ class HubStore:
 
         try:
             made = self._call(verb, key, ask)
-        except _OutrunError:
+        except OutrunError:
             if tries == _COMMIT_TRIES:
                 raise
             # Apart from one another, or the same ones would meet again.
@@ -350,10 +358,10 @@ class HubStore:
                 file.writelines(pieces_of(source))
             size_bytes = content.stat().st_size
 
-        def ask(_: _Pulse) -> CommitOperationAdd:
+        def ask(_: Pulse) -> CommitOperationAdd:
             operation = CommitOperationAdd(self._path(key), content)
-            with _no_progress_bars():
-                _api().preupload_lfs_files(
+            with no_progress_bars():
+                open_api().preupload_lfs_files(
                     self.repository, [operation], revision=self.revision, free_memory=False
                 )
             return operation
@@ -402,7 +410,7 @@ class HubStore:
         entries = self._call(
             "look up",
             key,
-            lambda _: _api().get_paths_info(
+            lambda _: open_api().get_paths_info(
                 self.repository, [*above, path], expand=True, revision=commit
             ),
         )
@@ -415,7 +423,7 @@ class HubStore:
         return files[0] if files else None
 
     def _size(self, key: str, commit: str) -> int:
-        def ask(_: _Pulse) -> tuple[str | None, int | None]:
+        def ask(_: Pulse) -> tuple[str | None, int | None]:
             from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
             url = hf_hub_url(self.repository, self._path(key), revision=commit)
@@ -438,7 +446,7 @@ class HubStore:
     def _fetched(self, key: str, commit: str, size_bytes: int) -> Iterator[BinaryIO]:
         with self._temporary_folder(key) as folder:
 
-            def ask(pulse: _Pulse) -> str:
+            def ask(pulse: Pulse) -> str:
                 from huggingface_hub import hf_hub_download
 
                 # Both folders are ours: the client takes what the shared cache has under this
@@ -449,7 +457,7 @@ class HubStore:
                     revision=commit,
                     local_dir=folder / "files",
                     cache_dir=folder / "cache",
-                    tqdm_class=_listener(pulse, max_bytes=size_bytes),
+                    tqdm_class=listener(pulse, max_bytes=size_bytes),
                 )
 
             path = Path(self._call("read", key, ask))
@@ -483,7 +491,7 @@ class HubStore:
     # --- the border to huggingface_hub -------------------------------------------------------
 
     def _call(
-        self, verb: str, key: str, ask: Callable[[_Pulse], T], *, silence_s: float | None = None
+        self, verb: str, key: str, ask: Callable[[Pulse], T], *, silence_s: float | None = None
     ) -> T:
         """Return what the client answers; what it raises becomes one of our errors.
 
@@ -491,9 +499,9 @@ class HubStore:
         call. So the call has a thread of its own, which is left behind when it is given up.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
-        pulse, future = _Pulse(), Future[T]()
+        pulse, future = Pulse(), Future[T]()
         threading.Thread(
-            target=_run, args=(future, ask, pulse), name="serve_warm-hub", daemon=True
+            target=run, args=(future, ask, pulse), name="serve_warm-hub", daemon=True
         ).start()
         try:
             while not future.done():
@@ -523,7 +531,7 @@ class HubStore:
         answers = [one for one in causes if isinstance(one, errors.HfHubHTTPError)]
         if answers and isinstance(answers[0], errors.RemoteEntryNotFoundError):
             return ObjectNotFound(key, store=self.uri)
-        kind, what, hint = self._answer(answers[0]) if answers else _failure(causes[-1])
+        kind, what, hint = self._answer(answers[0]) if answers else explain_failure(causes[-1])
         return kind(f"{self.uri}: cannot {verb} {key!r}: {what}", hint=hint, key=key)
 
     def _answer(self, error: HfHubHTTPError) -> tuple[type[StoreError], str, str]:
@@ -532,172 +540,17 @@ class HubStore:
         status = error.response.status_code
         if isinstance(error, errors.GatedRepoError):
             what = "the repository is gated, and this account has not been let in"
-            return StoreDenied, what, f"ask for access on the page of the repository; {_LOG_IN}"
+            return StoreDenied, what, f"ask for access on the page of the repository; {LOG_IN}"
         if isinstance(error, errors.RepositoryNotFoundError):
             what = "there is no such repository, or this account may not see it"
-            hint = f"create it with `hf repos create {self.repository}`, or log in: {_LOG_IN}"
+            hint = f"create it with `hf repos create {self.repository}`, or log in: {LOG_IN}"
             return StoreDenied, what, hint
         if isinstance(error, errors.RevisionNotFoundError):
             what = f"the repository has no revision {self.revision!r}"
             return StoreDenied, what, "create the branch, or correct the address"
         if status in (401, 403):
-            return StoreDenied, f"the Hub refuses (HTTP {status})", _LOG_IN
+            return StoreDenied, f"the Hub refuses (HTTP {status})", LOG_IN
         if status in (409, 412):
             what = f"other commits to the branch came first (HTTP {status})"
-            return _OutrunError, what, "try again, or publish to another branch"
+            return OutrunError, what, "try again, or publish to another branch"
         return StoreError, f"the Hub answers HTTP {status}", ""
-
-
-class _OutrunError(StoreError):
-    """Somebody else's commit came first."""
-
-
-class _OverlongError(Exception):
-    """A body is longer than announced: without an end it would fill the disk."""
-
-
-class _GivenUpError(Exception):
-    """Nobody waits for this call any more."""
-
-
-@dataclass(kw_only=True)
-class _Pulse:
-    """When a call has last shown life, and whether it is still waited for."""
-
-    at: float = field(default_factory=time.monotonic)
-    given_up: bool = False
-
-    def beat(self) -> None:
-        if self.given_up:
-            raise _GivenUpError
-        self.at = time.monotonic()
-
-
-def _failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        what = "HF_HUB_OFFLINE forbids asking the Hub"
-        return StoreDenied, what, "unset it, or use a folder as the store"
-    if isinstance(error, _OverlongError):
-        return StoreError, "more bytes came than the Hub had announced", ""
-    # By its name, because it stands in hf_xet, which need not be installed.
-    if type(error).__name__ == "XetAuthenticationError":
-        return StoreDenied, "the storage behind the Hub refuses", _LOG_IN
-    return StoreError, " ".join(redact(f"{type(error).__name__}: {error}").split())[:200], ""
-
-
-def _run(future: Future[T], ask: Callable[[_Pulse], T], pulse: _Pulse) -> None:
-    with _HandedOver(future):
-        future.set_result(ask(pulse))
-
-
-class _HandedOver(AbstractContextManager["_HandedOver"]):
-    """Gives what is raised to whoever waits for the future, and nobody else.
-
-    All of it: a client meets answers that are none of a Hub with errors of any kind, and what
-    would leave this thread is printed by `threading.excepthook` with the addresses and headers in
-    it, while somebody waits in vain. It is no `except` because nothing is handled here: what it
-    was is looked at, and raised again in our words, by `HubStore._call`.
-    """
-
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        if error is not None:
-            self._future.set_exception(error)
-        return True
-
-
-def _listener(pulse: _Pulse, *, max_bytes: int) -> Any:
-    """Return what the client takes for a progress bar: it shows nothing and listens."""
-
-    class Listener(AbstractContextManager["Listener"]):
-        def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            self.n = initial
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def update(self, count: int = 1) -> None:
-            pulse.beat()
-            self.n += count
-            if self.n > max_bytes:
-                raise _OverlongError
-
-        def update_transfer(self, _: int = 1) -> None:
-            pulse.beat()
-
-        def set_postfix_str(self, *_: Any, **__: Any) -> None:
-            pass
-
-        set_transfer_postfix_str = set_postfix_str
-
-        def refresh(self) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-    return Listener
-
-
-_bars = threading.Lock()
-_bars_hidden = 0
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Hide the client's progress bars of uploads, which have no setting but the process-wide one.
-
-    It is put back as it was. Somebody who has set HF_HUB_DISABLE_PROGRESS_BARS=0 gets the bars.
-    """
-    global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
-    from huggingface_hub import constants
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
-        yield
-        return
-    with _bars:
-        if _bars_hidden == 0 and are_progress_bars_disabled():
-            ours = False
-        else:
-            ours = True
-            _bars_hidden += 1
-            if _bars_hidden == 1:
-                disable_progress_bars()
-    try:
-        yield
-    finally:
-        with _bars:
-            if ours:
-                _bars_hidden -= 1
-                if _bars_hidden == 0:
-                    enable_progress_bars()
-
-
-def _import_client() -> None:
-    try:
-        import huggingface_hub  # noqa: F401
-    except ImportError as error:
-        raise MissingPackage("hf://", package="huggingface-hub") from error
-
-
-def _api() -> HfApi:
-    from huggingface_hub import HfApi
-
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_redacted)
-    return HfApi(library_name="serve_warm")
-
-
-def _redacted(record: logging.LogRecord) -> bool:
-    """Take signed addresses out of what the client logs about its requests."""
-    record.msg, record.args = redact(record.getMessage()), ()
-    return True
