@@ -250,12 +250,7 @@ def shape_grid(
     >>> [(i.name, tuple(i.kwargs["x"].shape)) for i in inputs]
     [('embed batch=2', (2, 4)), ('embed batch=1', (1, 4))]
     """
-    points = buckets.grid()
-    if len(points) > budget:
-        raise InputError(
-            f"{buckets!r} makes {len(points)} inputs, and the budget is {budget}",
-            hint="use fewer buckets, or pass budget= if the replica may take that long",
-        )
+    points = _within(budget, buckets)
     if concurrency is not None and concurrency not in buckets:
         raise InputError(
             f"concurrency={concurrency!r} is no axis of {buckets!r}",
@@ -280,18 +275,25 @@ def shape_grid(
         else:
             made = {name: spec.tensor(name, sizes) for name, spec in (fields or {}).items()}
         call: dict[str, Any] = dict(made) if is_http else {"kwargs": dict(made)}
-        label = target if isinstance(target, str) else getattr(target, "__name__", "call")
-        inputs.append(
-            Input(
-                target=target,
-                name=f"{label} " + " ".join(f"{axis}={size}" for axis, size in point.items()),
-                concurrency=point[concurrency] if concurrency else 1,
-                model_id=model_id,
-                size=math.prod(point.values()),
-                **call,
-            )
-        )
+        times = point[concurrency] if concurrency else 1
+        inputs.append(_input_at(point, target, concurrency=times, model_id=model_id, **call))
     return inputs
+
+
+def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
+    points = buckets.grid()
+    if len(points) > budget:
+        raise InputError(
+            f"{buckets!r} makes {len(points)} inputs, and the budget is {budget}",
+            hint="use fewer buckets, or pass budget= if the replica may take that long",
+        )
+    return points
+
+
+def _input_at(point: Mapping[str, int], target: Callable[..., Any] | str, **call: Any) -> Input:
+    label = target if isinstance(target, str) else getattr(target, "__name__", "call")
+    sizes = " ".join(f"{axis}={size}" for axis, size in point.items())
+    return Input(target=target, name=f"{label} {sizes}", size=math.prod(point.values()), **call)
 
 
 def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str | None) -> None:

@@ -343,8 +343,10 @@ class Ready:
         self._group = group
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
-        if method == "warmup_report":
-            return [self._report] * self._ranks
+        assert method == "warmup_report"
+        return [self._report] * self._ranks
+
+    def pack(self, *, timeout_s: float) -> list[dict[str, Any]]:
         return [
             {
                 "fingerprint": Fingerprint(

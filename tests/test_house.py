@@ -55,3 +55,10 @@ def test_both_layouts_are_measured():
 
     assert before["modules"]["."] == 55
     assert {"trust", "artifact"} <= after["modules"].keys()
+
+
+def test_what_is_over_a_limit_is_named_with_a_reason():
+    """No module, class or function grows past its limit unnoticed, and no exception is kept."""
+    over = house.measure(house.ROOT / house.PACKAGE)["over_limit"]
+
+    assert {name for kind in over.values() for name in kind} == set(house.EXCEPTIONS)

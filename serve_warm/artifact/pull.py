@@ -251,12 +251,7 @@ def take(
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened, ExitStack() as fetching:
         try:
-            there = {part.name for part in manifest.parts}
-            wanted = [
-                manifest.part(name)
-                for name in dict.fromkeys(parts)
-                if name in there or name not in OPTIONAL_PARTS
-            ]
+            wanted = _wanted_parts(manifest, parts)
             for part in wanted:
                 check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
             stored: list[BinaryIO] = []
@@ -268,9 +263,8 @@ def take(
                 raw[part.name] = opened.enter_context(unpack_part(part, file))
         except ArtifactRefused as refusal:
             if refusal.reason == "missing_part" and not source.holds(key):
-                raise StoreError(
-                    f"{store.uri}: {key} was pruned while it was pulled", hint="pull again"
-                ) from refusal
+                pruned = f"{store.uri}: {key} was pruned while it was pulled"
+                raise StoreError(pruned, hint="pull again") from refusal
             # Not tried again with an older variant: a store that holds damaged or forged bytes
             # has a problem which a silent fall-back would hide, and which could be used to force
             # an old artifact.
@@ -288,15 +282,29 @@ def take(
         download_s=choice.found.read_s + source.elapsed_s,
         verify_s=choice.found.verify_s + elapsed_s - source.elapsed_s,
     )
+    _log(store, pulled)
+    return pulled
+
+
+def _log(store: Store, pulled: Pulled) -> None:
     logger.info(
         "pulled artifact store=%s statement=%s bytes=%d downloaded=%d in %.2f s",
         store.uri,
-        key,
+        pulled.statement_key,
         pulled.stored_bytes,
         pulled.downloaded_bytes,
         pulled.download_s + pulled.verify_s,
     )
-    return pulled
+
+
+def _wanted_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
+    """Return the named parts, without optional ones that are not there."""
+    there = {part.name for part in manifest.parts}
+    return [
+        manifest.part(name)
+        for name in dict.fromkeys(names)
+        if name in there or name not in OPTIONAL_PARTS
+    ]
 
 
 def explain(

@@ -37,6 +37,7 @@ from serve_warm.trust.user_key import user_key
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from serve_warm.replica.pack import PackedReplica
     from serve_warm.stores import Store
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Progress
@@ -99,63 +100,33 @@ def build(
         ConfigError: a portable artifact cannot be disassembled here.
         StoreError: the store cannot be written.
     """
-    store = open_store(store_uri)
-    if cpu == "portable":
-        find_objdump()  # now, not when everything has been compiled
-    key = key or user_key()
-    if on.place == "here":
-        _check_trusted(app, key)
-    settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
-    if cpu is not None:
-        settings["cpu"] = cpu
-    cold = {**settings, "artifact": None}
-    with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
-        progress("compile: packing")
-        by_rank = _one_each(start.ask("warmup_artifact", timeout_s=600))
-    portable: dict[str, Any] = {}
-    for packed in by_rank:
-        portable = _portable_facts(packed, progress)
-        packed["facts"].update(portable)
+    store, settings = open_store(store_uri), _settings(cpu)
+    key = _check_key(key or user_key(), app, on)
+    by_rank, portable = _compile(app, settings, on, progress)
     progress("sign")
     variants = [_manifest(app, packed) for packed in by_rank]
     manifests = [manifest for manifest, _ in variants]
     # Before the round trip, which would be in vain.
-    outdated = _are_outdated(store, app, manifests)
-    if outdated:
-        notice("what is published has entries that no replica runs any more: it is superseded")
+    outdated = _are_outdated(store, app, manifests, notice)
     keep = not outdated and _is_kept(store, manifests, if_published)
     with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
         if not keep:
             _push(open_store(source), variants, key)
-        warm = {**settings, "artifact": source}
-        first = variants[0][1], by_rank[0]["facts"].get("entries", ())
-        for label, parts, proves in _round_trips(*first):
-            told = _prefixed(progress, label)
-            with on.running(app, {**warm, "parts": parts}, progress=told) as start:
-                reports = start.ask("warmup_report", timeout_s=60)
-            for report in reports:
-                _accept(report, without_compiler=proves)
+        trips = _round_trips(variants[0][1], by_rank[0]["facts"].get("entries", ()))
+        reports = _prove(app, {**settings, "artifact": source}, trips, on, progress)
     used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
     statements = list(used)
     if not keep:
         progress("publish")
-        supersede = outdated or if_published == "supersede"
-        on_taken: push.OnTaken = "supersede" if supersede else "refuse"
-        statements = _push(store, variants, key, on_taken=on_taken)
-    # Where one is kept, what was built now is thrown away, and its parts with it.
-    published = _parts_of(store, app, statements) if keep else _sizes(manifests)
+        supersedes = outdated or if_published == "supersede"
+        statements = _push(store, variants, key, on_taken="supersede" if supersedes else "refuse")
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
         statement=statements[0],
         ranks=tuple(statements) if len(statements) > 1 else (),
         variant=manifests[0].fingerprint.key,
-        # Of one that is trusted by the replicas and not here only they know it.
-        stored_bytes=sum(published.values()) or sum(each["stored_bytes"] for each in used.values()),
-        raw_bytes=sum(each["raw_bytes"] for each in used.values())
-        if keep
-        else sum(part.raw_bytes for manifest in manifests for part in manifest.parts),
-        parts=published,
+        **(_sizes_in_use(store, app, used) if keep else _sizes_built(manifests)),
         portable_libraries=portable.get("libraries_disassembled"),
         trust="" if keep else trust_lines(key.public_key(), name="builder"),
         cold=by_rank[0]["report"],
@@ -163,23 +134,86 @@ def build(
     )
 
 
-def _one_each(packed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sizes_built(manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """Return the sizes that the result of a build has."""
+    parts = _sizes(manifests)
+    raw_bytes = sum(part.raw_bytes for manifest in manifests for part in manifest.parts)
+    return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
+
+
+def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of artifacts that were published before, and that replicas have loaded."""
+    parts = _parts_of(store, app, list(used))
+    # Of one that is trusted by the replicas and not here only they know it.
+    stored_bytes = sum(parts.values()) or sum(each["stored_bytes"] for each in used.values())
+    raw_bytes = sum(each["raw_bytes"] for each in used.values())
+    return {"stored_bytes": stored_bytes, "raw_bytes": raw_bytes, "parts": parts}
+
+
+def _settings(cpu: Cpu | None) -> dict[str, Any]:
+    """Return the settings of every replica of a build: whatever is missing ends it."""
+    if cpu == "portable":
+        find_objdump()  # now, not when everything has been compiled
+    settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
+    return {**settings, **({} if cpu is None else {"cpu": cpu})}
+
+
+def _compile(
+    app: App, settings: Mapping[str, Any], on: Cluster, progress: Progress
+) -> tuple[list[PackedReplica], dict[str, Any]]:
+    """Return what a cold replica of each rank packed, and what was proven of a portable one."""
+    cold = {**settings, "artifact": None}
+    with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
+        progress("compile: packing")
+        by_rank = _one_each(start.pack(timeout_s=600))
+    portable: dict[str, Any] = {}
+    for packed in by_rank:
+        portable = _portable_facts(packed, progress)
+        packed["facts"].update(portable)
+    return by_rank, portable
+
+
+def _prove(
+    app: App,
+    warm: Mapping[str, Any],
+    trips: Sequence[tuple[str, list[str], bool]],
+    on: Cluster,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Start fresh replicas on what was built, and return the reports of the last ones.
+
+    Raises:
+        BuildFailed: one was not warm through and through.
+    """
+    reports: list[dict[str, Any]] = []
+    for label, parts, proves in trips:
+        told = _prefixed(progress, label)
+        with on.running(app, {**warm, "parts": parts}, progress=told) as start:
+            reports = start.ask("warmup_report", timeout_s=60)
+        for report in reports:
+            _accept(report, without_compiler=proves)
+    return reports
+
+
+def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
     """Leave out what is for the same machine and app as one before it.
 
     A gang without a process group has no ranks: each of its replicas can start from any of them.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, PackedReplica] = {}
     for each in packed:
         found.setdefault(Fingerprint.from_json(each["fingerprint"]).key, each)
     return list(found.values())
 
 
-def _check_trusted(app: App, key: Ed25519PrivateKey) -> None:
-    """Refuse a key that the replica of the round trip, on this machine, would not believe.
+def _check_key(key: Ed25519PrivateKey, app: App, on: Cluster) -> Ed25519PrivateKey:
+    """Return the key if the replicas of the round trip would believe it, as far as is known here.
 
     Raises:
-        ConfigError: it is not trusted here. Nothing has been compiled yet.
+        ConfigError: they run on this machine, where it is not trusted. Nothing is compiled yet.
     """
+    if on.place != "here":
+        return key
     public = key.public_key()
     trust = load_trust() if app.trust is None else app.trust
     if public.public_bytes_raw() not in {trusted.raw for trusted in trust.keys}:
@@ -188,6 +222,7 @@ def _check_trusted(app: App, key: Ed25519PrivateKey) -> None:
             "the key that would sign is not trusted here, so the round trip would refuse it",
             hint=f"add it to {where}:\n{trust_lines(public, name='builder')}",
         )
+    return key
 
 
 @contextlib.contextmanager
@@ -241,7 +276,7 @@ def _is_kept(
     return False
 
 
-def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest]) -> bool:
+def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest], notice: Progress) -> bool:
     """Return whether what is published of these variants has entries that no replica runs.
 
     They were made by other rules than today's: what supersedes them takes nothing from anybody.
@@ -256,7 +291,10 @@ def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest]) -> bool
     trust = load_trust() if app.trust is None else app.trust
     there = catalog.describe(store, trust, deployment=app.deployment)
     found = [item.manifest for item in there if item.statement in published]
-    return bool(found) and all(map(_has_outdated_entries, found))
+    outdated = bool(found) and all(map(_has_outdated_entries, found))
+    if outdated:
+        notice("what is published has entries that no replica runs any more: it is superseded")
+    return outdated
 
 
 def _has_outdated_entries(manifest: Manifest | None) -> bool:
@@ -296,7 +334,7 @@ def _sizes(manifests: Sequence[Manifest]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[Manifest, dict[str, bytes]]:
+def _manifest(app: App, packed: PackedReplica) -> tuple[Manifest, dict[str, bytes]]:
     parts, stored = [], {}
     for name, raw in packed["parts"].items():
         part, data = pack_part(name, raw)
@@ -313,7 +351,7 @@ def _manifest(app: App, packed: Mapping[str, Any]) -> tuple[Manifest, dict[str, 
     return manifest, stored
 
 
-def _portable_facts(packed: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+def _portable_facts(packed: PackedReplica, progress: Progress) -> dict[str, Any]:
     """Return what a manifest says about a portable artifact, proven; nothing of another one.
 
     Here, and not in the replica that compiled: what user code runs in is not asked for a proof.

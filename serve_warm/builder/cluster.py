@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from serve_warm import _private_folders, node
 from serve_warm.builder.app import App
 from serve_warm.errors import BuildFailed, ConfigError
+
+if TYPE_CHECKING:
+    from serve_warm.replica.pack import PackedReplica
 
 POLL_S = 0.05
 """How often a start is looked at while it is waited for."""
@@ -46,6 +49,10 @@ class Start:
     def report(self) -> dict[str, Any]:
         """Return the replica's report as of now; of a gang that of its first rank."""
         return self.ask("warmup_report", timeout_s=60)[0]
+
+    def pack(self, *, timeout_s: float) -> list[PackedReplica]:
+        """Return what each replica packs, by their ranks; once."""
+        return cast("list[PackedReplica]", self.ask("warmup_artifact", timeout_s=timeout_s))
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
         """Return what each replica answers to a method of the mixin's, by their ranks.

@@ -16,6 +16,7 @@ from serve_warm.cli import screen
 from serve_warm.errors import MissingPackage
 
 if TYPE_CHECKING:
+    from serve_warm.builder.build import Built
     from serve_warm.fingerprint import Cpu
 
 APP_HELP = "APP is a Serve YAML with one application, or module:app."
@@ -87,7 +88,11 @@ def build(
             )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(built), indent=2, default=dict))
-        return
+    else:
+        _show_built(built)
+
+
+def _show_built(built: Built) -> None:
     cold, warm = built.cold, built.round_trip
     ratio = warm["to_proof_s"] / cold["to_proof_s"]
     done = "published" if built.published == "new" else "kept, as it was published before,"

@@ -103,6 +103,22 @@ def alone() -> Iterator[None]:
         yield
 
 
+def _manager_without_some(manager_class: Any) -> type:
+    """Return the class of a manager once a capture of it has failed.
+
+    Some of its functions run without a graph. A class of its own, so that launches of other
+    managers pay nothing for it.
+    """
+
+    class WithoutSome(manager_class):  # type: ignore[misc]
+        def _run(self, new_inputs: Any, function_id: Any) -> Any:
+            if function_id in self.serve_warm_without:
+                return self.ids_to_funcs[function_id].model(new_inputs)
+            return super()._run(new_inputs, function_id)
+
+    return WithoutSome
+
+
 def _hook_trees(
     note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None], trees: ModuleType
 ) -> None:
@@ -110,17 +126,7 @@ def _hook_trees(
     begin, record = manager_class.__init__, manager_class.record_function
     run_eager = manager_class.run_eager
     captured_by: dict[int, str] = {}
-
-    class WithoutSome(manager_class):  # type: ignore[misc]
-        """A manager once a capture of it has failed: some of its functions run without a graph.
-
-        A class of its own, so that launches of other managers pay nothing for it.
-        """
-
-        def _run(self, new_inputs: Any, function_id: Any) -> Any:
-            if function_id in self.serve_warm_without:
-                return self.ids_to_funcs[function_id].model(new_inputs)
-            return super()._run(new_inputs, function_id)
+    without_some = _manager_without_some(manager_class)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
@@ -158,7 +164,7 @@ def _hook_trees(
     def give_up(attempt: _Attempt, why: str) -> None:
         """Have a function run without a graph from now on."""
         manager = attempt.manager
-        manager.__class__ = WithoutSome
+        manager.__class__ = without_some
         vars(manager).setdefault("serve_warm_without", set()).add(attempt.function_id)
         reason = f"no graph for [{attempt.signature}], its capture failed: {why}"
         note(_event("skip", attempt.name, signature=attempt.signature, reason=reason))
