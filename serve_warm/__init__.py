@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from serve_warm import errors
     from serve_warm.config import WarmupConfig
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
     from serve_warm.trust.policy import pinned, signed_by, unsigned_ok
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Buckets",

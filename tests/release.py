@@ -255,7 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="replaced")
     dist = parser.parse_args().dist
-    source = (ROOT / "serve_warm" / "__init__.py").read_text()
+    source = (ROOT / "serve_warm" / "_version.py").read_text()
     [version] = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
     changelog = (ROOT / "CHANGELOG.md").read_text()
     places = [*(str(ROOT / "build" / "components" / each) for each in FOLDERS), os.environ["PATH"]]

@@ -30,7 +30,7 @@ from typing import Any
 
 import requests
 
-from serve_warm import __version__
+from serve_warm._version import __version__
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Start
 from serve_warm.errors import BuildFailed, ConfigError

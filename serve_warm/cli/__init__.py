@@ -24,8 +24,8 @@ import tempfile
 
 import click
 
-from serve_warm import __version__
 from serve_warm._redaction import redact
+from serve_warm._version import __version__
 from serve_warm.errors import ServeWarmError
 
 FAILED = 1

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.serve.exceptions import RayServeException
 
-from serve_warm import __version__, metrics, node
+from serve_warm import metrics, node
 from serve_warm._private_folders import user_folder
+from serve_warm._version import __version__
 from serve_warm.compiler.caches import keep_headers_private, private_directory
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
