@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch calls it so
     from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
-    from serve_warm.trust.policy import pinned, signed_by, unsigned_ok
+    from serve_warm.trust import pinned, signed_by, unsigned_ok
 
 __all__ = [
     "Buckets",

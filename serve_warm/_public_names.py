@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 PACKAGE = "serve_warm"
+"""The module of public names. Facts of entries name objects of this package by it and
+without a digest, so that artifacts survive a move."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 

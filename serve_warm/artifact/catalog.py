@@ -25,8 +25,8 @@ from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
 from serve_warm.artifact.statements import believable, read_envelope, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
 from serve_warm.stores import Store
+from serve_warm.trust import Trust
 from serve_warm.trust.envelope import Envelope, parse_json
-from serve_warm.trust.policy import Trust
 from serve_warm.trust.verify import verify
 
 logger = logging.getLogger(__name__)

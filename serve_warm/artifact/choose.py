@@ -18,7 +18,7 @@ from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.statements import Statement, bare, check_limits, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
 from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
-from serve_warm.trust.policy import Trust
+from serve_warm.trust import Trust
 from serve_warm.trust.verify import Believed
 
 logger = logging.getLogger(__name__)

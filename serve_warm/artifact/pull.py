@@ -53,7 +53,7 @@ from serve_warm.artifact.statements import (
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Object, Sink, Store
-from serve_warm.trust.policy import Trust
+from serve_warm.trust import Trust
 from serve_warm.trust.verify import Believed
 
 logger = logging.getLogger(__name__)

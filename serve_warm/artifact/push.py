@@ -46,9 +46,9 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Store
+from serve_warm.trust import Trust
 from serve_warm.trust.envelope import Envelope, add_signatures
 from serve_warm.trust.envelope import sign as sign_payload
-from serve_warm.trust.policy import Trust
 from serve_warm.trust.verify import Believed, verify
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
+from serve_warm.trust import Trust
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope
-from serve_warm.trust.policy import Trust
 from serve_warm.trust.verify import Believed, check_age_and_denied, verify
 
 STATEMENTS = "statements/"

@@ -18,7 +18,7 @@ import yaml
 from serve_warm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from serve_warm.trust.policy import Trust
+    from serve_warm.trust import Trust
 
 
 REPLICA_OPTIONS = (

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+from serve_warm._public_names import PACKAGE
 from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
 from serve_warm.precompile.call_checks import backend_flags, intercepted, refuse_unusual
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.names import PACKAGE, Free, describe_tensor
+from serve_warm.precompile.names import Free, describe_tensor
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),

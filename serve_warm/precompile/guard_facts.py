@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
+from serve_warm._public_names import PACKAGE
 from serve_warm._redaction import shorten
 from serve_warm.precompile.facts import (
     CALLEE,
@@ -31,7 +32,7 @@ from serve_warm.precompile.facts import (
     encode_key,
     expected,
 )
-from serve_warm.precompile.names import PACKAGE, identity, literal, name_of, resolve
+from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-PACKAGE = "serve_warm"
-"""This package. Facts name its objects without their module and without a digest, so that artifacts
-survive a move. `RULES` is raised when its code changes what it does to a graph."""
-
+from serve_warm._public_names import PACKAGE
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 

@@ -17,7 +17,7 @@ from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
 from serve_warm.replica.in_serve import ReconfigureHook, ServeReplica
-from serve_warm.trust.policy import Trust
+from serve_warm.trust import Trust
 
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)

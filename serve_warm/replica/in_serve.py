@@ -55,7 +55,7 @@ from serve_warm.report import CompileEvent, Report, Stage, Verdict
 if TYPE_CHECKING:
     from serve_warm.inputs import Input
     from serve_warm.precompile.entry_checks import Checks
-    from serve_warm.trust.policy import Trust
+    from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
 

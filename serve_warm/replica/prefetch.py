@@ -51,8 +51,8 @@ from serve_warm.fingerprint import (
     torch_environment,
 )
 from serve_warm.stores import Store, open_store
+from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
-from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
 

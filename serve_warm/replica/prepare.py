@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from serve_warm.replica.journal import Journal
     from serve_warm.replica.prefetch import Prefetch
     from serve_warm.replica.ranks import Ranks
-    from serve_warm.trust.policy import Trust
+    from serve_warm.trust import Trust
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
