@@ -147,7 +147,7 @@ def run(store: str) -> int:
             start("torch_bytes", cluster, progress)
             start("warm", cluster, progress)
         progress("floor: imports in a fresh process")
-        result = bench.collected(app, store, runs, import_s=bench.measured_imports())
+        result = bench.collect(app, store, runs, import_s=bench.measure_imports())
 
     show(result)
     screen.stdout.print(

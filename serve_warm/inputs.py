@@ -263,7 +263,7 @@ def shape_grid(
         raise InputError(f"{target!r} needs make=", hint='make=lambda length: {"json": {...}}')
     if make is None and fields is None:
         dimensions = tuple(axis for axis in buckets if axis != concurrency)
-        fields = {name: Field(axes=dimensions) for name in _required_arguments(target)}
+        fields = {name: Field(axes=dimensions) for name in _list_required(target)}
     _check_axes(fields or {}, buckets, concurrency)
 
     inputs = []
@@ -317,7 +317,7 @@ def _check_made(made: Any, *, is_http: bool) -> None:
         )
 
 
-def _required_arguments(target: Callable[..., Any] | str) -> list[str]:
+def _list_required(target: Callable[..., Any] | str) -> list[str]:
     if isinstance(target, str):
         raise InputError(
             f"the arguments of {target!r} are not known",
@@ -337,7 +337,7 @@ def _required_arguments(target: Callable[..., Any] | str) -> list[str]:
     return names
 
 
-def ordered(declared: Any, *, of: str) -> list[Input]:
+def sort_by_size(declared: Any, *, of: str) -> list[Input]:
     """Return the declared inputs checked, named uniquely and largest first.
 
     Raises:

@@ -513,7 +513,7 @@ class RaySink:
     def _export(self, report: Report) -> None:
         """Set the gauges, and move counters on by what was added since the last export."""
         # Not when it is made: what Ray raises here costs the metrics, and no start.
-        self._series = self._series or _declared()
+        self._series = self._series or _declare()
         for metric, series in self._series:
             for key, value in metric.read(report).items():
                 tags = dict(zip(metric.labels, key, strict=True))
@@ -526,7 +526,7 @@ class RaySink:
                     self._exported[metric.name, key] = value
 
 
-def _declared() -> Sequence[tuple[Metric, Any]]:
+def _declare() -> Sequence[tuple[Metric, Any]]:
     """Declare the table to Ray, and return each row with Ray's metric of it."""
     from ray.serve import metrics  # not at the top: the table is read without Ray
 

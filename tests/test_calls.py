@@ -14,7 +14,7 @@ import torch
 from serve_warm._redaction import SHOWN
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_checks import state_check, tensor_check
-from serve_warm.precompile.call_signature import Signature, describe, key_of, known_values
+from serve_warm.precompile.call_signature import Signature, describe, key_of, list_known_values
 from serve_warm.precompile.facts import NoEntry
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
@@ -121,7 +121,7 @@ def test_values_of_requests_are_not_kept(scalar: Any):
 
 def test_values_that_entries_were_made_for_are_known():
     """They are found in the structure of a signature."""
-    found = known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
+    found = list_known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
 
     assert {(int, -1), (float, "0.5"), (str, "text"), (int, 2)} <= found
 
@@ -163,7 +163,7 @@ def test_a_key_that_an_entry_was_made_for_is_known(key: str):
     """Its call is told from one with another key, and is equal to the entry's."""
     call = ((t(1), {key: 1}), {key: 2})
     made, _ = describe(*call)
-    known = frozenset(known_values(made.structure))
+    known = frozenset(list_known_values(made.structure))
 
     assert describe(*call, known=known)[0] == made
     assert key_of(*call, [], known) != key_of((t(1), {"b c": 1}), {key: 2}, [], known)

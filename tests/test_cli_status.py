@@ -522,7 +522,7 @@ def test_a_drawing_cannot_write_to_the_terminal(directory, replica):
 def drawing(now: Look, which: watching.Which = "now", width: int = 80) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        console.print(watching.drawn(now, which))
+        console.print(watching.draw(now, which))
     return captured.get()
 
 

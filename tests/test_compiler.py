@@ -435,6 +435,16 @@ def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
     assert calls.threads == set()
 
 
+def test_a_wrapper_of_a_compiled_function_is_not_taken_for_it():
+    """`functools.wraps` gives it all attributes, and what it is called with is its own affair."""
+    ours = serve_warm.compile(fresh(double), level=3)
+    wrapper = functools.wraps(ours)(lambda x: x)
+
+    assert wrapper._serve_warm is ours._serve_warm
+    assert compile_arguments(Empty(function=wrapper)) == {}
+    assert list(compile_arguments(Empty(function=ours))) == ["function"]
+
+
 # --- whether anything is compiled ----------------------------------------------------------
 
 

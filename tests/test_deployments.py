@@ -28,7 +28,7 @@ from deployments.image_classifier.app import (
 from deployments.text_embedder.app import MAX_LENGTH, TextEmbedder, mean_pooled, pad
 from deployments.text_embedder.model import HUB_NAME, load_model, load_tokenizer, model_source
 from serve_warm.builder.app import load_app
-from serve_warm.inputs import Input, ordered
+from serve_warm.inputs import Input, sort_by_size
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "deployments").glob("*/serve.yaml"))
@@ -208,7 +208,7 @@ def test_inputs_are_one_a_bucket_largest_first(deployment):
     grid = deployment.func_or_class.buckets.grid()
     assert len({item.name for item in declared}) == len(declared) == len(grid)
     assert [item.concurrency for item in declared] == [point["batch"] for point in grid]
-    assert ordered(declared, of=deployment.name) == declared
+    assert sort_by_size(declared, of=deployment.name) == declared
     assert [item.size for item in declared] == sorted((i.size for i in declared), reverse=True)
 
 

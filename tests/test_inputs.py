@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from serve_warm.errors import InputError
-from serve_warm.inputs import Buckets, Field, Input, InputSignature, ordered, shape_grid
+from serve_warm.inputs import Buckets, Field, Input, InputSignature, shape_grid, sort_by_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -351,15 +351,15 @@ def test_declared_inputs_are_replayed_largest_first():
         for name, size in [("a", 1), ("b", 9), ("c", 0), ("d", 9)]
     ]
 
-    assert [item.name for item in ordered(iter(inputs), of="Embedder")] == ["b", "d", "a", "c"]
-    assert ordered(inputs[0], of="Embedder") == [inputs[0]]
+    assert [item.name for item in sort_by_size(iter(inputs), of="Embedder")] == ["b", "d", "a", "c"]
+    assert sort_by_size(inputs[0], of="Embedder") == [inputs[0]]
 
 
 def test_names_become_unique():
     """Reports and results are by name; a made one never takes a name that was given."""
     names = ["a", "a", "a #2", "a", "b"]
 
-    inputs = ordered([Input(target="embed", name=name) for name in names], of="Embedder")
+    inputs = sort_by_size([Input(target="embed", name=name) for name in names], of="Embedder")
 
     assert [item.name for item in inputs] == ["a", "a #3", "a #2", "a #4", "b"]
 
@@ -375,7 +375,7 @@ def test_names_become_unique():
 )
 def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):
     """What `warmup_inputs` may return is said by the error, with the class that returned it."""
-    error = refusal(lambda: ordered(declared, of="Embedder"))
+    error = refusal(lambda: sort_by_size(declared, of="Embedder"))
 
     assert message in error.message
     assert hint in error.hint

@@ -23,7 +23,7 @@ from artifacts import (
     trusting,
 )
 from serve_warm.artifact.push import copy as copy_all
-from serve_warm.artifact.push import published, push
+from serve_warm.artifact.push import find_published, push
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import (
     AlreadyPublished,
@@ -223,7 +223,7 @@ def test_a_later_artifact_can_supersede(store: MemoryStore):
 
     stem = f"statements/Embedder/{fingerprint().key}"
     assert keys == [f"{stem}.dsse.json", f"{stem}-g2.dsse.json", f"{stem}-g3.dsse.json"]
-    assert published(store, DEPLOYMENT, fingerprint()) == keys
+    assert find_published(store, DEPLOYMENT, fingerprint()) == keys
 
 
 def test_superseding_twice_is_superseding_once(store: MemoryStore):
@@ -344,7 +344,7 @@ def test_of_racing_publishers_that_supersede_one_wins(tmp_path: Path):
 
     (winner,) = [result for result in results if isinstance(result, str)]
     assert sum(isinstance(result, AlreadyPublished) for result in results) == 7
-    assert published(store, DEPLOYMENT, fingerprint()) == [first, winner]
+    assert find_published(store, DEPLOYMENT, fingerprint()) == [first, winner]
     assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
 
 
@@ -466,7 +466,7 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
 
     pulled = pull_here(store, trust=trusting(OTHER))
     assert (pulled.manifest, pulled.statement_key) == (manifest, new)
-    assert new in published(store, DEPLOYMENT, fingerprint())
+    assert new in find_published(store, DEPLOYMENT, fingerprint())
     assert sign_again(store, [OTHER], trust=trusting(KEY)) == []
 
 

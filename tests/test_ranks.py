@@ -29,7 +29,7 @@ from processes import search_path
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.replica import ranks
-from serve_warm.replica.ranks import Ranks, joined
+from serve_warm.replica.ranks import Ranks, join
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -67,7 +67,7 @@ def test_all_ranks_know_what_each_of_them_says():
 
 def test_a_process_by_itself_agrees_with_itself():
     """Without a process group nothing is asked of anybody."""
-    with joined() as alone:
+    with join() as alone:
         [answer] = together(alone.agree("a word", 1, timeout_s=0))
 
     assert (alone.size, answer) == (1, [1])

@@ -32,7 +32,7 @@ from deployments.text_generator.model import Decoder, Shape, compiled, load_mode
 from deployments.text_generator.slots import Slots
 from serve_warm import Buckets, compile_regions
 from serve_warm.compiler.compiled_objects import HandedOver, compile_arguments
-from serve_warm.inputs import ordered
+from serve_warm.inputs import sort_by_size
 
 SMALL = Shape(layers=3, width=32, heads=2, vocabulary=64, slots=3, max_length=24)
 BUCKETS = Buckets(length=[4, 8, 16])
@@ -415,4 +415,4 @@ def test_warmup_prompts_fill_their_buckets_and_decode():
     prompts = [Prompt.model_validate(item.json) for item in declared]
     assert [len(item.prompt) for item in prompts] == sorted(cls.buckets["length"], reverse=True)
     assert all(item.max_new_tokens > 1 and not problem(item) for item in prompts)
-    assert ordered(declared, of="TextGenerator") == declared
+    assert sort_by_size(declared, of="TextGenerator") == declared

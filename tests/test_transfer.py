@@ -38,7 +38,7 @@ from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
 from serve_warm.artifact.manifest import utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
-from serve_warm.artifact.pull import Pulled, confirmed, expected, explain, find, pull, take
+from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find, pull, take
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.artifact.statements import READERS
@@ -1048,9 +1048,7 @@ def taken_early(
 ) -> tuple[Pulled | None, Any]:
     """Do what is done before an app is known; returns it, closed, and what was found."""
     found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
-    choice = expected(
-        found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown
-    )
+    choice = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
     if choice is None:
         return None, found
     with (
@@ -1068,7 +1066,7 @@ def test_steps_give_what_a_pull_gives(store: MemoryStore):
     store.read.clear()
 
     early, found = taken_early(store)
-    now = confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
+    now = confirm(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
 
     assert len(store.read) == 4
     whole = pull_here(store)
@@ -1085,9 +1083,9 @@ def test_a_factor_that_is_unknown_yet_is_passed_over_and_no_other(store: MemoryS
     early, found = taken_early(store, unknown=("compile_arguments",))
 
     assert early.statement_key == arguments
-    assert confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY)) is None
+    assert confirm(early, found, fingerprint=fingerprint(), trust=trusting(KEY)) is None
     as_built = fingerprint(compile_arguments="dynamic=True")
-    assert confirmed(early, found, fingerprint=as_built, trust=trusting(KEY)) is not None
+    assert confirm(early, found, fingerprint=as_built, trust=trusting(KEY)) is not None
     assert taken_early(store)[0] is None
 
 
@@ -1101,7 +1099,7 @@ def test_what_was_taken_is_not_confirmed_when_it_is_believed_no_more(store: Memo
         "age": trusting(KEY, max_age_s=1e-6),
     }
 
-    assert confirmed(early, found, fingerprint=fingerprint(), trust=later[why]) is None
+    assert confirm(early, found, fingerprint=fingerprint(), trust=later[why]) is None
 
 
 def test_looking_early_warns_of_nothing(store: MemoryStore, caplog: pytest.LogCaptureFixture):
@@ -1112,9 +1110,9 @@ def test_looking_early_warns_of_nothing(store: MemoryStore, caplog: pytest.LogCa
     early, found = taken_early(store)
 
     assert caplog.records == [r for r in caplog.records if r.levelname == "INFO"]
-    confirmed(early, found, fingerprint=fingerprint(gpu="H200"), trust=trusting(KEY))
+    confirm(early, found, fingerprint=fingerprint(gpu="H200"), trust=trusting(KEY))
     assert "refused statement" not in caplog.text
-    confirmed(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
+    confirm(early, found, fingerprint=fingerprint(), trust=trusting(KEY))
     assert caplog.text.count("refused statement") == 1
 
 

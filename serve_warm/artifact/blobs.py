@@ -192,7 +192,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
     # Hashing, unpacking and writing let other threads run: together they take half the time.
     with ThreadPoolExecutor(1, "serve_warm-hash") as hasher:
         hashed = hasher.submit(digest.update, b"")
-        for piece in _decompressed(part, stored):
+        for piece in _decompress(part, stored):
             hashed.result()
             hashed = hasher.submit(digest.update, piece)
             raw.write(piece)
@@ -206,7 +206,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
         check_torch_bytes(raw.read())
 
 
-def _decompressed(part: Part, stored: BinaryIO) -> Iterator[bytes]:
+def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
     what = f"part {part.name}"
     wrong_size = ArtifactRefused(
         f"{what} does not unpack to the {part.raw_bytes} bytes of the manifest",

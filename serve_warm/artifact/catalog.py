@@ -77,12 +77,12 @@ def _describe(store: Store, key: str, trust: Trust) -> Described:
     except ObjectNotFound as error:
         return Described(statement=key, trusted=False, reason="gone", message=error.message)
     except ArtifactRefused as refusal:
-        return _refused(key, refusal)
+        return _describe_refused(key, refusal)
     try:
         believed = verify(envelope, trust, store=store.uri)
         manifest = believable(believed, trust)
     except ArtifactRefused as refusal:
-        return _refused(key, refusal, opened.payload)
+        return _describe_refused(key, refusal, opened.payload)
     return Described(
         statement=key,
         trusted=True,
@@ -93,7 +93,9 @@ def _describe(store: Store, key: str, trust: Trust) -> Described:
     )
 
 
-def _refused(key: str, refusal: ArtifactRefused, payload: bytes | None = None) -> Described:
+def _describe_refused(
+    key: str, refusal: ArtifactRefused, payload: bytes | None = None
+) -> Described:
     return Described(
         statement=key,
         trusted=False,
@@ -260,7 +262,7 @@ def prune(
             logger.info("pruned statement=%s why=%s", item.statement, item.why)
     named = {blob for entry in entries if entry.key not in gone for blob in entry.blobs}
     # What cannot even be parsed may name any blob.
-    blobs = [] if foreign is None else _forgotten(store, named | foreign, now, entries)
+    blobs = [] if foreign is None else _find_forgotten(store, named | foreign, now, entries)
     if do == "remove" and blobs:
         # Somebody may have published meanwhile, and found one of these blobs there.
         left = {entry.key for entry in entries}.union(unreadable) - gone
@@ -321,7 +323,7 @@ def _choose(
     old_first = _without_newest(left, rules.keep_newest)
     if rules.older_than_s is not None:
         for entry in old_first:
-            if now - _created_unix(entry) > rules.older_than_s:
+            if now - _read_created(entry) > rules.older_than_s:
                 chosen.setdefault(entry.key, "age")
     if rules.max_bytes is not None:
         for entry in old_first:
@@ -363,7 +365,7 @@ def _bytes_of(entries: Iterable[_Entry]) -> int:
     return sum(sizes.values())
 
 
-def _forgotten(
+def _find_forgotten(
     store: Store, named: set[str], now: float, entries: Sequence[_Entry]
 ) -> list[tuple[str, int]]:
     """Return the blobs that nothing names, with their sizes."""
@@ -409,7 +411,7 @@ def _without_new(
     return [(key, size) for key, size in blobs if key not in named]
 
 
-def _created_unix(entry: _Entry) -> float:
+def _read_created(entry: _Entry) -> float:
     return datetime.fromisoformat(entry.manifest.created.replace("Z", "+00:00")).timestamp()
 
 

@@ -70,7 +70,7 @@ class Chosen:
     trace: tuple[Considered, ...]
 
 
-def weighed(
+def weigh(
     statements: Sequence[Statement],
     fingerprint: Fingerprint,
     trust: Trust,
@@ -85,7 +85,7 @@ def weighed(
     not be an alarm on this one.
     """
     candidates = [
-        _considered(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
+        _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
         for statement in statements
     ]
     # After a rotation the old envelope of an artifact stands beside the new one: not an alarm.
@@ -98,7 +98,7 @@ def weighed(
     ]
 
 
-def _considered(
+def _consider(
     statement: Statement,
     *,
     fingerprint: Fingerprint,
@@ -144,7 +144,7 @@ def _considered(
     return Candidate(considered=considered, statement=statement, refusal=refusal)
 
 
-def chosen(candidates: Sequence[Candidate]) -> Chosen | None:
+def choose(candidates: Sequence[Candidate]) -> Chosen | None:
     """Return the one that was created last of those that fit; None where none does."""
     fitting = [
         Chosen(

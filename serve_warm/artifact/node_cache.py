@@ -119,7 +119,7 @@ class NodeCache:
         """
         if self.descriptor is not None:
             try:
-                file = self._shared(digest, size_bytes, fill)
+                file = self._share(digest, size_bytes, fill)
             except OSError as error:
                 _warn_once(self.root, error.strerror)
             else:
@@ -134,18 +134,18 @@ class NodeCache:
                 hint="give them room; node_cache_dir and TMPDIR name other folders",
             ) from error
 
-    def _shared(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
-        file = self._kept(digest, size_bytes)
+    def _share(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
+        file = self._open_kept(digest, size_bytes)
         if file is None:
-            with self._locked(digest):
-                file = self._kept(digest, size_bytes)
+            with self._lock_blob(digest):
+                file = self._open_kept(digest, size_bytes)
                 if file is None:
                     # Not before it is locked: by then another process may have a good one.
                     self._remove_damaged(digest)
                     file = self._download(digest, size_bytes, fill)
         return file
 
-    def _kept(self, digest: str, size_bytes: int) -> BinaryIO | None:
+    def _open_kept(self, digest: str, size_bytes: int) -> BinaryIO | None:
         # A blob that cannot be read is as good as none: the disk may be failing.
         with suppress(OSError), ExitStack() as opened:
             descriptor = self._open(digest, os.O_RDONLY | os.O_NONBLOCK)
@@ -188,7 +188,7 @@ class NodeCache:
         return file
 
     @contextmanager
-    def _locked(self, digest: str) -> Iterator[None]:
+    def _lock_blob(self, digest: str) -> Iterator[None]:
         """Be the only one of the node, or go on alone when another one takes too long.
 
         A lock only saves a second download: what makes files whole is their renaming.

@@ -26,11 +26,11 @@ from serve_warm.artifact.choose import (
     Candidate,
     Chosen,
     Considered,
-    chosen,
+    choose,
     in_order_of_use,
     raise_none_fits,
     warn_of_refused,
-    weighed,
+    weigh,
     with_trace,
 )
 from serve_warm.artifact.manifest import (
@@ -48,7 +48,7 @@ from serve_warm.artifact.statements import (
     Statement,
     read_at_once,
     statement_keys,
-    verified,
+    verify_statement,
 )
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import Fingerprint
@@ -120,7 +120,7 @@ def pull(
         StoreError: the store could not be read.
     """
     found = find(store, deployment=deployment, trust=trust, given_up=given_up)
-    candidates = weighed(found.statements, fingerprint, trust)
+    candidates = weigh(found.statements, fingerprint, trust)
     warn_of_refused(candidates, uri=found.uri)
     choice = _choice(found, candidates)
     if choice is None:
@@ -176,7 +176,7 @@ def find(
     source = _TimedReader(store, given_up)
     keys = source.statement_keys(deployment)
     statements = tuple(
-        verified(key, envelope, trust=trust, store=source.uri)
+        verify_statement(key, envelope, trust=trust, store=source.uri)
         for key, envelope in source.envelopes(keys)
     )
     return Found(
@@ -188,14 +188,14 @@ def find(
     )
 
 
-def expected(
+def expect(
     found: Found, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
 ) -> Choice | None:
     """Return what a pull would take if the `unknown` factors are as each artifact has them.
 
     None where nothing fits, which nothing is said about: the pull itself will.
     """
-    return _choice(found, weighed(found.statements, fingerprint, trust, unknown=unknown))
+    return _choice(found, weigh(found.statements, fingerprint, trust, unknown=unknown))
 
 
 def only_libraries(found: Found) -> bool:
@@ -208,14 +208,14 @@ def only_libraries(found: Found) -> bool:
     return bool(entries) and all(isinstance(e, dict) and e.get("level") == 3 for e in entries)
 
 
-def confirmed(
+def confirm(
     pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
     """Return what was taken, if it is what a pull chooses among the statements that were found.
 
     None for anything else, which nothing is said about: the pull that has to follow will.
     """
-    candidates = weighed(found.statements, fingerprint, trust)
+    candidates = weigh(found.statements, fingerprint, trust)
     choice = _choice(found, candidates)
     if choice is None or choice.chosen.key != pulled.statement_key:
         return None
@@ -224,7 +224,7 @@ def confirmed(
 
 
 def _choice(found: Found, candidates: Sequence[Candidate]) -> Choice | None:
-    one = chosen(candidates)
+    one = choose(candidates)
     return None if one is None else Choice(found=found, chosen=one)
 
 
@@ -251,7 +251,7 @@ def take(
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened, ExitStack() as fetching:
         try:
-            wanted = _wanted_parts(manifest, parts)
+            wanted = _select_parts(manifest, parts)
             for part in wanted:
                 check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
             stored: list[BinaryIO] = []
@@ -297,7 +297,7 @@ def _log(store: Store, pulled: Pulled) -> None:
     )
 
 
-def _wanted_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
+def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
     """Return the named parts, without optional ones that are not there."""
     there = {part.name for part in manifest.parts}
     return [
@@ -318,7 +318,7 @@ def explain(
         StoreError: the store could not be read.
     """
     found = find(store, deployment=deployment, trust=trust)
-    candidates = weighed(found.statements, fingerprint, trust, limits="all")
+    candidates = weigh(found.statements, fingerprint, trust, limits="all")
     warn_of_refused(candidates, uri=found.uri)
     return in_order_of_use(candidates)
 
@@ -334,11 +334,11 @@ class _TimedReader:
         self.downloaded_bytes = 0
 
     def statement_keys(self, deployment: str | None) -> Sequence[str]:
-        with self._timed():
+        with self._count_time():
             return statement_keys(self._store, deployment)
 
     def head(self, key: str) -> Object:
-        with self._timed():
+        with self._count_time():
             return self._store.head(key)
 
     def download(self, found: Object, sink: Sink) -> None:
@@ -346,7 +346,7 @@ class _TimedReader:
             self._check_wanted()
             sink(offset, piece)
 
-        with self._timed():
+        with self._count_time():
             self._store.download(found, wanted)
         self.downloaded_bytes += found.size_bytes
 
@@ -365,12 +365,12 @@ class _TimedReader:
         """
         for start in range(0, len(keys), READERS):
             some = keys[start : start + READERS]
-            with self._timed():
+            with self._count_time():
                 envelopes = read_at_once(self._store, some)
             yield from zip(some, envelopes, strict=True)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _count_time(self) -> Iterator[None]:
         self._check_wanted()
         began = time.perf_counter()
         try:

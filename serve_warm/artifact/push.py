@@ -128,7 +128,7 @@ def _is_there(store: Store, part: Part) -> bool:
         return False
 
 
-def published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
+def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
     """Return the statements that a store has for this variant, whoever signed them.
 
     What superseded another one comes after it.
@@ -172,7 +172,7 @@ def _place(
     taken: list[str] = []
     same: list[str] = []
     last_created = ""
-    for key in published(store, manifest.deployment, manifest.fingerprint):
+    for key in find_published(store, manifest.deployment, manifest.fingerprint):
         try:
             there = read_envelope(store, key)
             found = Envelope.parse(there).payload
@@ -185,7 +185,7 @@ def _place(
             return key, False
         (same if found == payload else taken).append(key)
     if same:
-        return _resigned(same[0], envelope), False
+        return _find_resigned(same[0], envelope), False
     stem = f"{statements_of(manifest.deployment)}{manifest.fingerprint.key}"
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
@@ -202,7 +202,7 @@ def _place(
     return f"{stem}-g{generation(taken[-1]) + 1}{STATEMENT_SUFFIX}", True
 
 
-def _resigned(key: str, envelope: bytes) -> str:
+def _find_resigned(key: str, envelope: bytes) -> str:
     """Return where an envelope stands that has the payload of `key` and other signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
@@ -241,7 +241,7 @@ def sign(
     """
     found, others, refused = _all_vouched(store, deployment, trust)
     vouched = {each.believed.digest for each in found if each.believed.how != "unsigned_ok"}
-    refused += [_unsigned(each) for each in found if each.believed.digest not in vouched]
+    refused += [_refuse_unsigned(each) for each in found if each.believed.digest not in vouched]
     found = [each for each in found if each.believed.digest in vouched]
     if not found:
         raise refused[0]
@@ -264,7 +264,7 @@ def sign(
             # It has as many signatures as readers look at; whoever may write here can add those.
             signed = sign_payload(each.believed.payload, *keys)
         if signed not in known:
-            created.append(_resigned(each.key, signed))
+            created.append(_find_resigned(each.key, signed))
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
     return Done(
@@ -274,7 +274,7 @@ def sign(
     )
 
 
-def _unsigned(each: _Vouched) -> ArtifactRefused:
+def _refuse_unsigned(each: _Vouched) -> ArtifactRefused:
     unsigned = ArtifactRefused(
         "it is believed only because unsigned_ok names its store, and a signature would vouch "
         "for it everywhere",

@@ -145,7 +145,7 @@ class Statement:
     """Of what was refused."""
 
 
-def verified(key: str, envelope: Read, *, trust: Trust, store: str) -> Statement:
+def verify_statement(key: str, envelope: Read, *, trust: Trust, store: str) -> Statement:
     """Check what can be checked of one statement anywhere: size, signature, format, deployment.
 
     `store` is the address of the store that was read.

@@ -97,7 +97,7 @@ def load_app(target: str, *, deployment: str | None = None) -> App:
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     config = _config_of(target)
-    bound = _imported(config)
+    bound = _import_bound(config)
     overrides = {d["name"]: d for d in config.get("deployments") or ()}
     classes, gangs, num_cpus = _deployments_of(bound, overrides)
     warming = sorted(classes)
@@ -172,7 +172,7 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _imported(config: Mapping[str, Any]) -> Any:
+def _import_bound(config: Mapping[str, Any]) -> Any:
     """Return the application object that `import_path` names."""
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 

@@ -85,7 +85,7 @@ def run(
                 )
             )
     progress("floor: imports in a fresh process")
-    return collected(app, store, runs, import_s=measured_imports())
+    return collect(app, store, runs, import_s=measure_imports())
 
 
 def _say(progress: Progress, label: str) -> Progress:
@@ -191,7 +191,7 @@ def _handle(handle: Any, item: Input) -> Callable[[], None]:
     return lambda: method.remote(*item.args, **dict(item.kwargs)).result(timeout_s=REQUEST_LIMIT_S)
 
 
-def collected(
+def collect(
     app: App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
 ) -> dict[str, Any]:
     """Return machine, runs, their medians by mode, the ratios between modes, and the floor."""
@@ -230,7 +230,7 @@ def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {key: statistics.median(run[key] for run in runs) for key in numbers}
 
 
-def measured_imports() -> float:
+def measure_imports() -> float:
     """Return the seconds that a fresh process needs to import torch, its compiler and Serve."""
     code = (
         "import time; start = time.perf_counter(); import torch, torch._dynamo, "

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
+from serve_warm.builder.app import App
+from serve_warm.builder.cluster import Cluster, Progress
 from serve_warm.builder.portable import find_objdump, prove_portable
 from serve_warm.errors import BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
@@ -39,8 +41,7 @@ if TYPE_CHECKING:
 
     from serve_warm.replica.pack import PackedReplica
     from serve_warm.stores import Store
-from serve_warm.builder.app import App
-from serve_warm.builder.cluster import Cluster, Progress
+    from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def _compile(
 ) -> tuple[list[PackedReplica], dict[str, Any]]:
     """Return what a cold replica of each rank packed, and what was proven of a portable one."""
     cold = {**settings, "artifact": None}
-    with on.running(app, cold, progress=_prefixed(progress, "compile")) as start:
+    with on.running(app, cold, progress=_prefix(progress, "compile")) as start:
         progress("compile: packing")
         by_rank = _one_each(start.pack(timeout_s=600))
     portable: dict[str, Any] = {}
@@ -187,7 +188,7 @@ def _prove(
     """
     reports: list[dict[str, Any]] = []
     for label, parts, proves in trips:
-        told = _prefixed(progress, label)
+        told = _prefix(progress, label)
         with on.running(app, {**warm, "parts": parts}, progress=told) as start:
             reports = start.ask("warmup_report", timeout_s=60)
         for report in reports:
@@ -206,6 +207,11 @@ def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
     return list(found.values())
 
 
+def _trust_of(app: App) -> Trust:
+    """Return whom the replicas of an app believe, as far as is known here."""
+    return load_trust() if app.trust is None else app.trust
+
+
 def _check_key(key: Ed25519PrivateKey, app: App, on: Cluster) -> Ed25519PrivateKey:
     """Return the key if the replicas of the round trip would believe it, as far as is known here.
 
@@ -215,7 +221,7 @@ def _check_key(key: Ed25519PrivateKey, app: App, on: Cluster) -> Ed25519PrivateK
     if on.place != "here":
         return key
     public = key.public_key()
-    trust = load_trust() if app.trust is None else app.trust
+    trust = _trust_of(app)
     if public.public_bytes_raw() not in {trusted.raw for trusted in trust.keys}:
         where = "the code of the deployment" if app.trust is not None else default_trust_files()[0]
         raise ConfigError(
@@ -267,7 +273,7 @@ def _is_kept(
     Raises:
         AlreadyPublished: it has one, and is not told to keep or supersede it.
     """
-    there = [push.published(store, made.deployment, made.fingerprint) for made in manifests]
+    there = [push.find_published(store, made.deployment, made.fingerprint) for made in manifests]
     if if_published == "keep" and all(there):
         return True
     for manifest, before in zip(manifests, there, strict=True):
@@ -284,11 +290,11 @@ def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest], notice:
     published = {
         statement
         for made in manifests
-        for statement in push.published(store, made.deployment, made.fingerprint)[-1:]
+        for statement in push.find_published(store, made.deployment, made.fingerprint)[-1:]
     }
     if not published:
         return False
-    trust = load_trust() if app.trust is None else app.trust
+    trust = _trust_of(app)
     there = catalog.describe(store, trust, deployment=app.deployment)
     found = [item.manifest for item in there if item.statement in published]
     outdated = bool(found) and all(map(_has_outdated_entries, found))
@@ -320,7 +326,7 @@ def _push(
 
 def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, int]:
     """Return the stored bytes by part of artifacts that the round trip has just loaded."""
-    trust = load_trust() if app.trust is None else app.trust
+    trust = _trust_of(app)
     there = catalog.describe(store, trust, deployment=app.deployment)
     found = [item.manifest for item in there if item.statement in statements]
     return _sizes([manifest for manifest in found if manifest is not None])
@@ -421,5 +427,5 @@ def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> Non
         )
 
 
-def _prefixed(progress: Progress, prefix: str) -> Progress:
+def _prefix(progress: Progress, prefix: str) -> Progress:
     return lambda text: progress(f"{prefix}: {text}")

@@ -139,7 +139,7 @@ class Cluster:
                 # A replica that dies in its constructor writes no state: Serve has its traceback.
                 why = failed["error"] if failed else _message(details, deployment)
                 raise BuildFailed(f"{deployment} did not become ready: {why}")
-            progress(_described(states, replicas))
+            progress(_describe(states, replicas))
             time.sleep(POLL_S)
         raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
 
@@ -149,7 +149,7 @@ def _message(details: Mapping[str, Any], deployment: str) -> str:
     return str(own or details.get("message") or "Serve gives no reason").strip()
 
 
-def _described(states: list[dict[str, Any]], replicas: Any) -> str:
+def _describe(states: list[dict[str, Any]], replicas: Any) -> str:
     if not states:
         return "importing and loading weights" if replicas else "deploying"
     state = states[-1]

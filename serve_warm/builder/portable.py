@@ -74,7 +74,7 @@ def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
                 continue
             checked += 1
             Path(scratch.name).write_bytes(data)
-            listing = _disassembled(Path(scratch.name), member.name, objdump)
+            listing = _disassemble(Path(scratch.name), member.name, objdump)
             found += (
                 Instruction(kernel=member.name, function=function, text=text)
                 for function, text in beyond_avx2(listing)
@@ -98,7 +98,7 @@ def _is_code(data: bytes) -> bool:
     )
 
 
-def _disassembled(file: Path, name: str, objdump: str) -> Iterable[str]:
+def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
     completed = subprocess.run(
         # Wide: all bytes of an instruction on its line.
         [objdump, "--disassemble", "--wide", str(file)],

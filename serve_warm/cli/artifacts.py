@@ -41,10 +41,10 @@ def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
     if not described:
         click.echo(_nothing(store, deployment), err=True)
     for item in described:
-        click.echo(screen.shown(item.statement))
-        click.echo(f"  {screen.shown(_standing(item))}")
+        click.echo(screen.show_line(item.statement))
+        click.echo(f"  {screen.show_line(_standing(item))}")
         if item.message:
-            click.echo(f"  {screen.shown(item.message)}")
+            click.echo(f"  {screen.show_line(item.message)}")
         if item.digest:
             click.echo(f"  digest sha256:{item.digest}")
         if item.manifest is not None:
@@ -63,7 +63,7 @@ def _show_manifest(manifest: Manifest) -> None:
         click.echo(f"  {line}")
     for group, factors in manifest.fingerprint.to_json().items():
         for factor, value in factors.items():
-            click.echo(f"  {group} {screen.shown(factor)}: {screen.shown(value)}")
+            click.echo(f"  {group} {screen.show_line(factor)}: {screen.show_line(value)}")
 
 
 @click.command()
@@ -108,9 +108,9 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
 
 
 def _verdict(item: catalog.Described, otherwise: str) -> str:
-    statement = screen.shown(item.statement)
+    statement = screen.show_line(item.statement)
     if not item.trusted or item.manifest is None:
-        text = f"{otherwise}  {statement} ({item.reason}): {screen.shown(item.message)}"
+        text = f"{otherwise}  {statement} ({item.reason}): {screen.show_line(item.message)}"
         return text if otherwise == "REFUSED" else f"{text}; another statement vouches for it"
     manifest = item.manifest
     sizes = ", ".join(
@@ -118,7 +118,7 @@ def _verdict(item: catalog.Described, otherwise: str) -> str:
         for part in manifest.parts
     )
     return (
-        f"OK       {statement} {screen.shown(_standing(item))}, created {manifest.created}, "
+        f"OK       {statement} {screen.show_line(_standing(item))}, created {manifest.created}, "
         f"variant {manifest.fingerprint.key}, {sizes}"
     )
 
@@ -137,12 +137,12 @@ def _standing(item: catalog.Described) -> str:
 def _show_hints(described: Sequence[catalog.Described]) -> None:
     for hint in dict.fromkeys(item.hint for item in described if item.hint):
         for number, line in enumerate(hint.split("\n")):
-            click.echo(f"{'' if number else 'hint: '}{screen.shown(line)}", err=True)
+            click.echo(f"{'' if number else 'hint: '}{screen.show_line(line)}", err=True)
 
 
 def _nothing(store: str, deployment: str | None) -> str:
     of = "" if deployment is None else f" for {deployment!r}"
-    return screen.shown(f"{store} has no artifacts{of}")
+    return screen.show_line(f"{store} has no artifacts{of}")
 
 
 def _as_data(item: catalog.Described) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _copy(
     source_uri: str, target_uri: str, deployment: str | None, on_taken: OnTaken, *, as_json: bool
 ) -> None:
     source, target, trust = open_store(source_uri), open_store(target_uri), load_trust()
-    click.echo(screen.shown(f"copying {source.uri} to {target.uri}"), err=True)
+    click.echo(screen.show_line(f"copying {source.uri} to {target.uri}"), err=True)
     with screen.bars() as progress:
 
         def reading(part: str, done: int, total: int) -> None:
@@ -251,7 +251,7 @@ def _copy(
         )
     else:
         for key in done.statements:
-            click.echo(screen.shown(key))
+            click.echo(screen.show_line(key))
     screen.end_with_refusals(done.refused)
 
 

@@ -47,7 +47,7 @@ def diff(
     Ends with exit code 3 when there is a deployment of which nothing fits, or nothing at all.
     """
     opened = open_store(store)
-    here = _this_machine() if against is None else _described_in(against)
+    here = _this_machine() if against is None else _read_described(against)
     # It logs what it refuses, which is shown here with everything else.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
@@ -77,14 +77,14 @@ def diff(
     else:
         where = "here" if against is None else f"on the machine of {against}"
         for name, compared in by_deployment.items():
-            _show(name, compared, where=screen.shown(where), show_all=show_all)
+            _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
             click.echo(
                 f"factors {BY_REPLICA} were not compared: --against its report does that", err=True
             )
     if not takes:
         of = "" if deployment is None else f" for {deployment!r}"
-        click.echo(screen.shown(f"{opened.uri} has no artifacts{of}"), err=True)
+        click.echo(screen.show_line(f"{opened.uri} has no artifacts{of}"), err=True)
     if not takes or None in takes.values():
         click.get_current_context().exit(NO)
 
@@ -184,7 +184,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
     if taken is not None:
         verdict = f"a replica {where} would take {taken.statement}"
         verdict += ", if it sets what that wants" * bool(taken.by_replica)
-    click.echo(f"{screen.shown(deployment)}: {screen.shown(verdict)}")
+    click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:
         considered = item.considered
         text = considered.message
@@ -198,10 +198,10 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
         fits = {"fits": "fits", "fingerprint": "does not fit"}.get(
             considered.reason, f"refused ({considered.reason})"
         )
-        click.echo(f"  {screen.shown(considered.statement)}: {fits}: {screen.shown(text)}")
+        click.echo(f"  {screen.show_line(considered.statement)}: {fits}: {screen.show_line(text)}")
         another_gpu = choose.of_another_gpu(considered)
         if another_gpu:
-            click.echo(f"    {screen.shown(another_gpu)}")
+            click.echo(f"    {screen.show_line(another_gpu)}")
         rows = [_row(mismatch) for mismatch in considered.mismatches]
         if show_all:
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
@@ -226,13 +226,13 @@ def _this_machine() -> Fingerprint:
     return Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
 
 
-def _described_in(file: Path) -> Fingerprint:
+def _read_described(file: Path) -> Fingerprint:
     try:
         return Fingerprint.from_json(_fingerprint_in(parse_json(file.read_bytes())))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(
-            f"{screen.shown(str(file))} describes no machine: {screen.shown(str(why))}",
+            f"{screen.show_line(str(file))} describes no machine: {screen.show_line(str(why))}",
             param_hint="'--against'",
         ) from error
 

@@ -41,7 +41,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
             }
         )
         return
-    private, public = screen.shown(str(file)), screen.shown(f"{file}.pub")
+    private, public = screen.show_line(str(file)), screen.show_line(f"{file}.pub")
     click.echo(f"wrote {private}, which only whoever builds may have, and {public}", err=True)
     click.echo("/etc/serve_warm/trust.toml of machines that shall believe it needs:", err=True)
     click.echo(lines, nl=False)
@@ -81,6 +81,6 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
         )
     else:
         for key in signed:
-            click.echo(screen.shown(key))
+            click.echo(screen.show_line(key))
         click.echo(f"{len(signed)} signed, {done.unchanged} signed already", err=True)
     screen.end_with_refusals(refused)

@@ -182,7 +182,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         source=source,
         condition=replica.condition,
         stage=stage,
-        verdict=_settled(_text(state.get("verdict")), stage),
+        verdict=_settle(_text(state.get("verdict")), stage),
         inputs_done=_count(state.get("inputs_done")),
         inputs_expected=_count(state.get("inputs_expected")),
         stage_s=None if since is None or replica.condition == "dead" else _age(now - since),
@@ -390,7 +390,7 @@ def _of_figures(
         source=redact(source),
         condition="dead" if ended else condition,
         stage=stage,
-        verdict=_settled(which("verdict"), stage),
+        verdict=_settle(which("verdict"), stage),
         inputs_done=_count(one("inputs_done")),
         inputs_expected=_count(one("inputs_expected")),
         stage_s=one("stage_age_seconds"),
@@ -428,7 +428,7 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
 # --- the words of both ---------------------------------------------------------------------
 
 
-def _settled(verdict: str, stage: str) -> str:
+def _settle(verdict: str, stage: str) -> str:
     """Return a verdict when it is one: a start begins with `off`, and may lose its `full_hit`."""
     return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
 

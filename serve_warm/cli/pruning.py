@@ -111,7 +111,7 @@ def prune(
         torch_before=torch_before,
         keep_newest=1 if keep_newest is None else keep_newest,
     )
-    in_use = _running_here().union(*(_named_in(file) for file in in_use_files))
+    in_use = _running_here().union(*(_find_names(file) for file in in_use_files))
     opened = open_store(store)
     pruned = catalog.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
     if as_json:
@@ -147,14 +147,14 @@ def _running_here() -> set[str]:
     return {state["statement"] for state in states if isinstance(state.get("statement"), str)}
 
 
-def _named_in(file: Path) -> set[str]:
+def _find_names(file: Path) -> set[str]:
     try:
         found = _statements_in(parse_json(file.read_bytes()))
     except (OSError, ValueError) as error:
         # Not taken for "nothing is in use": that would remove what somebody wanted to keep.
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(
-            f"{screen.shown(str(file))}: {why}; it should be a replica's report, a list of "
+            f"{screen.show_line(str(file))}: {why}; it should be a replica's report, a list of "
             "reports, or a list of statements",
             param_hint="'--in-use'",
         ) from error

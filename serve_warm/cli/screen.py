@@ -170,7 +170,7 @@ def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int =
     for name in header:
         drawn.add_column(name, overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(shown(cell)) for cell in row))
+        drawn.add_row(*(Text(show_line(cell)) for cell in row))
     width = None if stdout.is_terminal else _LOG_WIDTH
     console = Console(highlight=False, width=width)
     with console.capture() as captured:
@@ -183,10 +183,10 @@ def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int =
 _LOG_WIDTH = 10_000
 
 
-def shown(text: str) -> str:
+def show_line(text: str) -> str:
     r"""Return one line of text as it may be shown in a terminal: escaped if it would act on it.
 
-    >>> print(shown("CPython 3.11"), shown("\x1b[2Ktrusted"))
+    >>> print(show_line("CPython 3.11"), show_line("\x1b[2Ktrusted"))
     CPython 3.11 '\x1b[2Ktrusted'
     """
     return text if text.isprintable() else repr(text)
@@ -208,7 +208,7 @@ def levels(entries: Any) -> list[str]:
     if ahead or not libraries:
         lines.append(f"level 2     {ahead} of {len(kinds)} kinds of calls")
     lines += [
-        shown(f"level {e['level']}     {e.get('callable')}{e.get('call')}: {e.get('reason')}")
+        show_line(f"level {e['level']}     {e.get('callable')}{e.get('call')}: {e.get('reason')}")
         for e in rest
     ]
     return lines if kinds else []
@@ -222,9 +222,9 @@ def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
 def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
     """Say what was left out and why, and end with exit code 3 if anything was."""
     for each in refused:
-        click.echo(f"left out ({each.reason}): {shown(each.message)}", err=True)
+        click.echo(f"left out ({each.reason}): {show_line(each.message)}", err=True)
     for hint in dict.fromkeys(each.hint for each in refused if each.hint):
-        click.echo("hint: " + "\n".join(map(shown, hint.splitlines())), err=True)
+        click.echo("hint: " + "\n".join(map(show_line, hint.splitlines())), err=True)
     if refused:
         click.get_current_context().exit(NO)
 

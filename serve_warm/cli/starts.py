@@ -188,7 +188,7 @@ def bench(
 
 def _say(text: str) -> None:
     # Around a status line, and of what a replica says.
-    screen.stderr.print(screen.shown(text), markup=False, soft_wrap=True)
+    screen.stderr.print(screen.show_line(text), markup=False, soft_wrap=True)
 
 
 def _need(command: str) -> None:

@@ -105,9 +105,9 @@ def status(
 def show(now: Look, which: Which) -> None:
     """Print one look: drawn in a terminal, a replica a line elsewhere; troubles to stderr."""
     if screen.stdout.is_terminal:
-        screen.stdout.print(drawn(now, which))
+        screen.stdout.print(draw(now, which))
     else:
-        for each in chosen(now, which):
+        for each in choose(now, which):
             click.echo(line(each))
     for trouble in troubles(now):
         click.echo(trouble, err=True)
@@ -130,7 +130,7 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
             for now in looks:
                 clock = Text(time.strftime("%H:%M:%S, Ctrl-C ends"), style="dim")
                 said = [Text(trouble, style="red") for trouble in troubles(now)]
-                live.update(Group(drawn(now, which), *said, clock), refresh=True)
+                live.update(Group(draw(now, which), *said, clock), refresh=True)
     else:
         before = Look()
         for now in looks:
@@ -142,7 +142,7 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
 # --- what is shown, in words ---------------------------------------------------------------
 
 
-def chosen(now: Look, which: Which) -> list[Observed]:
+def choose(now: Look, which: Which) -> list[Observed]:
     """Return the replicas to show: not those that were ready and have ended, unless all are.
 
     Nor those that ended long ago. What ended before it was ready is what one came to see: Serve
@@ -179,8 +179,8 @@ def changes(before: Look, now: Look, which: Which) -> list[str]:
 
     Figures that move all the time, such as ages and inputs, are in the lines and make none.
     """
-    was = {each.names: each for each in chosen(before, which)}
-    here = chosen(now, which)
+    was = {each.names: each for each in choose(before, which)}
+    here = choose(now, which)
     lines = [line(each) for each in here if _standing(was.pop(each.names, None)) != _standing(each)]
     lines += [node.shown(f"{app}#{deployment} {name}: gone") for app, deployment, name in was]
     said = troubles(before) if before.sources else []
@@ -264,10 +264,10 @@ NAME = 32
 STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
 
 
-def drawn(now: Look, which: Which) -> RenderableType:
+def draw(now: Look, which: Which) -> RenderableType:
     """Return a block for each deployment, those first that are not ready, a replica a line."""
     groups: dict[tuple[str, str], list[Observed]] = {}
-    for each in chosen(now, which):
+    for each in choose(now, which):
         groups.setdefault((each.application, each.deployment), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: (_all_warm(item[1]), item[0]))
     cells = {each.names: _cells(each) for group in groups.values() for each in group}
@@ -291,7 +291,7 @@ def drawn(now: Look, which: Which) -> RenderableType:
             )
         )
         for each in sorted(group, key=lambda one: (one.ended, one.warm, one.replica)):
-            blocks.append(_drawn_row(each, cells[each.names], widths))
+            blocks.append(_draw_row(each, cells[each.names], widths))
             blocks += [Padding(Text(note, style="dim"), (0, 0, 0, 4)) for note in notes(each)]
     return Group(*blocks)
 
@@ -309,7 +309,7 @@ def _row(cells: Iterable[str], widths: Iterable[int]) -> str:
     return "  ".join(set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=True))
 
 
-def _drawn_row(each: Observed, cells: tuple[str, ...], widths: list[int]) -> Text:
+def _draw_row(each: Observed, cells: tuple[str, ...], widths: list[int]) -> Text:
     filled = 0
     if each.inputs_expected and each.inputs_done:
         filled = min(BAR, BAR * each.inputs_done // each.inputs_expected)

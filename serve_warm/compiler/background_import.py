@@ -74,7 +74,7 @@ class Turns:
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork,
-            after_in_child=self._forked,
+            after_in_child=self._begin_in_child,
         )
 
     def end(self) -> None:
@@ -137,7 +137,7 @@ class Turns:
             self._forking -= 1
             self._changed.notify_all()
 
-    def _forked(self) -> None:
+    def _begin_in_child(self) -> None:
         # Whoever held the lock, imported or was alone is not there.
         self._changed = threading.Condition()
         self._alone, self._importing, self._forking = None, 0, 0

@@ -34,16 +34,15 @@ class HandedOver(abc.ABC):
         """
 
 
-def _handed_over(value: Any) -> HandedOver | None:
+def _find_dispatcher(value: Any) -> HandedOver | None:
     """Return the dispatcher that a value is, or that is in front of it."""
-    # In its attributes: a DeploymentHandle has every attribute that it is asked for.
-    found = value if isinstance(value, HandedOver) else _attributes(value).get("_serve_warm")
+    if isinstance(value, HandedOver):
+        return value
+    # By its type: `functools.wraps` gives a wrapper of the user's all attributes that it has.
+    if type(value).__module__.partition(".")[0] != "serve_warm":
+        return None
+    found = getattr(value, "__dict__", {}).get("_serve_warm")
     return found if isinstance(found, HandedOver) else None
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else {}
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
@@ -55,11 +54,11 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """
     found = {}
     for name, value in vars(owner).items():
-        handed_over = _handed_over(value)
+        handed_over = _find_dispatcher(value)
         if handed_over is not None and handed_over.library_arguments():
             found[name] = handed_over.library_arguments()
             continue
-        backends = [_described(backend) for backend in _backends_of(value)]
+        backends = [_describe(backend) for backend in _backends_of(value)]
         if backends:
             found[name] = ";".join(dict.fromkeys(backends))
     return found
@@ -84,7 +83,7 @@ def reaches_compiled(owner: Any) -> bool:
         value = waiting.pop()
         if _is_compiled(value):
             return True
-        for below in _held_by(value):
+        for below in _list_held(value):
             if id(below) not in seen:
                 seen.add(id(below))
                 waiting.append(below)
@@ -94,14 +93,14 @@ def reaches_compiled(owner: Any) -> bool:
 def _is_compiled(value: Any) -> bool:
     import torch
 
-    if _handed_over(value) is not None:
+    if _find_dispatcher(value) is not None:
         return True
     if isinstance(value, torch.nn.Module):
         return any(_backends_of(module) for module in value.modules())
     return bool(_backends_of(value))
 
 
-def _held_by(value: Any) -> list[Any]:
+def _list_held(value: Any) -> list[Any]:
     """Return what a value holds or uses, where an app may keep something compiled."""
     plain = (str, bytes, int, float, type, ModuleType)
     if isinstance(value, plain) or _is_foreign(type(value)):
@@ -113,12 +112,12 @@ def _held_by(value: Any) -> list[Any]:
     if inspect.ismethod(value):
         return [value.__self__, value.__func__]
     if inspect.isfunction(value):
-        return _used_by(value)
+        return _list_used(value)
     methods = [function for base in type(value).__mro__ for function in vars(base).values()]
     return [*getattr(value, "__dict__", {}).values(), *methods]
 
 
-def _used_by(function: Any) -> list[Any]:
+def _list_used(function: Any) -> list[Any]:
     """Return what the code of a function names outside of it, and what its closure holds."""
     if _is_foreign(function):
         return []
@@ -142,7 +141,7 @@ def _is_foreign(value: Any) -> bool:
     )
 
 
-def _described(backend: Any) -> str:
+def _describe(backend: Any) -> str:
     config = dict(getattr(backend, "config", {}) or {})
     words = [
         str(getattr(backend, "compiler_name", type(backend).__name__)),
@@ -182,7 +181,7 @@ def _backends_of(value: Any) -> list[Any]:
     if isinstance(value, torch.nn.Module):
         whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
         compiled = [whole] if whole else _methods_of(value) or [value]
-    elif inspect.isroutine(value) or _handed_over(value) is not None:
+    elif inspect.isroutine(value) or _find_dispatcher(value) is not None:
         compiled = [value]
     else:
         return []
@@ -193,7 +192,7 @@ def _backend_of(compiled: Any) -> Any:
     """Return the backend object that a callable was compiled with; `None` if it was not."""
     from torch._dynamo.eval_frame import innermost_backend
 
-    handed_over = _handed_over(compiled)
+    handed_over = _find_dispatcher(compiled)
     if handed_over is not None:
         compiled = handed_over.torch_compiled()
     context = getattr(compiled, "dynamo_ctx", None)
@@ -222,7 +221,7 @@ def _methods_of(module: Any) -> list[Any]:
     return [
         value
         for name, value in vars(module).items()
-        if _handed_over(value) is not None
+        if _find_dispatcher(value) is not None
         # Dynamo's mark is on what it is told to leave alone, too, which has no backend.
         or (
             inspect.isroutine(value)

@@ -78,7 +78,7 @@ def is_under_way() -> bool:
 
 
 @contextlib.contextmanager
-def counted_elsewhere() -> Iterator[None]:
+def count_elsewhere() -> Iterator[None]:
     """Leave captures of this thread to be counted by who makes them."""
     before, _elsewhere.counted = _elsewhere.counted, True
     try:
@@ -130,7 +130,7 @@ def _hook_trees(
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # A manager captures an empty graph, to keep its pool.
-        with _one_at_a_time, counted_elsewhere():
+        with _one_at_a_time, count_elsewhere():
             begin(self, *args, **kwargs)
 
     def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
@@ -232,7 +232,7 @@ class _Attempt:
         why, handled = "", sys.exc_info()[1]
         for again in (False, True):
             try:
-                with counted_elsewhere():
+                with count_elsewhere():
                     inputs = self._inputs() if again else new_inputs
                     return step(self.manager, inputs, self.function_id)
             except RuntimeError as error:
@@ -250,7 +250,7 @@ class _Attempt:
             self._free()
             if not short:
                 break
-        with counted_elsewhere():
+        with count_elsewhere():
             result = self.manager.ids_to_funcs[self.function_id].model(self._inputs())
         self._without(why)
         return result
@@ -292,7 +292,7 @@ class _Attempt:
         graph = torch.cuda.CUDAGraph()
         with (
             warnings.catch_warnings(record=True),
-            counted_elsewhere(),
+            count_elsewhere(),
             torch.cuda.device(manager.device_index),
             torch.cuda.graph(
                 graph, pool=pool, stream=manager.stream, capture_error_mode="thread_local"
@@ -487,13 +487,13 @@ def _event(
 def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
     """Count what is captured in the block as one capture of `function`, if it succeeds."""
     start = time.perf_counter()
-    with counted_elsewhere():
+    with count_elsewhere():
         yield
     seconds = time.perf_counter() - start
     _note(_event("capture", function, signature=signature, reason=reason, seconds=seconds))
 
 
-def skipped(reason: str) -> None:
+def note_skip(reason: str) -> None:
     """Note that what was to be captured is launched kernel by kernel."""
     _note(_event("skip", "CUDA graph", reason=" ".join(reason.split())))
 

@@ -76,7 +76,7 @@ def _name_closures_alike(code_id: Any) -> None:
         plain = original(code, None)
         if not closure:
             return plain
-        words = repr([_said_of(cell, original) for cell in closure])
+        words = repr([_describe_cell(cell, original) for cell in closure])
         digest = hashlib.sha256(words.encode()).digest()
         return dataclasses.replace(plain, closure_hash=int.from_bytes(digest[:8], "big"))
 
@@ -87,7 +87,7 @@ def _name_closures_alike(code_id: Any) -> None:
 _MENDED = "serve_warm_names_closures_alike"
 
 
-def _said_of(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
+def _describe_cell(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
     """Return what torch means to tell functions by: the code closed over, and no other value."""
     try:
         code = getattr(cell.cell_contents, "__code__", None)

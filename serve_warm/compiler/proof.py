@@ -53,7 +53,7 @@ def _forbidden_to_dynamo() -> Iterator[None]:
     import torch
     import torch._dynamo  # until whoever is in the middle of it has imported it
 
-    with _fallen_looked_at_again(), torch.compiler.set_stance("fail_on_recompile"):
+    with _look_at_fallen_again(), torch.compiler.set_stance("fail_on_recompile"):
         seen = watch_process()
         seen.refusing = True
         try:
@@ -71,12 +71,12 @@ def falls_counted() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
-            stack.enter_context(_fallen_looked_at_again())
+            stack.enter_context(_look_at_fallen_again())
         yield
 
 
 @contextlib.contextmanager
-def _fallen_looked_at_again() -> Iterator[None]:
+def _look_at_fallen_again() -> Iterator[None]:
     """Have Dynamo look at calls of frames that have reached their limit, and count them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 

@@ -87,10 +87,10 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
     tuner.bench, tuner.recheck_autotune_cache = counted, recheck_here
     for name in TUNINGS:
         if hasattr(tuner, name):
-            setattr(tuner, name, _timed(note, getattr(tuner, name), name, own))
+            setattr(tuner, name, _time_tuning(note, getattr(tuner, name), name, own))
 
 
-def _timed(
+def _time_tuning(
     note: Callable[[CompileEvent], None], tune: Any, how: str, own: _OfThisThread
 ) -> Callable[..., Any]:
     @functools.wraps(tune)

@@ -120,7 +120,7 @@ def capture(
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    with _enabled(), all_guarded() as unguarded:
+    with _enable(), all_guarded() as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
         entry = compiled.aot_compile(((callee, *tensors), {}))
@@ -138,7 +138,7 @@ def capture(
         ),
         conditions=(*conditions, *guard_facts.conditions_of(guards)),
         sources=_sources(entry),
-        plan=_asked_at_load(arguments),
+        plan=_settings_at_load(arguments),
     )
 
 
@@ -173,7 +173,7 @@ CAPTURES = "triton.cudagraphs"
 """The setting by which CUDA graphs are captured."""
 
 
-def _asked_at_load(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings_at_load(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the setting by which graphs are captured, if they are: no entry says so by itself.
 
     torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
@@ -205,7 +205,7 @@ def load(
 
     with as_reasons():
         found = {name: resolve(*where) for name, where in references.items()}
-        with _enabled(), config.patch(plan.get("settings", {})):
+        with _enable(), config.patch(plan.get("settings", {})):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )
@@ -221,13 +221,13 @@ def can_precompile() -> str:
     return ""
 
 
-def changed_sources(sources: Mapping[str, str]) -> list[str]:
+def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
     """Return the Python modules whose files are not those that an entry was compiled from."""
     return [name for name, digest in sources.items() if _file_digest(name) != digest]
 
 
 @contextlib.contextmanager
-def _enabled() -> Iterator[None]:
+def _enable() -> Iterator[None]:
     config: Any = torch._dynamo.config
     if hasattr(config, "enable_aot_compile"):
         with config.patch(enable_aot_compile=True):

@@ -32,7 +32,7 @@ from serve_warm import _private_folders
 from serve_warm.precompile import aot_compile, aoti_graphs, aoti_library, facts
 from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
-from serve_warm.precompile.eager_check import copied
+from serve_warm.precompile.eager_check import copy_tensors
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import locate, name_of_class
 from serve_warm.precompile.trace_notes import path_of, side_effects
@@ -65,7 +65,7 @@ def make(
         captured = aot_compile.capture(function, callee, tensors, settings)
         # With tensors that nothing else holds: the callee may hold those of this call, and what it
         # returns would not say which of the two it is.
-        given = copied(tensors)
+        given = copy_tensors(tensors)
         returned = captured.entry.fn(callee, *given)
         plan = graph.plan(given, returned)
         if not graph.data:
@@ -174,7 +174,7 @@ class _Graph:
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
         """Stand in for the compiled graph in the bytecode around it, once."""
         self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
-        copies = copied(self._inputs, inference=False)
+        copies = copy_tensors(self._inputs, inference=False)
         versions = [copy._version for copy in copies]
         with self._same_random_numbers():
             before = self._random_state()
@@ -257,7 +257,7 @@ class _Graph:
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Raise `NoEntry` where outputs share memory otherwise than eager's do."""
-        copies = copied(self._inputs, inference=False)
+        copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
         given = {id(tensor) for tensor in self._inputs}

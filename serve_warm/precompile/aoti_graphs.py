@@ -66,7 +66,7 @@ class _Pool:
         empty = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            with cuda_graphs.counted_elsewhere(), self.capturing(empty):
+            with cuda_graphs.count_elsewhere(), self.capturing(empty):
                 pass
         self._kept_by = empty
 
@@ -135,14 +135,14 @@ class Graphed:
                     for other, each in kept.items()
                 )
                 _make_room(kept, key)
-                launch = self._captured(run, inputs, outputs, stream, moved=moved)
+                launch = self._capture(run, inputs, outputs, stream, moved=moved)
                 weights = [(weakref.ref(inputs[i]), inputs[i].data_ptr()) for i in self._fixed]
                 kept[key] = _Kept(launch=launch, weights=weights)
             return outputs
         kept[key] = found  # the last one to be freed
         return found.launch(inputs)
 
-    def _captured(
+    def _capture(
         self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, moved: int
     ) -> Run:
         """Return the graph for calls like this one, whose outputs are `like` these.
@@ -163,7 +163,7 @@ class Graphed:
             if not again:
                 # Not in the handler, whose traceback holds what was allocated until then.
                 cuda_graphs.free_memory()
-        cuda_graphs.skipped(reason)
+        cuda_graphs.note_skip(reason)
         return self._code
 
     def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, moved: int) -> Run:
@@ -213,7 +213,7 @@ class Graphed:
 
     def _never(self, reason: str) -> Run:
         """Capture nothing more in this thread: what has failed would fail for each size."""
-        cuda_graphs.skipped(reason)
+        cuda_graphs.note_skip(reason)
         vars(self._local)["never"] = reason
         return self._code
 

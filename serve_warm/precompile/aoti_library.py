@@ -134,7 +134,7 @@ class Function:
         self.native = native
         self._run: Callable[[Sequence[Any]], Sequence[Any]] = native
         if captures is not None:
-            self._run = _graphed(native, inputs, captures)
+            self._run = _add_graphs(native, inputs, captures)
         self.result = result
         self._writes = writes
         """Whether it writes into its inputs: then none of them may overlap another."""
@@ -224,11 +224,11 @@ def _walk(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
     return walk
 
 
-def _graphed(
+def _add_graphs(
     native: Native, inputs: Sequence[Input], why_not: str
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if why_not:
-        cuda_graphs.skipped(why_not)
+        cuda_graphs.note_skip(why_not)
         return native
     brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
     return Graphed(native, device=native.device, brought=brought, inputs=len(inputs))
@@ -362,7 +362,7 @@ class Native:
         Raises:
             LibraryFailed: it failed.
         """
-        model = self._taken()
+        model = self._take_model()
         try:
             return self._run_model(model, inputs)
         finally:
@@ -374,13 +374,13 @@ class Native:
     @contextlib.contextmanager
     def reserved(self) -> Iterator[Run]:
         """Have a run of one model that nobody else has for as long as the block lasts."""
-        model = self._taken()
+        model = self._take_model()
         try:
             yield functools.partial(self._run_model, model)
         finally:
             self._idle.append(model)
 
-    def _taken(self) -> ctypes.c_void_p:
+    def _take_model(self) -> ctypes.c_void_p:
         try:
             return self._idle.pop()
         except IndexError:

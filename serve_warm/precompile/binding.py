@@ -147,7 +147,9 @@ class Binder:
             except NoEntry as error:
                 functions.append(error)
         known = {
-            value for e in entries for value in call_signature.known_values(e.signature.structure)
+            value
+            for e in entries
+            for value in call_signature.list_known_values(e.signature.structure)
         }
         # Without entries nothing can be made wrong by a change, but one may bring back a structure
         # that has some.

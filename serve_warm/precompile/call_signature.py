@@ -162,7 +162,7 @@ OTHER = "other"
 """In the key of a call, in place of a number or text that no entry was made for."""
 
 
-def known_values(structure: str) -> set[tuple[type, Any]]:
+def list_known_values(structure: str) -> set[tuple[type, Any]]:
     """Return numbers, texts and names in a signature's structure, as `key_of` looks for them."""
     call = ast.parse(f"f({structure})", mode="eval").body
     found: set[tuple[type, Any]] = set()

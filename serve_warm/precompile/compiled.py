@@ -60,8 +60,8 @@ def compile(  # noqa: A001 - as in torch
         return LightModule(target, arguments)
     if isinstance(target, torch.nn.Module):
         module: Any = torch.compile(target, **arguments)
-        module.__class__ = _compiled_module_class()
-        stock = functools.partial(_compiled_forward, module)
+        module.__class__ = _make_module_class()
+        stock = functools.partial(_call_forward, module)
         dispatcher = Dispatcher(
             target, stock=stock, torch_compiled=lambda: module, arguments=arguments
         )
@@ -105,7 +105,7 @@ def compile_regions(
             "returns what the next one takes; leave them out, or hand over the whole model: "
             "serve_warm.compile(model, mode=...)",
         )
-    found = _repeated(model) if blocks is None else _named(model, blocks)
+    found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
     # With an artifact they are not called: a start saves 1 to 2 ms for each (2.11, 2.13).
     stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
     stocks[0].compiled()  # wrong arguments are an error here, and not in the first request
@@ -118,7 +118,7 @@ def compile_regions(
     return model
 
 
-def _repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
     found: list[torch.nn.Module] = []
     # From the outside in: a block's own lists of sub-blocks are compiled with the block.
     queue = [model]
@@ -146,7 +146,7 @@ def _has_work(module: torch.nn.Module) -> bool:
     return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
 
 
-def _named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
+def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
     if not names:
         raise ConfigError(
             "compile_regions was given no class to compile",
@@ -163,13 +163,13 @@ def _named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module
     return found
 
 
-def _compiled_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     # Its `__call__` fires hooks of all modules for torch.compile's module too, a second time.
     return module.forward(*args, **kwargs)
 
 
 @functools.cache
-def _compiled_module_class() -> type:
+def _make_module_class() -> type:
     # Made when it is first needed: its base is Dynamo's, which takes a second to import.
     from torch._dynamo import OptimizedModule
 
@@ -288,7 +288,7 @@ class _WhenCalled:
         if compiled is None:
             compiled = self.compiled()
         if self._is_module:
-            return _compiled_forward(compiled, *args, **kwargs)
+            return _call_forward(compiled, *args, **kwargs)
         return compiled(*args, **kwargs)
 
     def compiled(self) -> Callable[..., Any]:

@@ -113,8 +113,9 @@ class Dispatcher(HandedOver):
                         break
                     self._counts[use] += 1
                     return self.stock(*args, **kwargs)
-                if evidence.current is not None:
-                    evidence.current.add(threading.get_native_id())
+                calls = evidence.current  # once: it ends beside a request
+                if calls is not None:
+                    calls.add(threading.get_native_id())
                 try:
                     return fn(self.callee, *tensors)
                 except NOT_ANSWERED as error:
@@ -133,9 +134,10 @@ class Dispatcher(HandedOver):
             if calls
         ]
 
-    def forget_uses(self) -> None:
-        """Count the kinds of calls from zero."""
-        self._counts.clear()
+    def run_eagerly(self) -> None:
+        """Answer calls at level 1 by the callable as it is written, without torch.compile."""
+        self.stock = self.callee
+        self.torch_compiled = lambda: self.callee
 
     # A kind of call that is not known yet -------------------------------------------------------
 
@@ -148,8 +150,9 @@ class Dispatcher(HandedOver):
             fn, use, tensors = self._choose(binding, args, kwargs, building=building)
         if fn is None:
             return self.stock(*args, **kwargs)
-        if evidence.current is not None:
-            evidence.current.add(threading.get_native_id())
+        calls = evidence.current
+        if calls is not None:
+            calls.add(threading.get_native_id())
         try:
             return fn(self.callee, *tensors)
         except NOT_ANSWERED as error:
@@ -178,8 +181,9 @@ class Dispatcher(HandedOver):
             use = self._count(call, 1, str(error))
         else:
             use = self._count(call, entry.level, entry.reason)
-            if not building and SESSION.checks is not None:
-                fn = SESSION.checks.around(self, entry, fn)
+            checks = SESSION.checks
+            if not building and checks is not None:
+                fn = checks.around(self, entry, fn)
         if not building and not (fn is None and intercepted()):
             self._remember(binding, args, kwargs, entry, fn, use)
         return fn, use, tensors

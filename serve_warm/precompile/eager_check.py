@@ -140,7 +140,7 @@ class _Kept:
     def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
         """Run it on copies of the tensors, and put everything back."""
         random = _random_states() if self._restore else []
-        copies = copied(tensors)
+        copies = copy_tensors(tensors)
         try:
             out = function(self._callee, *copies)
             found: list[Any] = []
@@ -253,7 +253,7 @@ def _tolerance(tensor: Any) -> float:
     return TOLERANCE.get(tensor.dtype, max(TOLERANCE.values()))
 
 
-def copied(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
+def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
     """Return copies that overlap and are strided just as the tensors are.
 
     `inference` says of which kind they are, where it is not to be that of each tensor.

@@ -163,7 +163,9 @@ class EntryTable:
 
     def _is_other(self, name: str, digest: str) -> bool:
         if name not in self._changed:
-            self._changed[name] = digest if not aot_compile.changed_sources({name: digest}) else ""
+            self._changed[name] = (
+                digest if not aot_compile.find_changed_sources({name: digest}) else ""
+            )
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:

@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from serve_warm.precompile.eager_check import NotComparable, copied, difference_in_service, is_same
+from serve_warm.precompile.eager_check import (
+    NotComparable,
+    copy_tensors,
+    difference_in_service,
+    is_same,
+)
 from serve_warm.precompile.entries import Entry
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.kept_calls import KeptCall, KeptCalls
@@ -147,9 +152,9 @@ class Checks:
 
     def is_done(self) -> bool:
         """Return whether each callable that ran an entry has one that was checked."""
-        return all(map(self._has_checked, self._seen()))
+        return all(map(self._has_checked, self._list_seen()))
 
-    def _seen(self) -> list[Dispatcher]:
+    def _list_seen(self) -> list[Dispatcher]:
         with self._lock:
             return list(self._checks)
 
@@ -165,7 +170,7 @@ class Checks:
     def serve(self) -> None:
         """Check calls of traffic from now on, and leave what needs no check to itself."""
         self.phase = Phase.SERVING
-        for dispatcher in self._seen():
+        for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):
                 if check.result is None and not check.may_repeat:
                     self._note(check, ParityResult.NOT_SAMPLED)
@@ -173,7 +178,7 @@ class Checks:
 
     def forget_calls(self) -> None:
         """Have each callable run the code of its entries without a detour, where no check comes."""
-        for dispatcher in self._seen():
+        for dispatcher in self._list_seen():
             dispatcher.binder.forget_calls()
 
     def report(self) -> Parity:
@@ -289,7 +294,7 @@ class Checks:
             NoEntry: it differs, and is withdrawn. The inputs are as they were.
         """
         try:
-            before = copied(tensors)
+            before = copy_tensors(tensors)
         except RuntimeError as error:  # out of memory, which the request may not need
             self._give_up(dispatcher, check, str(error))
             return fn(dispatcher.callee, *tensors)

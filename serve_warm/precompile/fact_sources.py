@@ -68,7 +68,7 @@ class Source:
     def remember(self, value: Any) -> None:
         """Keep what was there."""
         # What is compared at each call is held; a dict says by itself that it changed.
-        self.value = kept_value(value) if self.kind == "item" else value
+        self.value = without_tensor(value) if self.kind == "item" else value
 
     def is_built_in(self) -> bool:
         """Return whether its value, or a place, is built into the question at each call."""
@@ -112,7 +112,7 @@ swap what has a weak reference (`torch.utils.swap_tensors`).
 """
 
 
-def kept_value(value: Any) -> Any:
+def without_tensor(value: Any) -> Any:
     """Return a value as it is kept: a tensor is not."""
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
@@ -249,17 +249,17 @@ class Sources:
         elif isinstance(base, types.ModuleType) and name in vars(base):
             self._note("item", vars(base), name)
         elif isinstance(base, type):
-            if _defined(base, name) is ABSENT:
+            if _find_defined(base, name) is ABSENT:
                 self._note("attribute", base, name)  # of the metaclass
             self._note("class", base)
-        elif _defined(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
+        elif _find_defined(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
             return self._note("attribute", base, name)
         else:
             return self._note_of_instance(base, kind, name)
         return None
 
     def _note_of_instance(self, base: Any, kind: type, name: str) -> Source | None:
-        found = _defined(kind, name)
+        found = _find_defined(kind, name)
         own = getattr(base, "__dict__", None)
         if hasattr(type(found), "__set__") or not isinstance(own, dict):
             # A property, a slot, or what an object of C has: read again at each call.
@@ -368,10 +368,10 @@ def is_ordered(mapping: Any) -> bool:
     return isinstance(mapping, OrderedDict)
 
 
-def _defined(kind: type, name: str) -> Any:
+def _find_defined(kind: type, name: str) -> Any:
     """Return what a class, or one of its bases, has under a name."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
 
 
 def _is_plain_module(kind: type) -> bool:
-    return _defined(kind, "__getattr__") is vars(torch.nn.Module)["__getattr__"]
+    return _find_defined(kind, "__getattr__") is vars(torch.nn.Module)["__getattr__"]

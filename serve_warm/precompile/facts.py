@@ -28,12 +28,12 @@ from serve_warm.precompile.names import (
     TORCH_LITERALS,
     describe_tensor,
     device_named,
+    find_named,
     identity,
     literal,
     locate,
     name_of,
     name_of_class,
-    resolved,
     torch_object,
 )
 
@@ -118,11 +118,11 @@ class Facts:
         if kind in RELATIONS:
             return self._why_unrelated(row, kind, value, objects)
         try:
-            now = expected(kind, found, value)
+            now = expect(kind, found, value)
         except UNREADABLE as error:
             return f"{self.path(row)} is a {name_of(type(found))}: {error}"
         if now != (kind, value):
-            return f"{self.path(row)} {_changed(kind, now[1], value)}"
+            return f"{self.path(row)} {_describe_change(kind, now[1], value)}"
         return ""
 
     def _why_unrelated(
@@ -302,8 +302,8 @@ DECODERS: Mapping[str, Callable[..., Any]] = {
     "layout": torch_object,
     "memory_format": torch_object,
     "device": device_named,
-    "enum": lambda module, name, member: resolved(module, name)[member],
-    "name": resolved,
+    "enum": lambda module, name, member: find_named(module, name)[member],
+    "name": find_named,
 }
 """How each kind of key is read."""
 
@@ -320,7 +320,7 @@ def show_key(plain: Any) -> str:
     return ".".join(map(str, rest)) if kind in ("enum", "name") else str(rest[-1])
 
 
-def expected(kind: str, found: Any, value: Any) -> Expected:
+def expect(kind: str, found: Any, value: Any) -> Expected:
     """Return what a fact of this kind says of `found`; `value` names what it is about."""
     return kind, READERS[kind](found, value)
 
@@ -390,7 +390,7 @@ SHOWN = 120
 """Characters of a value in a reason."""
 
 
-def _changed(kind: str, now: Any, was: Any) -> str:
+def _describe_change(kind: str, now: Any, was: Any) -> str:
     """Return in words what a fact of this kind says now, and what it said at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])

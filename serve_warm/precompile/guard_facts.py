@@ -30,7 +30,7 @@ from serve_warm.precompile.facts import (
     Step,
     decode_key,
     encode_key,
-    expected,
+    expect,
 )
 from serve_warm.precompile.names import identity, literal, name_of, resolve
 
@@ -324,33 +324,33 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
         row = table.read(guard.path, guard.keys)
         if kind == "same":
             return row, kind, table.read(str(guard.argument), guard.keys)
-        return (row, *_expected_of(guard))
+        return (row, *_expect(guard))
     except NoEntry as error:
         if kind == "same":
             # The graph has one input for the two.
-            text = f"{_shown(guard.path)} and {guard.argument} are one and the same object"
+            text = f"{_show(guard.path)} and {guard.argument} are one and the same object"
             raise NoEntry(text) from error
-        text = f"{_shown(guard.path)} has a guard of kind {guard.kind}, and no fact can say it"
-        raise NoEntry(f"{text}: {_shown(str(error))}") from error
+        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, and no fact can say it"
+        raise NoEntry(f"{text}: {_show(str(error))}") from error
 
 
-def _shown(text: str) -> str:
+def _show(text: str) -> str:
     return shorten(text, 150)
 
 
-def _expected_of(guard: Guard) -> tuple[str, Any]:
+def _expect(guard: Guard) -> tuple[str, Any]:
     kind = FACTS[guard.kind]
     if kind == "value" and literal(guard.value) is None:
         if not identity(guard.value):
             raise NoEntry(f"a {type(guard.value).__name__}, not a plain value")
         kind = "is"
     if kind == "contains":
-        return expected(kind, guard.value, [encode_key(guard.argument), None])
+        return expect(kind, guard.value, [encode_key(guard.argument), None])
     if kind == "keys":
         for key in guard.value:
             if literal(key) is None and not identity(key):
                 raise NoEntry(f"a {type(key).__name__} is a key, which is told by its identity")
-    return expected(kind, guard.value, [guard.argument, None])
+    return expect(kind, guard.value, [guard.argument, None])
 
 
 def _of_result(
@@ -467,14 +467,14 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     """
     found = Facts(steps=tuple(table.steps)).objects(callee)
     facts = [
-        (row, *expected("hooks", module, None))
+        (row, *expect("hooks", module, None))
         for row, module in enumerate(found)
         if isinstance(module, torch.nn.Module)
     ]
     if not facts:
         return []
     of_all = [
-        (table.named(nn_module.__name__, name), *expected("length", vars(nn_module)[name], None))
+        (table.named(nn_module.__name__, name), *expect("length", vars(nn_module)[name], None))
         for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     ]
     return [*facts, *of_all]
@@ -496,18 +496,18 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
         holder, how, place = steps[start]
         module, name = found[holder], decode_key(argument)
         if how == "dict":
-            facts += _hidden(table, found, holder, argument)
+            facts += _find_hidden(table, found, holder, argument)
         elif not isinstance(module, torch.nn.Module) or not isinstance(name, str):
             continue
         elif place == "_modules" and getattr(module, name, None) is found[row]:
             facts.append((table.row(holder, "attribute", name), "same", row))
         elif place in ("_parameters", "_buffers") and name not in vars(module):
             # There are many, and no class of modules hides one: this is the cheaper half.
-            facts.append((holder, *expected("own", module, [name, None])))
+            facts.append((holder, *expect("own", module, [name, None])))
     return facts
 
 
-def _hidden(
+def _find_hidden(
     table: _Table, found: Sequence[Any], place: int, key: Any
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield the facts that no class before this one in an order of classes has a name."""
@@ -520,7 +520,7 @@ def _hidden(
     for before in range(decode_key(number)):
         one = table.row(order, "item", encode_key(before))
         names = table.row(table.row(one, "attribute", "__dict__"), "dict", None)
-        fact = expected("contains", dict(vars(found[order][before])), [key, None])
+        fact = expect("contains", dict(vars(found[order][before])), [key, None])
         yield (names, *fact)
 
 
@@ -535,4 +535,4 @@ def _refuse_unsteady(collected: Facts, callee: Any) -> None:
         if why:
             missing = isinstance(objects[fact[0]], Missing)
             how = "cannot be found again" if missing else "reads differently each time"
-            raise NoEntry(f"{collected.path(fact[0])}, which {how}: {_shown(why)}")
+            raise NoEntry(f"{collected.path(fact[0])}, which {how}: {_show(why)}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serve_warm.precompile import call_signature
-from serve_warm.precompile.eager_check import copied
+from serve_warm.precompile.eager_check import copy_tensors
 from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class KeptCalls:
             if size > room:
                 return
         try:
-            copies = copied(tensors)
+            copies = copy_tensors(tensors)
         except RuntimeError:  # out of memory: it is checked in traffic
             return
         check.kept = KeptCall(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm.precompile.change_checks import ChangeChecks, never
-from serve_warm.precompile.fact_sources import A_TENSOR, Sources, dict_behind, kept_value
+from serve_warm.precompile.fact_sources import A_TENSOR, Sources, dict_behind, without_tensor
 from serve_warm.precompile.facts import (
     CALLEE,
     RELATIONS,
@@ -149,7 +149,7 @@ class FactWatch:
                 continue
             before = self._objects[row]
             now = self._walk(row)
-            self._objects[row] = kept_value(now)
+            self._objects[row] = without_tensor(now)
             if now is not before:
                 dirty.update(self._children[row])
                 judged.update(self._facts_at[row])

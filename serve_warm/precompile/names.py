@@ -33,7 +33,7 @@ Free = tuple[Sequence[int], Sequence[int]]
 """Dimensions of a tensor whose size, and whose stride, compiled code takes as they come."""
 
 
-def resolved(module: str, name: str) -> Any:
+def find_named(module: str, name: str) -> Any:
     """Return the object of this qualified name.
 
     Raises:

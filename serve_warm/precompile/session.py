@@ -109,7 +109,7 @@ class Session:
             self.loaded.disable(entry, why)
         for dispatcher in list(self.dispatchers):
             if eagerly and dispatcher.binder.has(entry):
-                dispatcher.stock = dispatcher.callee
+                dispatcher.run_eagerly()
         for dispatcher in list(self.dispatchers):
             dispatcher.binder.bind_anew()
 

@@ -57,7 +57,7 @@ class WarmupMixin:
 
         Torch's caches are private from here on, and an artifact that is configured is on its way.
         """
-        return _hooked(super().__new__, cls, args, kwargs)
+        return _put_hook_on(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
         """Return what to replay. May be `async def`; it runs once, after `__init__`."""
@@ -150,7 +150,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
 
         def new(derived: type, *args: Any, **kwargs: Any) -> Any:
             # In the class itself, before the one of `cls`, which may call no super().
-            return _hooked(super(decorated, derived).__new__, derived, args, kwargs)
+            return _put_hook_on(super(decorated, derived).__new__, derived, args, kwargs)
 
         # Module, qualified name and doc stay those of the class that was written: routes of a
         # FastAPI app are found by the qualified name.
@@ -168,7 +168,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
     return decorate if cls is None else decorate(cls)
 
 
-def _hooked(
+def _put_hook_on(
     new: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Make an instance by `new` and put the hook on it, once."""

@@ -33,6 +33,7 @@ from serve_warm.report import (
     CompileEvent,
     Counts,
     Coverage,
+    DeviceMemory,
     Report,
     Stage,
     StageTime,
@@ -76,7 +77,7 @@ class Journal:
         self._entered: tuple[Stage, float] | None = None
         self._ended_boot_s = math.inf
         self._times: list[StageTime] = []
-        self._span: _Warming | _Serving = _Warming()
+        self._span: _Preparing | _Warming | _Serving = _Preparing()
         self._compile_log = _CompileLog()
         self.stage = Stage.PENDING
         self.verdict = Verdict.OFF
@@ -164,7 +165,7 @@ class Journal:
                 "loaded: do not call the model there, declare the call in warmup_inputs()"
             )
         if counts.graph_skips:
-            self.warnings.append(_skipped(counts.graph_skips, events))
+            self.warnings.append(_describe_skips(counts.graph_skips, events))
         self.warnings += _many_sizes(e for e in events if e.at_unix >= self.started_unix)
         withdrawn = self.checks.failed if self.checks is not None else 0
         not_full = (
@@ -229,7 +230,7 @@ class Journal:
             threads=tuple(sorted(progress.threads)),
             warnings=tuple(self.warnings),
             error=self.error,
-            versions={**self._known.versions, **(_torch_versions() if self.fingerprint else {})},
+            versions={**self._known.versions, **span.versions()},
             pid=os.getpid(),
             started_unix=self.started_unix,
             elapsed_s=self._elapsed_s(),
@@ -255,7 +256,9 @@ class Journal:
                 "call the model with `await self.on_model_thread(self.model, ...)`"
             )
         elif event.kind == "capture" and event.reason:
-            advice = "what a graph reads has moved: write weights and caches in place"
+            advice = (
+                "what a graph reads has moved: write weights and caches in place, where they are"
+            )
         else:
             advice = "declare this input in warmup_inputs(), or pad to a bucket"
         self._compile_log.log(event, advice, self.log_fields)
@@ -298,11 +301,28 @@ class Journal:
                 logger.exception("an observer of the warm-up raised; going on without it")
 
 
-class _Warming:
-    """The span from which on what is compiled is the warm-up's."""
+class _Preparing:
+    """The span before anything is counted, in which torch is not hooked yet."""
 
-    traffic = Counts()
+    since = traffic = Counts()
     ready_unix = None
+
+    @property
+    def warmup(self) -> Counts:
+        return Counts()
+
+    def events(self) -> tuple[CompileEvent, ...]:
+        return ()
+
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        return ()
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+
+class _Warming(_Preparing):
+    """The span from which on what is compiled is the warm-up's."""
 
     def __init__(self) -> None:
         self.since = watch_process().counts()
@@ -311,11 +331,8 @@ class _Warming:
     def warmup(self) -> Counts:
         return watch_process().counts() - self.since
 
-    def events(self) -> tuple[CompileEvent, ...]:
-        return ()
-
-    def memory(self) -> tuple[Any, ...]:
-        return ()
+    def versions(self) -> dict[str, str]:
+        return _torch_versions()
 
 
 @dataclass(kw_only=True)
@@ -325,13 +342,13 @@ class _Serving:
     since: Counts
     warmup: Counts
     ready_unix: float
-    devices: tuple[Any, ...]
+    devices: tuple[DeviceMemory, ...]
     """Memory of each GPU, as of the capture before."""
     captures_seen: int = 0
     """Captures after ready that `devices` has in it."""
 
     @classmethod
-    def after(cls, warming: _Warming) -> _Serving:
+    def after(cls, warming: _Preparing) -> _Serving:
         since = watch_process().counts()
         return cls(
             since=since,
@@ -347,7 +364,10 @@ class _Serving:
     def events(self) -> tuple[CompileEvent, ...]:
         return tuple(e for e in watch_process().events() if e.at_unix >= self.ready_unix)
 
-    def memory(self) -> tuple[Any, ...]:
+    def versions(self) -> dict[str, str]:
+        return _torch_versions()
+
+    def memory(self) -> tuple[DeviceMemory, ...]:
         # Some ms at each look would be too many; what a graph holds changes when one is captured.
         captures = self.traffic.captures
         if captures != self.captures_seen:
@@ -390,7 +410,7 @@ class _CompileLog:
         self._unlogged = 0
 
 
-def _skipped(many: int, events: Sequence[CompileEvent]) -> str:
+def _describe_skips(many: int, events: Sequence[CompileEvent]) -> str:
     """Return what is said of graphs that torch does not capture; many of them have one reason."""
     reasons = dict.fromkeys(event.reason for event in events if event.kind == "skip")
     are = "CUDA graph is" if many == 1 else "CUDA graphs are"

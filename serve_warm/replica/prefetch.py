@@ -234,7 +234,7 @@ class Prefetch:
         waited_s = 0.0 if is_there else time.perf_counter() - asked
         if taken is None or taken.wanted != wanted:
             return None
-        pulled = pull.confirmed(
+        pulled = pull.confirm(
             taken.pulled, taken.found, fingerprint=fingerprint, trust=wanted.trust
         )
         # A folder is named relative to the working directory, which __init__ may have changed.
@@ -303,10 +303,10 @@ class Prefetch:
             _log(error)
         finally:
             # What is not ours is shown as of any thread, and the start meets it again.
-            self._looked_at(None)
+            self._note_found(None)
             self._taken.set_result(taken)
 
-    def _looked_at(self, found: pull.Found | None) -> None:
+    def _note_found(self, found: pull.Found | None) -> None:
         """Note whether what was found needs torch's compiler; where nothing was, it compiles."""
         if not self._looked.is_set():
             self._needs_compiler = found is None or not pull.only_libraries(found)
@@ -317,8 +317,8 @@ class Prefetch:
         found = pull.find(
             store, deployment=wanted.deployment, trust=wanted.trust, given_up=self._given_up
         )
-        self._looked_at(found)
-        choice = pull.expected(
+        self._note_found(found)
+        choice = pull.expect(
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
         if choice is None:

@@ -28,7 +28,7 @@ from serve_warm.fingerprint import (
     read_rank,
     why_no_gpu,
 )
-from serve_warm.inputs import Input, ordered
+from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import CompileEvent, Stage
@@ -104,9 +104,8 @@ class CompileCaches:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A start whose inputs and fingerprint are known."""
+    """A start whose inputs stand in the journal, and what it is compared with."""
 
-    inputs: Sequence[Input]
     fingerprint: Fingerprint
     has_libraries_only: bool
     """Whether libraries are asked for in all that is compiled: then nothing of torch's compiler
@@ -151,18 +150,16 @@ class Preparation:
             self._warn_of_remote_caches()
             self._warn_of_no_group()
             journal.compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
-            declared = await self._declared(deadline)
-            inputs = ordered(declared, of=type(self._replica.owner).__name__)
-            self._replica.check(inputs)
+            declared = await self._ask_inputs(deadline)
+            inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
             journal.inputs = inputs
+            self._replica.check(inputs)
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
             fingerprint = await self._fingerprint(arguments, needs_compiler=not has_libraries_only)
             journal.fingerprint = fingerprint
-        return Prepared(
-            inputs=inputs, fingerprint=fingerprint, has_libraries_only=has_libraries_only
-        )
+        return Prepared(fingerprint=fingerprint, has_libraries_only=has_libraries_only)
 
     async def import_compiler(self) -> None:
         """Import torch's compiler, so that a stage pays for it, and see to its profile."""
@@ -234,7 +231,7 @@ class Preparation:
                 "runtime_env, or above the class"
             )
 
-    async def _declared(self, deadline: Deadline) -> Any:
+    async def _ask_inputs(self, deadline: Deadline) -> Any:
         late = WarmupTimeout(
             f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
             hint="declare inputs without waiting for other deployments; replays may wait",

@@ -68,15 +68,17 @@ class Ranks:
         self._turn += 1
         ended = threading.Event()
         try:
-            return await asyncio.to_thread(self._agreed, what, mine, timeout_s, ended)
+            return await asyncio.to_thread(self._wait_for_all, what, mine, timeout_s, ended)
         finally:
             ended.set()
 
-    def _agreed(self, what: str, mine: Any, timeout_s: float, ended: threading.Event) -> list[Any]:
+    def _wait_for_all(
+        self, what: str, mine: Any, timeout_s: float, ended: threading.Event
+    ) -> list[Any]:
         began, pause_s = time.monotonic(), POLL_S[0]
         turn, pulses = f"turn {self._turn}", _Pulses()
         missing = [rank for rank in range(self.size) if rank != self.rank]
-        with _translated():
+        with _translate():
             self._say(turn, [what, mine])
             while missing := [rank for rank in missing if not self._has_said(rank, turn)]:
                 for rank in missing:
@@ -90,7 +92,7 @@ class Ranks:
                 if ended.wait(pause_s):
                     return []  # cancelled: nobody waits for it
                 pause_s = min(2 * pause_s, POLL_S[1])
-            answers = [self._said(rank, turn) for rank in range(self.size)]
+            answers = [self._read_answer(rank, turn) for rank in range(self.size)]
         for rank, (theirs, _) in enumerate(answers):
             if theirs != what:
                 raise RankFailed(
@@ -103,7 +105,7 @@ class Ranks:
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
         """Raise `RankFailed` for a rank that has failed, or has ended without a word."""
         if self._has_said(rank, "failed"):
-            raise RankFailed(self._said(rank, "failed"), hint="its log and report say more")
+            raise RankFailed(self._read_answer(rank, "failed"), hint="its log and report say more")
         count = self._store.add(self._key(rank, "pulse"), 0)
         # None yet: it has not come so far, and its weights may take their time.
         if count and pulses.silent_s(rank, count) > SILENT_S:
@@ -124,7 +126,7 @@ class Ranks:
     def _has_said(self, rank: int, name: str) -> bool:
         return bool(self._store.check([self._key(rank, name)]))
 
-    def _said(self, rank: int, name: str) -> Any:
+    def _read_answer(self, rank: int, name: str) -> Any:
         return json.loads(self._store.get(self._key(rank, name)))
 
     def say_failed(self, error: BaseException) -> None:
@@ -162,7 +164,7 @@ class _Pulses:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Ranks]:
+def join() -> Iterator[Ranks]:
     """Be one of the ranks for as long as the block lasts; they learn when it raises.
 
     Raises:
@@ -175,7 +177,7 @@ def joined() -> Iterator[Ranks]:
     from torch.distributed.distributed_c10d import _get_default_store
 
     store: Any = _get_default_store()
-    with _translated():
+    with _translate():
         ranks = Ranks(*here, store.clone())
     ended = threading.Event()
     threading.Thread(
@@ -191,7 +193,7 @@ def joined() -> Iterator[Ranks]:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch.distributed.DistError, and what it was before

@@ -100,7 +100,7 @@ class Replay:
             quiet = await self._agree(f"pass {self.progress.passes}", changed.quiet)
             if all(quiet):
                 return
-        what = f"{_described(changed)} in the last pass"
+        what = f"{_describe(changed)} in the last pass"
         if changed.quiet:
             what = f"on rank {quiet.index(False)}, not here"
         raise NotProven(
@@ -242,13 +242,13 @@ class Replay:
             why = f"would compile: {_last_reason(self._seen)}"
         elif error is not None and self._may_be_left_out(error):
             # Passes that follow a failed proof show whether it has to be left out.
-            why = f"memory does not suffice: {_raised(error)}"
+            why = f"memory does not suffice: {_describe_error(error)}"
             error = None
             cuda_graphs.free_memory()
         elif error is not None:
             raise error
         elif not change.quiet:
-            why = f"not quiet: {_described(change)}"
+            why = f"not quiet: {_describe(change)}"
             if change.compiles:  # by any thread: the name tells whose it was
                 why += f"; {_last_reason(self._seen)}"
         if why:
@@ -283,7 +283,7 @@ class Replay:
                 return seconds
             if not self._may_be_left_out(error):
                 raise error
-            why = _raised(error)
+            why = _describe_error(error)
             # What it holds goes first: the frames that ran out of memory, with their tensors.
             error = None
             cuda_graphs.free_memory()
@@ -309,7 +309,7 @@ class Replay:
         logger.warning("left out input=%r, memory does not suffice: %s", item.name, why)
 
 
-def _described(change: Counts) -> str:
+def _describe(change: Counts) -> str:
     parts = {
         "compiles": change.compiles,
         "compiler runs": change.compiler_processes,
@@ -330,6 +330,6 @@ def _last_reason(seen: Watch) -> str:
     return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")
 
 
-def _raised(failed: ReplayFailed) -> str:
+def _describe_error(failed: ReplayFailed) -> str:
     cause = failed.__cause__ or failed
     return f"{type(cause).__name__}: {first_line(cause)}"

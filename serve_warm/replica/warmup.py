@@ -128,7 +128,7 @@ class Warmup:
     async def _reach_proof(self, deadline: Deadline) -> None:
         common = self._replica, self._config, self.journal, self.caches, self._prefetched
         preparation, loading, proof = Preparation(*common), Loading(*common), self._proof
-        with self._watched(deadline), self._joined() as proof.ranks:
+        with self._watch_deadline(deadline), self._join() as proof.ranks:
             prepared = await preparation.prepare(proof.ranks, deadline)
             await loading.load(prepared, preparation, proof.ranks, deadline)
             await proof.replay_and_prove(deadline)
@@ -163,7 +163,7 @@ class Warmup:
 
         Once per process, after `run()`.
         """
-        with self._joined() as self._proof.ranks:
+        with self._join() as self._proof.ranks:
             return await pack(
                 self.report(),
                 self.caches.directory,
@@ -171,14 +171,14 @@ class Warmup:
                 has_profile=self.caches.has_profile,
             )
 
-    def _joined(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
+    def _join(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
         alone = contextlib.nullcontext(ranks.Ranks())
-        return ranks.joined() if self._config.ranks == "together" else alone
+        return ranks.join() if self._config.ranks == "together" else alone
 
     # The deadline -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _watched(self, deadline: Deadline) -> Iterator[None]:
+    def _watch_deadline(self, deadline: Deadline) -> Iterator[None]:
         """Have the deadlines looked at while the event loop is blocked, where that is of use."""
         if self._end_process is None:
             yield

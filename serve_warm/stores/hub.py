@@ -38,10 +38,6 @@ from serve_warm.errors import (
     StoreError,
 )
 from serve_warm.stores import Object, Sink, check_key, pieces_of
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile
-    from huggingface_hub.errors import HfHubHTTPError
 from serve_warm.stores.hub_client import (
     LOG_IN,
     OutrunError,
@@ -54,6 +50,10 @@ from serve_warm.stores.hub_client import (
     open_api,
     run,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile
+    from huggingface_hub.errors import HfHubHTTPError
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class HubStore:
         size_bytes = self._size(key, commit)
         if size_bytes > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
-        with self._fetched(key, commit, size_bytes) as file:
+        with self._fetch(key, commit, size_bytes) as file:
             return file.read()
 
     def download(self, found: Object, sink: Sink) -> None:
@@ -225,8 +225,8 @@ class HubStore:
         if not _COMMIT.fullmatch(found.version):
             raise StoreError(f"{self.uri}: no commit: {found.version[:80]!r}", key=found.key)
         if self._size(found.key, found.version) != found.size_bytes:
-            raise self._changed(found.key)
-        with self._fetched(found.key, found.version, found.size_bytes) as file:
+            raise self._explain_change(found.key)
+        with self._fetch(found.key, found.version, found.size_bytes) as file:
             offset = 0
             for piece in pieces_of(file):
                 sink(offset, piece)
@@ -387,7 +387,7 @@ class HubStore:
             for piece in pieces_of(source):
                 digest.update(piece)
             return digest.hexdigest() == found.lfs.sha256
-        with self._fetched(key, commit, found.size) as file:
+        with self._fetch(key, commit, found.size) as file:
             pairs = itertools.zip_longest(pieces_of(source), pieces_of(file))
             return all(ours == theirs for ours, theirs in pairs)
 
@@ -443,7 +443,7 @@ class HubStore:
         return size_bytes
 
     @contextmanager
-    def _fetched(self, key: str, commit: str, size_bytes: int) -> Iterator[BinaryIO]:
+    def _fetch(self, key: str, commit: str, size_bytes: int) -> Iterator[BinaryIO]:
         with self._temporary_folder(key) as folder:
 
             def ask(pulse: Pulse) -> str:
@@ -462,7 +462,7 @@ class HubStore:
 
             path = Path(self._call("read", key, ask))
             if path.stat().st_size != size_bytes:
-                raise self._changed(key)
+                raise self._explain_change(key)
             with open(path, "rb") as file:
                 yield file
 
@@ -485,7 +485,7 @@ class HubStore:
                 key=key,
             ) from error
 
-    def _changed(self, key: str) -> StoreError:
+    def _explain_change(self, key: str) -> StoreError:
         return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
 
     # --- the border to huggingface_hub -------------------------------------------------------
@@ -519,9 +519,9 @@ class HubStore:
         error = future.exception()
         if error is None:
             return future.result()
-        raise self._translated(error, verb, key) from tainted(error)
+        raise self._translate(error, verb, key) from tainted(error)
 
-    def _translated(self, error: BaseException, verb: str, key: str) -> StoreError:
+    def _translate(self, error: BaseException, verb: str, key: str) -> StoreError:
         from huggingface_hub import errors
 
         # The client wraps an answer of the Hub in errors about its cache, or about an upload.

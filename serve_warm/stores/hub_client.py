@@ -192,11 +192,11 @@ def open_api() -> HfApi:
     from huggingface_hub import HfApi
 
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_redacted)
+        logging.getLogger(name).addFilter(_redact_record)
     return HfApi(library_name="serve_warm")
 
 
-def _redacted(record: logging.LogRecord) -> bool:
+def _redact_record(record: logging.LogRecord) -> bool:
     """Take signed addresses out of what the client logs about its requests."""
     record.msg, record.args = redact(record.getMessage()), ()
     return True

@@ -84,19 +84,19 @@ class LocalStore:
                 sink(offset, piece)
                 offset += len(piece)
         if offset != found.size_bytes:
-            raise self._changed(found.key)
+            raise self._explain_change(found.key)
 
     def _pieces(self, found: Object) -> Generator[bytes, None, None]:
         # A generator, so that what the sink raises does not pass the border of this store.
         path, left = self._path(found.key), found.size_bytes
         with self._border("read", found.key), open(path, "rb", opener=_open_at_once) as file:
             if _object(found.key, os.fstat(file.fileno())).version != found.version:
-                raise self._changed(found.key)
+                raise self._explain_change(found.key)
             while left and (piece := file.read(min(left, PIECE_BYTES))):
                 yield piece
                 left -= len(piece)
 
-    def _changed(self, key: str) -> StoreError:
+    def _explain_change(self, key: str) -> StoreError:
         return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
@@ -105,7 +105,7 @@ class LocalStore:
         *folders, name = key.split("/")
         with self._border("write", key):
             _make_directories(self.root)
-            with _opened(self.root, folders, missing="make") as folder:
+            with _open_folder(self.root, folders, missing="make") as folder:
                 created = not _exists(name, folder) and _publish(name, source, folder)
                 # Also when somebody else was first: they may not have come this far.
                 _sync(folder)
@@ -122,7 +122,7 @@ class LocalStore:
         with (
             self._border("delete", key),
             suppress(FileNotFoundError),
-            _opened(self.root, folders) as folder,
+            _open_folder(self.root, folders) as folder,
         ):
             os.unlink(name, dir_fd=folder)
 
@@ -197,7 +197,7 @@ def _files(root: Path, start: Sequence[str]) -> list[str]:
         # can form a loop, or show what is outside of the store as a part of it.
         with (
             suppress(FileNotFoundError, NotADirectoryError, _LinkError),
-            _opened(root, names) as folder,
+            _open_folder(root, names) as folder,
             os.scandir(folder) as entries,
         ):
             for entry in entries:
@@ -249,7 +249,7 @@ def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
 
 
 @contextmanager
-def _opened(
+def _open_folder(
     root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
 ) -> Iterator[int]:
     """Give a descriptor of the folder `names` below `root`.
@@ -265,7 +265,7 @@ def _opened(
     try:
         for count, name in enumerate(names, 1):
             try:
-                inner = _opened_inside(name, descriptor, missing)
+                inner = _open_inside(name, descriptor, missing)
             except OSError as error:
                 if _is_link(name, descriptor):
                     raise _LinkError("/".join(names[:count])) from error
@@ -280,7 +280,7 @@ def _opened(
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def _opened_inside(name: str, folder: int, missing: Literal["raise", "make"]) -> int:
+def _open_inside(name: str, folder: int, missing: Literal["raise", "make"]) -> int:
     flags = _FOLDER | os.O_NOFOLLOW
     try:
         return os.open(name, flags, dir_fd=folder)
@@ -305,7 +305,7 @@ def _make_directories(directory: Path) -> None:
         return
     _make_directories(directory.parent)
     directory.mkdir(exist_ok=True)
-    with _opened(directory.parent, ()) as parent:
+    with _open_folder(directory.parent, ()) as parent:
         _sync(parent)
 
 

@@ -150,7 +150,7 @@ class ObjectStore:
             return [found["path"] for found in itertools.chain.from_iterable(pages)]
 
         keys = []
-        for path in self._asked("list", prefix, ask):
+        for path in self._ask("list", prefix, ask):
             key = path.removeprefix(own)
             if key.startswith(prefix):
                 with suppress(StoreError):
@@ -163,7 +163,7 @@ class ObjectStore:
         import obstore
 
         path = self._path(key)
-        return _object(key, self._asked("read", key, lambda: obstore.head(self._reader, path)))
+        return _object(key, self._ask("read", key, lambda: obstore.head(self._reader, path)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`, by one GET; a larger one is not read."""
@@ -176,11 +176,11 @@ class ObjectStore:
             size = result.meta["size"]
             return size, bytes(result.bytes()) if size <= max_bytes else b""
 
-        size, data = self._asked("read", key, ask)
+        size, data = self._ask("read", key, ask)
         if size > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         if len(data) != size:
-            raise self._ended_early(key, len(data), size)
+            raise self._explain_early_end(key, len(data), size)
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
@@ -227,11 +227,11 @@ class ObjectStore:
                 if stopped.is_set():
                     return
                 if offset + len(piece) > end:
-                    raise self._changed(found.key)
+                    raise self._explain_change(found.key)
                 sink(offset, piece)
                 offset += len(piece)
         if offset != end:
-            raise self._ended_early(found.key, offset - first, end - first)
+            raise self._explain_early_end(found.key, offset - first, end - first)
 
     def _pieces(self, found: Object, part: tuple[int, int] | None) -> Generator[bytes, None, None]:
         import obstore
@@ -245,14 +245,14 @@ class ObjectStore:
         if found.version and not found.version.startswith("W/"):
             options["if_match"] = found.version
         path = self._path(found.key)
-        result = self._asked(
+        result = self._ask(
             "read", found.key, lambda: obstore.get(self._reader, path, options=options)
         )
         now = _object(found.key, result.meta)
         if (now.size_bytes, now.version) != (found.size_bytes, found.version):
-            raise self._changed(found.key)
+            raise self._explain_change(found.key)
         stream = iter(result.stream(min_chunk_size=PIECE_BYTES))
-        while (piece := self._asked("read", found.key, lambda: next(stream, None))) is not None:
+        while (piece := self._ask("read", found.key, lambda: next(stream, None))) is not None:
             yield piece
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
@@ -292,7 +292,7 @@ class ObjectStore:
 
         path = self._path(key)
         with suppress(ObjectNotFound):
-            self._asked("delete", key, lambda: obstore.delete(self._reader, path))
+            self._ask("delete", key, lambda: obstore.delete(self._reader, path))
 
     def _put(self, key: str, data: bytes) -> str:
         """Store an object by one PUT and return its ETag; "" when another writer was first."""
@@ -313,7 +313,7 @@ class ObjectStore:
             return result["e_tag"] or ""
 
         for attempt in range(CONFLICT_TRIES):
-            if (written := self._asked("write", key, ask)) is not None:
+            if (written := self._ask("write", key, ask)) is not None:
                 return written
             # 409 comes before the other writer's PUT is decided, and it may yet fail.
             if self._find(key):
@@ -337,7 +337,7 @@ class ObjectStore:
             )
             return result["e_tag"] or ""
 
-        return self._asked("write", key, ask)
+        return self._ask("write", key, ask)
 
     def _find(self, key: str) -> Object | None:
         try:
@@ -361,10 +361,10 @@ class ObjectStore:
         check_key(key)
         return f"{self.prefix}/{key}" if self.prefix else key
 
-    def _changed(self, key: str) -> StoreError:
+    def _explain_change(self, key: str) -> StoreError:
         return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
 
-    def _ended_early(self, key: str, count: int, expected: int) -> StoreError:
+    def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
         return StoreError(
             f"{self.uri}: {key!r} ended early: {count} of {expected} bytes came", key=key
         )
@@ -410,24 +410,24 @@ class ObjectStore:
         # a file that is not mounted for instance, and costs it the artifact only.
         raise StoreDenied(
             f"{self.uri}: the environment does not configure this store: "
-            f"{_boiled_down(failure.error)}",
+            f"{_boil_down(failure.error)}",
             hint=f"correct the variables {_VARIABLES[self.scheme]}_*: " + _CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
 
-    def _asked(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+    def _ask(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Return what obstore answers; what it raises becomes one line of ours."""
         failure = _Failure(FileNotFoundError)
         with failure:
             return ask()
-        raise self._translated(failure.error, verb, key) from tainted(failure.error)
+        raise self._translate(failure.error, verb, key) from tainted(failure.error)
 
-    def _translated(  # noqa: PLR0911 - one return for each kind of error, in order
+    def _translate(  # noqa: PLR0911 - one return for each kind of error, in order
         self, error: BaseException, verb: str, key: str
     ) -> StoreError:
         text = str(error)
         status, code = _status_and_code(text)
         attempt = f"{self.uri}: cannot {verb} {key!r}"
-        reason = _boiled_down(error)
+        reason = _boil_down(error)
         if (source := _CREDENTIAL_SOURCES.search(text)) and status not in _TRANSIENT:
             return StoreDenied(
                 f"{attempt}: no credentials: the environment has none, and asking "
@@ -469,7 +469,7 @@ class ObjectStore:
         if verb != "write" and (status == 404 or isinstance(error, FileNotFoundError)):
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
-            return self._changed(key)
+            return self._explain_change(key)
         unreached = "" if status else "check that the store can be reached from here, and is up"
         return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
 
@@ -560,7 +560,7 @@ def _status_and_code(text: str) -> tuple[int, str]:
     return int(status.group(1)) if status else 0, code.group(1) if code else ""
 
 
-def _boiled_down(error: BaseException) -> str:
+def _boil_down(error: BaseException) -> str:
     """Return in a few words what obstore says on several lines."""
     text = str(error)
     status, code = _status_and_code(text)

@@ -153,7 +153,7 @@ def write_key_pair(path: Path) -> TrustedKey:
     public_path = Path(f"{path}.pub")
     for half in (path, public_path):
         if os.path.lexists(half):
-            raise _taken(half)
+            raise _refuse_taken(half)
     key = Ed25519PrivateKey.generate()
     # The private half first: a public one alone would look like a key that somebody has.
     for half, pem, mode in (
@@ -163,13 +163,13 @@ def write_key_pair(path: Path) -> TrustedKey:
         try:
             _atomic_files.create(half, pem, mode=mode)
         except FileExistsError as error:
-            raise _taken(half) from error
+            raise _refuse_taken(half) from error
         except OSError as error:
             raise ConfigError(f"{half} cannot be written: {error.strerror}") from error
     return TrustedKey(name=path.stem, raw=key.public_key().public_bytes_raw())
 
 
-def _taken(path: Path) -> ConfigError:
+def _refuse_taken(path: Path) -> ConfigError:
     return ConfigError(
         f"{path} is there already, and keys are never overwritten",
         hint="name another file; the public half of a key is printed by: openssl pkey -pubout "

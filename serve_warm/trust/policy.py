@@ -147,13 +147,13 @@ def signed_by(
     if not keys:
         raise ConfigError("signed_by needs at least one key")
     return Trust(
-        keys=distinct(_named_by_id(key) if isinstance(key, str) else key for key in keys),
+        keys=distinct(_find_by_id(key) if isinstance(key, str) else key for key in keys),
         max_age_s=max_age_s,
         denied=frozenset(parse_digest(text, where="denied") for text in denied),
     )
 
 
-def _named_by_id(pem: str) -> TrustedKey:
+def _find_by_id(pem: str) -> TrustedKey:
     key = TrustedKey.from_pem(pem, name="signed_by")
     return replace(key, name=key.id[:16])
 

@@ -92,7 +92,7 @@ def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
             reason="bad_signature",
             hint="the statement was changed after it was signed; build and push again",
         )
-    found = f"signed by {_shown(claimed)}, which is not trusted here"
+    found = f"signed by {_show(claimed)}, which is not trusted here"
     return ArtifactRefused(
         found if claimed else "the statement carries no signature",
         reason="untrusted",
@@ -154,7 +154,7 @@ def check_age_and_denied(
         )
 
 
-def _shown(key_ids: Iterable[str]) -> str:
+def _show(key_ids: Iterable[str]) -> str:
     # Whoever wrote the envelope chose these strings: print only what can be a key id.
     shown = sorted(text[:16] if _KEY_ID.fullmatch(text) else "a key without id" for text in key_ids)
     return ", ".join(shown)

@@ -75,7 +75,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
             model(x)
         counts, before = watch_process().counts(), random_states()
         with checks.checking():
-            (handed_over,) = checks._seen()
+            (handed_over,) = checks._list_seen()
             (check,) = checks._checks_of(handed_over)
             fn = SESSION.loaded.function(check.entry)
             checks.compare(handed_over, check, fn, [x])
