@@ -805,6 +805,18 @@ def test_inputs_that_cannot_be_used_fail_the_start(declared: Any, kind: type[Exc
     assert replica.calls == []
 
 
+def test_inputs_that_are_refused_are_known():
+    """Logs and `warmup_requests()` say what was declared, also where a target does not exist."""
+    replica = StandIn()
+    replica.declared = [Input(target="rank")]
+    start = Warmup(replica, WarmupConfig())
+
+    with pytest.raises(InputError, match="no method"):
+        asyncio.run(start.run())
+
+    assert [item.target_name for item in start.journal.inputs] == ["rank"]
+
+
 def test_a_cancelled_start_has_failed():
     """Who reads the state of a replica that Serve stopped does not see it replaying for ever."""
 
