@@ -452,7 +452,7 @@ class ServeWarm(Eager):
         manifest = Manifest(
             deployment=Replica.deployment,
             created=utc_now(),
-            fingerprint=self._warmup.fingerprint,
+            fingerprint=self._warmup.journal.fingerprint,
             parts=tuple(part for part, _ in packed.values()),
             facts=facts,
         )
