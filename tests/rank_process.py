@@ -107,7 +107,7 @@ class Owner:
 
 
 class Replica(Alone):
-    """What stages.py needs of a deployment, for one rank."""
+    """What a warm-up needs of a deployment, for one rank."""
 
     async def call(self, item: Input) -> None:
         await self.owner.predict(*item.args)

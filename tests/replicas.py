@@ -32,7 +32,7 @@ KEY = new_key()
 
 
 class StandIn:
-    """What stages.py needs of a deployment whose inputs are tensors for methods of `owner`."""
+    """What a warm-up needs of a deployment whose inputs are tensors for methods of `owner`."""
 
     application, deployment, replica = "app", "Embedder", "Embedder#1"
 

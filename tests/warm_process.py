@@ -86,7 +86,7 @@ class Classifier:
 
 
 class Replica:
-    """What stages.py needs of a deployment, without Serve."""
+    """What a warm-up needs of a deployment, without Serve."""
 
     application, deployment, replica = "app", "Classifier", "Classifier#1"
 
