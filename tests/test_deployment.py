@@ -292,6 +292,8 @@ def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):
     told = dataclasses.replace(
         replica.report(), error=HOSTILE, degraded=(HOSTILE,) * 3, warnings=(HOSTILE,)
     )
+    own = replica._shown.heartbeat.directory
+    wait_until("its own first state", lambda: list(node.read_states(own)))
     replica._shown._report = lambda: dataclasses.replace(told, events=(event,))
 
     facts = replica._shown._facts()
