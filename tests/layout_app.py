@@ -9,6 +9,7 @@ models to torch, `layout_app:level2` and `layout_app:level3` hand them to `serve
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,19 @@ class Served(serve_warm.WarmupMixin):
 
     scale = 0.5
 
+    compiled: Callable[[nn.Module], Any]
+    """Returns a model as its level compiles it; each level defines it."""
+    scaled: Callable[[torch.Tensor], torch.Tensor]
+    """Returns the sigmoid, scaled; each level compiles it by a decorator."""
+
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.deep = self.compiled_deep(Deep().eval())
         self.outer = self.compiled(Outer(self.compiled(Block().eval())).eval())
 
-    def compiled(self, model: nn.Module) -> Any:
-        """Return the model as this level compiles it."""
-        raise NotImplementedError
-
     def compiled_deep(self, model: nn.Module) -> Any:
         """Return the model of blocks as this level compiles it."""
         return self.compiled(model)
-
-    def scaled(self, given: torch.Tensor) -> torch.Tensor:
-        """Return the sigmoid, scaled; compiled by a decorator."""
-        raise NotImplementedError
 
     def warmup_inputs(self) -> list[serve_warm.Input]:
         """Name one input for each way of handing something over."""

@@ -94,7 +94,7 @@ class CompileCaches:
         self.has_profile = False
 
     def begin_anew(self, directory: Path | None = None) -> Path:
-        """Point torch's caches at a directory that only we have written to; a new one if none."""
+        """Point torch's caches at another directory, by default a new one, and return it."""
         self.directory = private_directory() if directory is None else directory
         point_torch_caches_at(self.directory)
         if self.has_profile:

@@ -67,7 +67,7 @@ class Pulse:
 
 
 def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    """Return kind, text and hint of our error for what is no answer of the Hub."""
+    """Return error class, text and hint for a failure that is not an answer of the Hub."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
