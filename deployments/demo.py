@@ -37,7 +37,7 @@ from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster, open_cluster
 from serve_warm.cli import screen
-from serve_warm.cli.starts import show, write
+from serve_warm.cli.starts import show
 
 APP = "deployments/text_embedder/serve.yaml"
 FOLDER = "./artifacts"
@@ -155,7 +155,7 @@ def run(store: str) -> int:
     )
     for mode, error in checked.items():
         screen.stdout.print(f"{mode}: {len(SENTENCES)} sentences, within {error:.1e} of eager")
-    write(result, RESULT)
+    screen.write_json(result, RESULT)
     wrong = {mode: error for mode, error in checked.items() if not error <= TOLERANCE}
     if wrong:
         screen.stderr.print(

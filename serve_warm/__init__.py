@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serve_warm import errors
     from serve_warm.config import WarmupConfig
     from serve_warm.fingerprint import Fingerprint
-    from serve_warm.inputs import Buckets, Input, shape_grid
+    from serve_warm.inputs import Buckets, Field, Input, shape_grid
     from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch calls it so
     from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Buckets",
+    "Field",
     "Fingerprint",
     "Input",
     "Report",
@@ -46,6 +47,7 @@ __all__ = [
 # this package, and `serve_warm.warmup`, say, would turn from the decorator into a module.
 _HOMES = {
     "Buckets": "serve_warm.inputs",
+    "Field": "serve_warm.inputs",
     "Fingerprint": "serve_warm.fingerprint",
     "Input": "serve_warm.inputs",
     "Report": "serve_warm.report",

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from serve_warm import node
 from serve_warm.errors import ArtifactRefused
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,11 @@ ABANDONED_S = 60.0
 """A process' folder whose lock is free is swept when it is older: its owner may only be beginning.
 """
 LOCK_NAME = "owner.lock"
-LAST_BASE = Path("/var/tmp")  # noqa: S108 - its safety is looked at
+LAST_BASE = Path(node.LAST_BASE)
+ELSEWHERE = (
+    "Point TMPDIR at a folder that only this user can write to, for replicas and probes alike; or "
+    "name folders in SERVE_WARM_STATE_DIR and SERVE_WARM_NODE_CACHE_DIR"
+)
 MAX_LINKS = 40
 """Links on one way, as in Linux."""
 
@@ -164,7 +169,9 @@ def _unguarded(
 
 
 def _foreign(path: Path, status: os.stat_result, *, owner: str) -> Problem:
-    what = f"{path} belongs to user id {status.st_uid}"
+    what = f"{path} belongs to user id {node.with_name(status.st_uid)}"
+    if path.name == f"serve_warm-{os.geteuid()}":
+        return Problem(what=what, fix=f"have its owner or root remove {path}")
     return Problem(what=what, fix=f"chown {owner} {path}")
 
 
@@ -312,9 +319,38 @@ def user_home() -> Path | None:
         return None  # containers may run under a user id that has no name and no home
 
 
-def user_folder(name: str) -> Path:
-    """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user; not made."""
-    return private_base() / f"serve_warm-{os.geteuid()}" / name
+def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path:
+    """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user; not made.
+
+    `<base>` is that of `node.choose_place` among `among`, by default `node.places()`. The folder
+    itself is made: from then on nobody else can be in the way.
+    """
+    return Path(_claimed(among).folder) / name
+
+
+def state_folder(*, among: Sequence[node.Place] | None = None) -> Path:
+    """Return where this user's replicas write and probes look; not made."""
+    return Path(_claimed(among).state)
+
+
+def _claimed(among: Sequence[node.Place] | None) -> node.Place:
+    among = node.places() if among is None else among
+    choice = node.claim_place(among)
+    wrong = "; ".join(choice.passed)
+    if not choice.usable:
+        _log_once(
+            logging.WARNING,
+            "no place of this machine can hold the folders of user id "
+            f"{os.geteuid()}, so that nothing downloaded is kept and probes do not see this "
+            f"replica: {wrong}. {ELSEWHERE}",
+        )
+    elif choice.place != among[0]:
+        _log_once(
+            logging.INFO,
+            f"{choice.place.folder} holds this user's own folders in place of {among[0].folder}: "
+            + (wrong or "replicas that live have their state there"),
+        )
+    return choice.place
 
 
 @functools.cache

@@ -6,11 +6,16 @@ Credentials reach texts in few ways: an SDK puts a signed address or a header in
 somebody writes one into an address that we repeat. Every error of ours passes its text through
 `redact`, and an SDK's own exception is replaced by `tainted` before it stands in a chain of
 causes, since whoever logs a traceback prints the whole chain.
+
+Most credentials are known by their look or by the name before them. A server may echo one alone,
+without either. So the values of this process' credential variables are hidden as well.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import urllib.parse
 
 HIDDEN = "[hidden]"
 
@@ -83,18 +88,47 @@ _SECRETS = (
 )
 
 
+_VARIABLE = re.compile(
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|COOKIE|CONNECTION_STRING|SAS|API_?KEY"
+    r"|(?:SECRET|ACCESS|ACCOUNT|SHARED|PRIVATE|CUSTOMER|ENCRYPTION|MASTER|STORAGE|SAS)_?KEY"
+    r"(?:_ID|_BASE64)?)\Z",
+    re.IGNORECASE,
+)
+"""The end of the name of a variable whose value is a credential, as in AWS_SESSION_TOKEN, HF_TOKEN
+or AZURE_STORAGE_CONNECTION_STRING. One that ends in _FILE or _PATH holds a path."""
+
+SHORTEST_VALUE = 8
+"""Characters of a credential; a shorter value is a word that ordinary texts have, too."""
+
+
 def redact(text: str) -> str:
     """Return `text` without what looks like a credential; the rest is left as it is.
 
     >>> redact("GET https://host/b/k?X-Amz-Signature=ab12 said 403")
     'GET https://host/b/k?[hidden] said 403'
     """
+    for value in _values_of_credentials():
+        text = text.replace(value, HIDDEN)
     text = _ADDRESS.sub(_without_user_and_query, text)
     text = _QUERY.sub(f"?{HIDDEN}", text)
     text = _USER.sub(f"{HIDDEN}@", text)
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _values_of_credentials() -> list[str]:
+    """Return the values of the credential variables, also as an address or a `repr` has them.
+
+    The longest come first, since one may be a part of another. They are read each time: credentials
+    are renewed, and user code sets them late.
+    """
+    found = set()
+    for name in list(os.environ):
+        value = os.environ.get(name, "").strip() if _VARIABLE.search(name) else ""
+        if len(value) >= SHORTEST_VALUE:
+            found |= {value, urllib.parse.quote(value, safe=""), repr(value)[1:-1]}
+    return sorted(found, key=lambda value: (-len(value), value))
 
 
 def _without_user_and_query(address: re.Match[str]) -> str:
@@ -111,6 +145,30 @@ class Tainted(Exception):
 def tainted(error: BaseException) -> Tainted:
     """Return what may stand as the cause of an error in place of an SDK's own exception."""
     return Tainted(redact(f"{type(error).__module__}.{type(error).__qualname__}: {error}"))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what was raised, redacted."""
+    return redact((str(error).strip().splitlines() or [""])[0][:300])
+
+
+def loggable(error: BaseException) -> Tainted:
+    """Return what may be logged as `exc_info` in place of an exception: its frames, no credentials.
+
+    Of what it was raised from each is replaced as well.
+    """
+    first = last = tainted(error).with_traceback(error.__traceback__)
+    seen = {id(error)}
+    while (cause := _shown_cause(error)) is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        error = cause
+        last.__cause__ = tainted(error).with_traceback(error.__traceback__)
+        last = last.__cause__
+    return first
+
+
+def _shown_cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 # Texts of requests ---------------------------------------------------------------------------

@@ -38,8 +38,8 @@ class NodeCollector:
         *,
         policy: node.Policy | None = None,
     ) -> None:
-        directory = node.default_directory() if state_dir is None else os.fspath(state_dir)
-        self._settings = node.Settings(directory, policy or node.Policy(), urls=())
+        directory = "" if state_dir is None else os.fspath(state_dir)
+        self._settings = node.Settings.of(directory, policy=policy or node.Policy())
         self._ledger = node.Ledger(self._settings.policy.deployments)
         self._lock = threading.Lock()
         # Starts that have ended by now are none that it has seen.

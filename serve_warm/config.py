@@ -10,27 +10,28 @@ code (`serve_warm.trust.policy`), because `user_config` can be changed over Serv
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from serve_warm._public_names import public
+from serve_warm._store_address import check_scheme
+from serve_warm._suggestions import did_you_mean
 from serve_warm.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
-IMAGE_CREATED = "SERVE_WARM_IMAGE_CREATED"
-"""Set where a container image is built, to the time of that; shown beside the artifact's age."""
-
+_SECONDS = ("deadline_s", "pull_deadline_s", "input_deadline_s")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(
+    r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*"
+    r"(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\s*",
+    re.ASCII | re.IGNORECASE,
+)
 
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
@@ -39,7 +40,8 @@ _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 class WarmupConfig(BaseModel):
     """How a replica warms up. The first value of a policy is its default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Errors name the field alone: a value may hold a credential.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     enabled: bool = True
     """The kill switch: `false` leaves torch, Serve and the replica exactly as without us."""
@@ -87,7 +89,7 @@ class WarmupConfig(BaseModel):
     within a second, too: a thread looks at the deadline."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
-    """Wall seconds for listing, fetching and verifying, retries included."""
+    """Wall seconds for listing, fetching and verifying, retries included; and again for loading."""
 
     input_deadline_s: float = Field(default=900.0, gt=0)
     """Wall seconds for one replay of one input, waiting for other deployments included."""
@@ -116,14 +118,37 @@ class WarmupConfig(BaseModel):
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
     """Of that folder; what was used longest ago goes first."""
 
-    node_cache_max_age_s: float = Field(default=30 * 86400.0, gt=0)
-    """Seconds without use, after which something in that folder goes."""
-
     overlap: Literal["on", "off"] = "on"
     """Whether an artifact is pulled and torch's compiler imported while `__init__` runs."""
 
+    headers: Literal["shared", "own"] = "shared"
+    """Whether torch's precompiled C++ headers are those of all processes of this user, or of this
+    process alone. A build sets `own`: a header is code in every kernel, and what an earlier process
+    of the user left must not get a signature."""
+
     state_dir: str | None = None
     """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
+
+    @field_validator("artifact")
+    @classmethod
+    def _an_address(cls, artifact: str | None) -> str | None:
+        try:
+            check_scheme(artifact or "")
+        except ConfigError as error:
+            message = f"{error.message}; {error.hint}"
+            raise ValueError(message) from None
+        return artifact
+
+    @field_validator(*_SECONDS, mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        # Not read as a duration: replicas of other releases have the same settings to read.
+        found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if found is not None:
+            seconds = float(found[1]) * _UNITS[found[2][0].lower()]
+            message = f"it is a number of seconds: write {seconds:.16g}"
+            raise ValueError(message)
+        return value
 
     @field_validator("overlap", "pgo", "parity", mode="before")
     @classmethod
@@ -154,9 +179,15 @@ class WarmupConfig(BaseModel):
 
 
 def resolve(
-    base: WarmupConfig, *, user_config: Any = None, environ: Mapping[str, str] | None = None
+    base: WarmupConfig,
+    *,
+    user_config: Any = None,
+    environ: Mapping[str, str] | None = None,
+    section_name: str = "user_config.warmup.",
 ) -> WarmupConfig:
     """Return `base` with the environment and then `user_config["warmup"]` laid over it.
+
+    `section_name` is what errors put before the names of that section.
 
     Raises:
         ConfigError: a field is unknown or its value is out of range; all problems are named.
@@ -178,16 +209,11 @@ def resolve(
                 hint="for example: user_config: {warmup: {artifact: ./artifacts}}",
             )
         values.update(section)
-        origin.update({str(name): f"user_config.warmup.{name}" for name in section})
+        origin.update({str(name): f"{section_name}{name}" for name in section})
     try:
         config = WarmupConfig.model_validate(values)
     except ValidationError as error:
-        problems = [
-            f"{origin.get(str(p['loc'][0]), p['loc'][0])}: {p['msg']}"
-            # Under a name that we do not know there may be anything, a credential too.
-            + ("" if p["type"] == "extra_forbidden" else f" (found {p['input']!r})")
-            for p in error.errors()
-        ]
+        problems = [_describe(p, origin) for p in error.errors()]
     else:
         return config
     # Outside of the handler: pydantic's own error, which repeats the values, is no context of ours.
@@ -197,36 +223,17 @@ def resolve(
     )
 
 
-_RFC_3339 = re.compile(
-    r"(?P<date>\d{4}-\d\d-\d\d)[Tt ](?P<time>\d\d:\d\d:\d\d)(?P<fraction>\.\d{1,9})?"
-    r"(?P<zone>[Zz]|[+-]\d\d:\d\d)",
-    re.ASCII,
-)
-
-
-def image_created_unix(environ: Mapping[str, str] | None = None) -> float | None:
-    """Return when this container image was made, in seconds since the epoch.
-
-    None where `SERVE_WARM_IMAGE_CREATED` is not set, or is no time as RFC 3339 has it, which is
-    logged: a figure that is missing is no reason not to start.
-
-    >>> image_created_unix({"SERVE_WARM_IMAGE_CREATED": "1970-01-01T01:00:00.5+00:00"})
-    3600.5
-    """
-    text = (os.environ if environ is None else environ).get(IMAGE_CREATED, "").strip()
-    if not text:
-        return None
-    found = _RFC_3339.fullmatch(text)
-    if found is not None:
-        zone = "+00:00" if found["zone"] in "Zz" else found["zone"]
-        with contextlib.suppress(ValueError):  # the 31st of a shorter month
-            # The fraction apart: Python 3.10 reads 3 or 6 digits of it, and there may be 9.
-            whole = datetime.fromisoformat(f"{found['date']}T{found['time']}{zone}").timestamp()
-            return whole + float(found["fraction"] or 0)
-    logger.warning(
-        "%s=%r is no time like 2026-01-31T09:15:00Z, and is left out", IMAGE_CREATED, text[:100]
-    )
-    return None
+def _describe(problem: Any, origin: Mapping[str, str]) -> str:
+    """Return one of pydantic's problems with a setting in a line."""
+    field = str(problem["loc"][0])
+    text = f"{origin.get(field, field)}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "extra_forbidden":
+        # The value is not repeated: under an unknown name it may be anything, a credential too.
+        question = did_you_mean(field, WarmupConfig.model_fields)
+        return f"{text}; {question}" if question else text
+    if field == "artifact":
+        return text  # an address may hold a credential
+    return f"{text} (found {problem['input']!r})"
 
 
 def environment() -> Mapping[str, str]:

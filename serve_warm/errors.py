@@ -29,6 +29,7 @@ ServeWarmError
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from serve_warm._redaction import redact
@@ -76,7 +77,8 @@ class MissingPackage(ConfigError):
     def __init__(self, what: str, *, package: str) -> None:
         super().__init__(
             f"{what} needs {package}, which is not installed",
-            hint=f"pip install {package}",
+            # In quotes where a shell would read brackets as a pattern.
+            hint=f"pip install {shlex.quote(package)}",
             package=package,
         )
 
@@ -150,7 +152,7 @@ class ArtifactNotFound(ServeWarmError):
 REFUSAL_REASONS = (
     *("untrusted", "no_trust", "bad_signature", "bad_statement", "newer_format", "expired"),
     *("denied", "digest_mismatch", "size_mismatch", "too_large", "truncated", "bad_archive"),
-    *("missing_part", "unsafe_directory"),
+    *("missing_part", "unsafe_directory", "broken", "rollback"),
 )
 """Why an artifact was not loaded; a closed set, since metrics have it as a label."""
 
@@ -161,7 +163,7 @@ class ArtifactRefused(ServeWarmError):
     `reason` is one of a closed set, usable as a metric label: `untrusted`, `no_trust`,
     `bad_signature`, `bad_statement`, `newer_format`, `digest_mismatch`, `size_mismatch`,
     `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`, `expired`,
-    `denied`: `REFUSAL_REASONS` has them all.
+    `denied`, `broken`, `rollback`: `REFUSAL_REASONS` has them all.
     """
 
     def __init__(self, message: str, *, reason: str, hint: str = "", **facts: Any) -> None:

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import math
 import re
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,8 +145,7 @@ class Input:
             is_http = HTTP_TARGET.fullmatch(self.target) is not None
             if not is_http and not self.target.isidentifier():
                 raise InputError(
-                    f"unknown kind of target {self.target!r}",
-                    hint='name a method ("embed") or a request ("POST /embed")',
+                    f"unknown kind of target {self.target!r}", hint=_correct_target(self.target)
                 )
             if not is_http and (self.json is not None or self.body or self.headers):
                 raise InputError(
@@ -174,6 +174,47 @@ class Input:
         return (match[1], match[2]) if match else None
 
 
+def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
+    """Return an input for each size of batch up to `largest` that is not declared for a target.
+
+    Targets are those with an input of several calls at once; where none has one, all. Of the calls
+    of a target the cheapest is taken.
+
+    >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
+    >>> [item.concurrency for item in missing_batches(declared, largest=4)]
+    [3]
+    """
+    by_target: dict[str, list[Input]] = {}
+    for item in inputs:
+        by_target.setdefault(item.target_name, []).append(item)
+    batched = {item.target_name for item in inputs if item.concurrency > 1} or by_target.keys()
+    missing = []
+    for name in sorted(batched):
+        items = by_target[name]
+        cheapest = min(items, key=lambda item: item.size / item.concurrency)
+        declared = {item.concurrency for item in items}
+        missing += [
+            dataclasses.replace(cheapest, concurrency=size, name=f"{name} as a batch of {size}")
+            for size in range(1, largest + 1)
+            if size not in declared
+        ]
+    return missing
+
+
+def _correct_target(target: str) -> str:
+    """Return what to write instead of a target that is neither a method nor a request."""
+    hint = 'name a method ("embed") or a request ("POST /embed")'
+    found = re.fullmatch(r"\s*([A-Za-z]+)\s*(/.*?)\s*", target, re.DOTALL)
+    if found is None:
+        return hint
+    path = urllib.parse.quote(found[2], safe="/?&=#%:@!$'()*+,;[]~")
+    written = f"{found[1].upper()} {path}"
+    if HTTP_TARGET.fullmatch(written) is None:
+        return f"{hint}; a method of HTTP is one of GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
+    return f'write "{written}": the method in capitals, one blank, and a path without blanks'
+
+
+@public
 @dataclass(frozen=True, kw_only=True)
 class Field:
     """How to make one tensor argument of a grid point.
@@ -400,6 +441,68 @@ class InputSignature:
 
     def __str__(self) -> str:
         return shorten(", ".join(f"{path}={what}" for path, what in self.entries))
+
+
+_TENSOR = re.compile(r"=(\w+)\[(\d+(?:×\d+)*)\](?! stride)")
+"""A tensor in the text of a signature: its dtype and its sizes."""
+
+ELLIPSIS = "..."
+
+
+def suggest_input(
+    declared: Sequence[Input], *, function: str, signature: str, route: str = "", largest: int = 1
+) -> str:
+    """Return the `Input(...)` to declare for a compile in traffic, as Python that can be pasted.
+
+    `signature` is the text of an `InputSignature`; `route` is the path of the request, if it is
+    HTTP; `largest` the largest batch. What cannot be known is `...`, with what it has to reach:
+    requests are neither kept nor shown.
+
+    >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",
+    ...               signature="x=float32[3×16]", largest=4)
+    "Input(target='embed', concurrency=3)"
+    """
+    tensors = _TENSOR.findall(signature)
+    like = [item for item in declared if not route or _path(item) == route]
+    if not like:
+        target = f"POST {route}" if route else "__call__"
+        what = "json=..." if route else "args=(...,)"
+        return f"Input(target={target!r}, {what})  # so that {function} gets {signature}"
+    item = min(like, key=lambda each: each.size / each.concurrency)
+    words = [f"target={item.target_name!r}"]
+    batch = int(tensors[0][1].partition("×")[0]) if tensors else 0
+    sizes = {each.concurrency for each in like if each.target_name == item.target_name}
+    if 1 <= batch <= largest and batch not in sizes:
+        words += _as_declared(item)
+        return f"Input({', '.join([*words, f'concurrency={batch}'])})"
+    if len(tensors) == len(item.args) and all(hasattr(arg, "dtype") for arg in item.args):
+        zeros = (
+            f"torch.zeros({', '.join(shape.split('×'))}, dtype=torch.{dtype})"
+            for dtype, shape in tensors
+        )
+        words.append(f"args=({', '.join(zeros)},)")
+        return f"Input({', '.join(words)})"
+    words.append("json=..." if item.http else "args=(...,)")
+    return f"Input({', '.join(words)})  # so that {function} gets {signature}"
+
+
+def _path(item: Input) -> str:
+    return item.http[1].partition("?")[0] if item.http else ""
+
+
+def _as_declared(item: Input) -> list[str]:
+    """Return the arguments of an input as its author wrote them, where they are short."""
+    words = []
+    for name in ("args", "kwargs", "json", "body", "headers"):
+        value = getattr(item, name)
+        if value not in ((), {}, None, b""):
+            text = repr(value)
+            words.append(f"{name}={text if len(text) <= SHOWN_ARGUMENT else ELLIPSIS}")
+    return words
+
+
+SHOWN_ARGUMENT = 200
+"""Characters of a declared argument that a suggestion repeats."""
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -17,16 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_warm._redaction import loggable, redact
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import Counts, DeviceMemory, ParityResult, Report, Stage, Verdict
+from serve_warm.report import TRACED, Counts, DeviceMemory, ParityResult, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 """Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
-
-LEVELS = (1, 2, 3)
-"""What can answer a call: torch.compile, an entry made ahead of time, or a library."""
 
 LAYERS = ("fx", "aot")
 """torch's caches: Inductor's graphs, and AOTAutograd's."""
@@ -131,7 +129,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 for a ready replica that serves late, with uncovered inputs or withdrawn entries.",
+        help="1 for a ready replica that is late, uncovered, partial, or has withdrawn entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -222,9 +220,14 @@ METRICS = (
         kind="gauge",
         labels=("level",),
         help="Kinds of calls of what serve_warm.compile was given, by the level that answers them.",
-        read=lambda r: {
-            (str(level),): float(sum(use.level == level for use in r.entries)) for level in LEVELS
-        },
+        read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
+    ),
+    Metric(
+        name="serve_warm_traced",
+        kind="gauge",
+        labels=("traced",),
+        help="1 for how many compiled calls of the start Dynamo traced (none, some, all), else 0.",
+        read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
         name="serve_warm_calls_without_entry",
@@ -434,14 +437,6 @@ METRICS = (
         help="When the artifact in use was built.",
         read=_one(lambda r: r.artifact.created_unix if r.artifact and r.artifact.in_use else None),
     ),
-    Metric(
-        name="serve_warm_image_created_timestamp_seconds",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
-        help="When the container image was made, as its SERVE_WARM_IMAGE_CREATED says.",
-        read=_one(lambda r: r.image_created_unix),
-    ),
 )
 
 
@@ -507,7 +502,9 @@ class RaySink:
             except (OSError, RuntimeError, ValueError, TypeError) as error:
                 trouble = f"{type(error).__name__}: {error}"
                 if trouble != self._trouble:
-                    logger.warning("metrics are not exported: %s", trouble, exc_info=True)
+                    logger.warning(
+                        "metrics are not exported: %s", redact(trouble), exc_info=loggable(error)
+                    )
             self._trouble = trouble
 
     def _export(self, report: Report) -> None:

@@ -87,6 +87,15 @@ CHECK_PERIOD_S = 0.5
 PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
+KEPT_CONNECTIONS = 64
+"""So many of them only peers may have that probes come from: this machine and its kubelet."""
+PEER_CONNECTIONS = 32
+"""So many one address may have. Neither a kubelet nor Prometheus has more than a few."""
+SLOW_S = 1.0
+"""A client that has not asked for so long is slow: a probe asks at once."""
+LOOPBACK = frozenset(("127.0.0.1", "::1"))
+BACKLOG = 1024
+"""Connections that wait to be taken, where the kernel allows it: a crowd comes at once."""
 IDLE_S = 5.0
 """A client that sends nothing for so long is hung up on."""
 REQUEST_S = 10.0
@@ -493,6 +502,7 @@ def look(
     try:
         folder = _opened(os.path.abspath(directory))
     except (FileNotFoundError, NotADirectoryError):
+        _check_above(os.path.abspath(directory))
         return []
     parsed = {} if parsed is None else parsed
     try:
@@ -778,13 +788,40 @@ def _opened(directory: str) -> int:
         raise
     if found:
         os.close(opened)
-        raise PermissionError(
-            errno.EACCES,
-            f"{directory} is not a private directory of uid {os.geteuid()}: "
-            f"{'; '.join(what for what, _ in found)} "
-            f"(to mend it: {'; '.join(fix for _, fix in found)})",
-        )
+        raise _not_private(directory, found)
     return opened
+
+
+def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> PermissionError:
+    return PermissionError(
+        errno.EACCES,
+        f"{directory} is not a private directory of uid {os.geteuid()}: "
+        f"{'; '.join(what for what, _ in found)} "
+        f"(to fix it: {'; '.join(fix for _, fix in found)}; or name another directory in "
+        "state_dir or SERVE_WARM_STATE_DIR)",
+    )
+
+
+def _check_above(directory: str) -> None:
+    """Refuse a directory that is not there and that this user could not keep to himself.
+
+    Raises:
+        PermissionError: as StateFile. A replica cannot write there, so that none is not seen.
+    """
+    above = _existing(directory)
+    try:
+        found = list(_faults(above, None, mounts="allowed"))
+    except OSError:
+        return  # it was made or removed just now
+    if found:
+        raise _not_private(directory, found)
+
+
+def _existing(path: str) -> str:
+    """Return the lowest folder above a path that is there."""
+    while not os.path.lexists(path := os.path.dirname(path)):
+        pass
+    return path
 
 
 def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
@@ -794,6 +831,20 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
     the root of a volume that somebody mounted: Kubernetes makes an emptyDir with mode 0777, which
     nobody but root can change. Whoever can write there can take the directory away (nothing is
     then warm) but cannot put one of theirs in its place, since its owner is looked at.
+    """
+    return _faults(directory, os.fstat(opened), mounts="allowed")
+
+
+def _faults(
+    directory: str, own: os.stat_result | None, *, mounts: str = "checked"
+) -> Iterator[tuple[str, str]]:
+    """Yield what lets others change what is in a directory, each with what to do.
+
+    `own` is the status of the directory, which then must be this user's. Without it the directory
+    is only a step on the way to one: root's will do, and everybody's if it is sticky.
+
+    Raises:
+        OSError: it is not there, or a way to it is closed to this user.
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
@@ -805,16 +856,181 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
         if stat.S_ISLNK(status.st_mode):
             yield f"{path} is a symbolic link", f"name {os.path.realpath(path)} instead"
             return
-        leaf = path == directory.rstrip("/")
-        status = os.fstat(opened) if leaf else status
+        leaf = own is not None and path == directory.rstrip("/")
+        status = own if own is not None and leaf else status
         mode = stat.S_IMODE(status.st_mode)
-        mounted, device = status.st_dev != device, status.st_dev
+        mounted, device = status.st_dev != device and mounts == "allowed", status.st_dev
+        if not stat.S_ISDIR(status.st_mode):
+            yield f"{path} is not a directory", f"remove {path}"
+            return
         if status.st_uid not in ((user,) if leaf else (0, user)):
-            fix = "name a directory inside it" if mounted else f"chown {user if leaf else 'root'}"
-            yield f"{path} belongs to user id {status.st_uid}", f"{fix} {path}".strip()
+            fix = f"chown {user if leaf else 'root'} {path}"
+            if os.path.basename(path) == _own_name():
+                fix = f"have its owner or root remove {path}"
+            elif mounted:
+                fix = f"name a directory inside it {path}"
+            yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
         elif mode & 0o022 and (leaf or not (mode & stat.S_ISVTX or mounted)):
             what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
             yield what, f"chmod {'go-w' if leaf or not mode & 0o002 else '+t'} {path}"
+
+
+_names_of_users: dict[int, str] = {}
+"""As they were first found: a server looks every second, and a directory service may be slow."""
+
+
+def with_name(user: int) -> str:
+    """Return a user id with the user's name in parentheses, where it has one."""
+    import pwd
+
+    if user not in _names_of_users:
+        try:
+            _names_of_users[user] = f"{user} ({pwd.getpwuid(user).pw_name})"
+        except KeyError:
+            _names_of_users[user] = f"{user}"
+    return _names_of_users[user]
+
+
+# --- where it is ---------------------------------------------------------------------------
+
+LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is looked at
+
+
+class Place(NamedTuple):
+    """One of the places where a user's own folders can be."""
+
+    folder: str
+    """`<base>/serve_warm-<uid>`."""
+    state: str
+    """Where the replicas of this machine write; in a home, which machines may share, by name."""
+
+
+class Choice(NamedTuple):
+    """The place of this user's own folders."""
+
+    place: Place
+    passed: tuple[str, ...]
+    """What keeps the places before it from being used, or all, where none can be."""
+    usable: bool
+
+
+def places() -> tuple[Place, ...]:
+    """Return where this user's own folders can be, in the order in which they are tried.
+
+    Below the folder for temporary files, in `~/.cache/serve_warm` and below `/var/tmp`. Replicas,
+    probes and servers are started by different parents and must agree: so nothing counts here that
+    comes with a login (`$HOME`, `$XDG_RUNTIME_DIR`) or changes with the room on a disk. The home is
+    that of the password database.
+    """
+    import pwd
+
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    given = [os.path.abspath(each) for each in (*named, "/tmp") if each]  # noqa: S108 - looked at
+    temporary = next(filter(_is_writable, given), given[-1])
+    own = _own_name()
+    found: dict[str, Place] = {}
+    folder = os.path.join(os.path.realpath(temporary), own)
+    found[folder] = Place(folder, os.path.join(folder, "state"))
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = ""  # a user without a home
+    if os.path.isdir(home):  # one that is not there is not made
+        base = os.path.realpath(os.path.join(home, ".cache", "serve_warm"))
+        folder = os.path.join(base, own)
+        host = os.uname().nodename.replace("/", "_")
+        found.setdefault(folder, Place(folder, os.path.join(folder, f"state-{host}")))
+    folder = os.path.join(os.path.realpath(LAST_BASE), own)
+    if os.path.isdir(LAST_BASE):
+        found.setdefault(folder, Place(folder, os.path.join(folder, "state")))
+    return tuple(found.values())
+
+
+def choose_place(among: Sequence[Place]) -> Choice:
+    """Return the place that replicas use, or the one that the first of them will use.
+
+    The first place with a living replica: when somebody who was in the way of another place goes,
+    replicas stay where they are, and new ones join them. Where none lives it is the first place
+    that can be used; where none can be, the first one, and whoever uses it is told what is wrong.
+    """
+    passed: list[str] = []
+    usable = None
+    for place in among:
+        if _has_living(place.state):
+            return Choice(place, tuple(passed), usable=True)
+        wrong = _troubles(place.folder) if os.path.lexists(place.folder) else _barred(place.folder)
+        if not wrong and usable is None:
+            usable = Choice(place, tuple(passed), usable=True)
+        passed += wrong
+    return usable or Choice(among[0], tuple(passed), usable=False)
+
+
+def claim_place(among: Sequence[Place]) -> Choice:
+    """Return the place of `choose_place` with its folder made, which nobody can take away then.
+
+    Where it cannot be made (the disk is full, somebody else was faster) a later place is taken.
+    """
+    left = tuple(among)
+    passed: tuple[str, ...] = ()
+    while left and (choice := choose_place(left)).usable:
+        wrong: list[str] = []
+        try:
+            _make_private(choice.place.folder)
+        except OSError as error:
+            wrong = [f"{choice.place.folder}: {error.strerror}"]
+        wrong = wrong or _troubles(choice.place.folder)
+        passed = (*passed, *choice.passed, *wrong)
+        if not wrong:
+            return Choice(choice.place, passed, usable=True)
+        left = left[left.index(choice.place) + 1 :]
+    return choose_place(among)
+
+
+def _has_living(directory: str) -> bool:
+    """Return whether a replica of this user lives that has its state there."""
+    if _troubles(directory):
+        return False
+    try:
+        folder = _opened(directory)
+    except OSError:
+        return False
+    try:
+        stems = [name[: -len(".lock")] for name in os.listdir(folder) if name.endswith(".lock")]
+        return any(_lock(stem, folder).held for stem in stems)
+    finally:
+        os.close(folder)
+
+
+def _own_name() -> str:
+    return f"serve_warm-{os.geteuid()}"
+
+
+def _is_writable(folder: str) -> bool:
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _troubles(folder: str) -> list[str]:
+    """Return what keeps a folder from being this user's alone and in use."""
+    try:
+        found = [f"{what} ({fix})" for what, fix in _faults(folder, os.lstat(folder))]
+    except OSError as error:
+        return [f"{folder}: {error.strerror}"]
+    return found if found or _is_writable(folder) else [f"{folder} cannot be written"]
+
+
+def _barred(folder: str) -> list[str]:
+    """Return what keeps this user from making a folder that nobody else can replace."""
+    above = _existing(folder)
+    try:
+        found = [f"{what} ({fix})" for what, fix in _faults(above, None)]
+    except OSError as error:
+        return [f"{above}: {error.strerror}"]
+    return found if found or _is_writable(above) else [f"{above} cannot be written"]
+
+
+def default_directory() -> str:
+    """Return where the replicas of this user write when nobody says where; it is not made."""
+    return os.environ.get("SERVE_WARM_STATE_DIR") or choose_place(places()).place.state
 
 
 # --- what is decided of it -----------------------------------------------------------------
@@ -948,10 +1164,33 @@ class Settings(NamedTuple):
     """What is looked at, and where."""
 
     state_dir: str
+    """Empty: where the replicas of this user write, which the first of them decides."""
     policy: Policy = Policy()
     stale_s: float = STALE_S
     urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
     """Health addresses by the name of their check."""
+    places: tuple[Place, ...] = ()
+    """Where the state directory can be when `state_dir` is empty."""
+
+    @classmethod
+    def of(
+        cls,
+        state_dir: str,
+        *,
+        policy: Policy,
+        stale_s: float = STALE_S,
+        urls: tuple[tuple[str, str], ...] = (),
+    ) -> Settings:
+        """Return settings for a directory, or for where the replicas of this user write."""
+        state_dir = state_dir or os.environ.get("SERVE_WARM_STATE_DIR", "")
+        return cls(state_dir, policy, stale_s, urls, () if state_dir else places())
+
+    def choice(self) -> tuple[str, tuple[str, ...]]:
+        """Return the state directory as of now, and what is wrong with those that came before."""
+        if self.state_dir:
+            return self.state_dir, ()
+        choice = choose_place(self.places)
+        return choice.place.state, choice.passed
 
 
 def judge(
@@ -969,10 +1208,12 @@ def judge(
     excused: tuple[Replica, ...] = ()
     unread = ""
     try:
-        replicas = look(settings.state_dir, stale_s=settings.stale_s, parsed=parsed)
+        directory, passed = settings.choice()
+        replicas = look(directory, stale_s=settings.stale_s, parsed=parsed)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
-            why = [f"{each} ({settings.state_dir} has no state)" for each in why]
+            said = "; ".join((f"{directory} has no state", *passed))
+            why = [f"{each} ({said})" for each in why]
     except OSError as error:
         unread = error.strerror or str(error)
         why = [unread]
@@ -1447,12 +1688,20 @@ def _escaped(value: str) -> str:
 class Server:
     """Answers `/livez`, `/readyz` and `/metrics` until it is told to drain and has done so.
 
+    Places are kept for connections of `trusted` addresses.
+
     Raises:
         OSError: the port is taken.
     """
 
     def __init__(
-        self, settings: Settings, *, host: str = "", port: int = PORT, drain_s: float = DRAIN_S
+        self,
+        settings: Settings,
+        *,
+        host: str = "",
+        port: int = PORT,
+        drain_s: float = DRAIN_S,
+        trusted: Iterable[str] = LOOPBACK,
     ) -> None:
         import queue
         import threading
@@ -1471,7 +1720,7 @@ class Server:
         self._said = ""
         # Starts that have ended by now are none that this server has seen.
         self._noted({})
-        self._http = _http_server(self, host, port)
+        self._http = _http_server(self, host, port, trusted)
         self.port: int = self._http.server_address[1]
 
     def run(self) -> None:
@@ -1595,54 +1844,91 @@ def _answer(node: Server, target: str) -> tuple[int, str, str]:
     return (200 if readiness.ready else 503), PLAIN, "".join(f"{line}\n" for line in lines)
 
 
+class _Client:
+    """An open connection."""
+
+    __slots__ = ("answered", "end_s", "peer", "since_s")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.answered = False
+        """Whether it waits for another request."""
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin the time of a request."""
+        self.since_s = time.monotonic()
+        self.end_s = self.since_s + REQUEST_S
+
+
 class _Clients:
     """The open connections of a server: there are so many at most, and none is open for long.
 
-    Where all places are taken, the connection that has waited the longest for its next request
-    goes: a crowd of clients that keep theirs must not shut a probe out.
+    Who comes always gets a place, so that a crowd cannot shut a probe out. One address has so many
+    at most, and some places are kept for `trusted` ones. Where there is none, the oldest slow
+    client goes, else whoever came or was answered the longest ago: of the same address where that
+    has too many, and of a trusted one last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trusted: Iterable[str] = LOOPBACK) -> None:
         import threading
 
-        self._ends: dict[socket.socket, float] = {}
-        """When each is hung up on; in the order in which they last came or were answered."""
-        self._answered: dict[socket.socket, None] = {}
-        """Those that wait for another request, in the same order."""
+        self._trusted = frozenset(trusted)
+        self._open: dict[socket.socket, _Client] = {}
         self._lock = threading.Lock()
 
-    def admit(self, connection: socket.socket) -> bool:
-        """Give it a place, if there is one or can be."""
+    def admit(self, connection: socket.socket, peer: str) -> None:
+        """Give a connection from an address a place, if need be that of another one."""
+        peer = peer.removeprefix("::ffff:").partition("%")[0]
         with self._lock:
-            if len(self._ends) >= MAX_CONNECTIONS:
-                idle = next(iter(self._answered), None)
-                if idle is None:
-                    return False
-                del self._ends[idle], self._answered[idle]
-                _shut(idle)
-            self._ends[connection] = time.monotonic() + REQUEST_S
-            return True
+            same = [c for c, client in self._open.items() if client.peer == peer]
+            others = [c for c, client in self._open.items() if client.peer not in self._trusted]
+            if len(same) >= PEER_CONNECTIONS:
+                self._drop_one(same)
+            elif peer not in self._trusted and len(others) >= MAX_CONNECTIONS - KEPT_CONNECTIONS:
+                self._drop_one(others)
+            elif len(self._open) >= MAX_CONNECTIONS:
+                self._drop_one(others or list(self._open))
+            self._open[connection] = _Client(peer)
+
+    def _drop_one(self, among: Sequence[socket.socket]) -> None:
+        slow_s = time.monotonic() - SLOW_S
+
+        def order(connection: socket.socket) -> tuple[bool, float]:
+            client = self._open[connection]
+            return client.answered or client.since_s > slow_s, client.since_s
+
+        dropped = min(among, key=order)
+        del self._open[dropped]
+        _shut(dropped)
 
     def renew(self, connection: socket.socket) -> None:
         """Give it the time of another request, having answered one."""
         with self._lock:
-            if connection in self._ends:
-                self._ends[connection] = time.monotonic() + REQUEST_S
-                self._answered.pop(connection, None)
-                self._answered[connection] = None
+            client = self._open.get(connection)
+            if client is not None:
+                client.renew()
+                client.answered = True
+
+    def hear(self, connection: socket.socket) -> None:
+        """Take in that its next request has begun, for which it has the rest of its time."""
+        with self._lock:
+            client = self._open.get(connection)
+            if client is not None and client.answered:
+                client.answered = False
+                client.since_s = time.monotonic()
 
     def forget(self, connection: socket.socket) -> None:
         """Free its place, if it has one. To be called before it is closed."""
         with self._lock:
-            self._ends.pop(connection, None)
-            self._answered.pop(connection, None)
+            self._open.pop(connection, None)
 
     def hang_up(self) -> None:
         """End those that are late. Their threads find nobody there, and close them."""
         now = time.monotonic()
         with self._lock:
-            for connection, end_s in self._ends.items():
-                if end_s < now:
+            for connection, client in self._open.items():
+                if client.end_s < now:
                     _shut(connection)
 
 
@@ -1724,6 +2010,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             received = connection.recv(MAX_HEAD_BYTES)
             if not received:
                 return
+            clients.hear(connection)
             # Who writes by hand may leave out the carriage returns.
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
@@ -1734,12 +2021,12 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
         clients.renew(connection)
 
 
-def _http_server(node: Server, host: str, port: int) -> TCPServer:
+def _http_server(node: Server, host: str, port: int, trusted: Iterable[str]) -> TCPServer:
     import _thread
     import socket
     from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
 
-    clients = _Clients()
+    clients = _Clients(trusted)
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
@@ -1749,13 +2036,11 @@ def _http_server(node: Server, host: str, port: int) -> TCPServer:
 
     class Http(ThreadingMixIn, TCPServer):
         allow_reuse_address = True
-        request_queue_size = 64
+        request_queue_size = BACKLOG
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if not clients.admit(request):
-                self.shutdown_request(request)
-                return
+            clients.admit(request, client_address[0])
             # Not by `threading`, which waits until the thread runs. Nobody waits for its end.
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
 
@@ -1776,35 +2061,6 @@ def _http_server(node: Server, host: str, port: int) -> TCPServer:
 
 
 # --- by itself -----------------------------------------------------------------------------
-
-
-def default_directory() -> str:
-    """Return where the replicas of this user write when nobody says where.
-
-    The first of `$TMPDIR` or `/tmp`, `~/.cache/serve_warm` and `/var/tmp` where there is a
-    directory of theirs that only they can change, in the order of `_private_folders.private_base`.
-    """
-    said = os.environ.get("SERVE_WARM_STATE_DIR")
-    if said:
-        return said
-    import pwd
-
-    own = f"serve_warm-{os.geteuid()}/state"
-    bases = [os.environ.get("TMPDIR") or "/tmp"]  # noqa: S108 - its safety is looked at
-    try:
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-        bases.append(os.path.join(home, ".cache", "serve_warm"))
-    except KeyError:
-        pass  # a user without a home
-    bases.append("/var/tmp")  # noqa: S108 - as above
-    paths = [os.path.join(os.path.realpath(base), own) for base in bases]
-    for path in paths:
-        try:
-            os.close(_opened(path))
-        except OSError:
-            continue
-        return path
-    return paths[0]
 
 
 def probe(settings: Settings, *, verbose: bool) -> tuple[int, list[str]]:
@@ -1834,7 +2090,7 @@ def settings_of(
     if not 0 < stale_s < float("inf"):
         raise ValueError(f"{stale_s} is no number of seconds above 0")
     policy = Policy.of(expect, deployments=deployments, latch=latch)
-    return Settings(state_dir, policy, stale_s, urls)
+    return Settings.of(state_dir, policy=policy, stale_s=stale_s, urls=urls)
 
 
 OPTIONS: dict[str, tuple[str, str, str]] = {
@@ -1851,6 +2107,10 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
 """Meta variable, default and help by option; the command line of the package has the same."""
 
 DEPLOYMENT_HELP = "[APP#]NAME: only these count, and each has to be warm; may be repeated."
+HOST_IP_HELP = (
+    "Where the kubelet asks from (status.hostIP): places are kept for it, as for this machine. "
+    "May be repeated, or be several with commas."
+)
 LATCH_HELP = "A replica that is added to a warm node makes it unready until it is warm."
 
 
@@ -1934,6 +2194,7 @@ def _add_options(add: Callable[..., Any], command: str) -> None:
         add("--port", type=int, default=PORT, help=f"Default: {PORT}.")
         add("--host", default="", help="Default: all IPv4 addresses of this machine.")
         add("--drain-s", type=float, default=DRAIN_S, help="Seconds from SIGTERM to the end.")
+        add("--host-ip", action="append", default=[], metavar="ADDRESS", help=HOST_IP_HELP)
 
 
 def _parsed(arguments: Sequence[str]) -> _Given:
@@ -1947,7 +2208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, given = _plain(arguments) or _parsed(arguments)
     try:
         chosen = settings_of(
-            state_dir=given["state_dir"] or default_directory(),
+            state_dir=given["state_dir"],
             expect=given["expect"],
             deployments=given["deployment"],
             latch=given["latch"],
@@ -1955,27 +2216,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raylet=given["raylet"],
             proxy=given["proxy"],
         )
+        trusted = LOOPBACK.union(*map(addresses, given.get("host_ip", ())))
     except ValueError as error:
         _parser(command).error(str(error))
     if command == "probe":
         code, lines = probe(chosen, verbose=given["verbose"])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return code
-    return serve(chosen, host=given["host"], port=given["port"], drain_s=given["drain_s"])
+    server = {name: given[name] for name in ("host", "port", "drain_s")}
+    return serve(chosen, **server, trusted=trusted)
 
 
-def serve(settings: Settings, *, host: str, port: int, drain_s: float) -> int:
+def addresses(text: str) -> tuple[str, ...]:
+    """Return IP addresses that are written with commas between them, as the kernel writes them.
+
+    Raises:
+        ValueError: one of them is none.
+
+    >>> addresses("192.0.2.7,2001:DB8:0::1")
+    ('192.0.2.7', '2001:db8::1')
+    """
+    import _socket
+
+    found = []
+    for each in filter(None, text.split(",")):
+        family = _socket.AF_INET6 if ":" in each else _socket.AF_INET
+        try:
+            found.append(_socket.inet_ntop(family, _socket.inet_pton(family, each)))
+        except (OSError, UnicodeError):
+            raise ValueError(f"{each!r} is no IP address, such as status.hostIP has") from None
+    return tuple(found)
+
+
+def serve(
+    settings: Settings, *, host: str, port: int, drain_s: float, trusted: Iterable[str] = LOOPBACK
+) -> int:
     """Run a server until SIGTERM or SIGINT, and return the exit code."""
     import signal
 
     try:
-        server = Server(settings, host=host, port=port, drain_s=drain_s)
+        server = Server(settings, host=host, port=port, drain_s=drain_s, trusted=trusted)
     except (OSError, OverflowError) as error:
         sys.stderr.write(f"error: port {port} of {host or 'this machine'}: {error}\n")
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.drain())
-    _log(f"answers on port {server.port}, reads {settings.state_dir}")
+    _log(f"answers on port {server.port}, reads {settings.choice()[0]}")
     server.run()
     _log("ended")
     return 0

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from serve_warm._public_names import public
 from serve_warm._redaction import SHOWN, shorten
@@ -40,6 +42,16 @@ class Stage(str, Enum):
     PARITY = "PARITY"
     READY = "READY"
     FAILED = "FAILED"
+
+
+Traced = Literal["none", "some", "all"]
+"""How many of a start's compiled calls Dynamo traced: those of level 1. A `full_hit` at level 1 has
+`all`, and its seconds are mostly tracing."""
+
+TRACED: tuple[Traced, ...] = ("none", "some", "all")
+
+LEVELS = (1, 2, 3)
+"""1: torch.compile. 2: an entry made ahead of time. 3: a library."""
 
 
 class Verdict(str, Enum):
@@ -175,6 +187,19 @@ class StageTime:
     """Wall seconds from its beginning to its end: what the start waited for."""
     hidden_s: float = 0.0
     """Seconds of its work that were over before it began, while `__init__` ran."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One part of a start."""
+
+    name: str
+    """`process`, `imports`, `__init__`, a stage in lower case, or a part of one of these."""
+    began_boot_s: float
+    """Seconds of CLOCK_BOOTTIME."""
+    seconds: float
+    beside: bool = False
+    """Whether it ran in a thread beside the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +372,11 @@ class Report(Bounded):
     """Why a ready replica is not a clean one; empty for a clean one."""
     covered: Coverage = field(default_factory=Coverage)
     stages: tuple[StageTime, ...] = ()
+    spans: tuple[Span, ...] = ()
+    """The start from its process on, in the order in which its parts began. A part may lie within
+    another one, as the import of torch's compiler does in `pending`."""
+    doing: str = ""
+    """What a start that is not over waits for now, where its stage does not say it."""
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
     inputs_done: int = 0
@@ -369,6 +399,8 @@ class Report(Bounded):
     compiler_imported: str = ""
     """By whom Dynamo or Inductor was imported: `app`, in its imports or its `__init__`; `start`, as
     levels below 3 need them; empty where they are not in this process."""
+    nothing_compiles: bool = False
+    """Whether nothing was found in this process that compiles, and no input called anything so."""
     fingerprint: dict[str, dict[str, str]] | None = None
     """What this start was compared with, by group and factor; None before it was read."""
     threads: tuple[int, ...] = ()
@@ -390,13 +422,24 @@ class Report(Bounded):
     """What the start is given; 0 where nothing was."""
     artifact_configured: bool = False
     """Whether a store is named and `enabled` is not false."""
-    image_created_unix: float | None = None
-    """When the container image was made, seconds since the epoch; None where it does not say."""
 
     @property
     def ended(self) -> bool:
         """Whether the start is over, for good or ill."""
         return self.stage in (Stage.READY, Stage.FAILED)
+
+    @property
+    def traced(self) -> Traced:
+        """How many of the start's compiled calls Dynamo traced, whatever its caches then had."""
+        if not self.warmup.compiles:
+            return "none"
+        return "some" if any(use.level > 1 for use in self.entries) else "all"
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Kinds of calls of what `serve_warm.compile` was given, by the level that answers them."""
+        kinds = Counter(use.level for use in self.entries)
+        return {str(level): kinds[level] for level in LEVELS}
 
     @property
     def stage_seconds(self) -> dict[str, float]:
@@ -410,16 +453,16 @@ class Report(Bounded):
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers."""
         plain: dict[str, Any] = _plain(self)
-        return {"schema": SCHEMA, **plain}
+        return {"schema": SCHEMA, **plain, "traced": self.traced, "levels": self.levels}
 
     def text(self) -> str:
         """Return the report as lines for a log or a terminal."""
-        first = (
-            f"{self.application}#{self.deployment} {self.stage.value} verdict={self.verdict.value} "
-            f"proven={self.covered.proven}/{self.covered.expected} "
-            f"to_proof={self.to_proof_s:.2f} s passes={self.passes}"
+        first = f"{self.application}#{self.deployment} {self.stage.value}{describe(self.spans)}"
+        second = (
+            f"  verdict={self.verdict.value} proven={self.covered.proven}/{self.covered.expected} "
+            f"after_init={self.to_proof_s:.2f} s passes={self.passes} traced={self.traced}"
         )
-        lines = [first]
+        lines = [first, second]
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"
             + (f"  and {s.hidden_s:.3f} s during __init__" if s.hidden_s else "")
@@ -460,6 +503,40 @@ class Report(Bounded):
         if self.error:
             lines.append(f"  error: {self.error}")
         return "\n".join(lines)
+
+
+STAGE_NAMES = frozenset(stage.value.lower() for stage in Stage)
+
+PARTS = (*("process", "process and imports", "imports", "__init__"), *STAGE_NAMES)
+"""Spans that follow one another; others are parts of them."""
+
+
+def describe(spans: Sequence[Span]) -> str:
+    """Return how long a start took from its process on, and its parts; empty without any.
+
+    >>> describe([Span(name="process", began_boot_s=7.0, seconds=1.5),
+    ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
+    ' 3.5 s after its process began: process 1.5, imports 2.0'
+    """
+    if all(span.beside for span in spans):
+        return ""
+    began = min(span.began_boot_s for span in spans)
+    ended = max(span.began_boot_s + span.seconds for span in spans)
+    seconds: dict[str, float] = {}
+    for span in sorted(spans, key=lambda each: each.began_boot_s):
+        if not span.beside:
+            seconds[span.name] = seconds.get(span.name, 0.0) + span.seconds
+    inside = sum(took for name, took in seconds.items() if name not in PARTS)
+    if "pending" in seconds:
+        seconds["pending"] = max(0.0, seconds["pending"] - inside)
+    parts = ", ".join(f"{name} {took:.1f}" for name, took in seconds.items() if took >= SHOWN_S)
+    # In a script or a notebook the process has begun for other reasons.
+    since = " after its process began" if next(iter(seconds)).startswith("process") else ""
+    return f" {ended - began:.1f} s{since}: {parts}"
+
+
+SHOWN_S = 0.05
+"""Shorter parts are not in the first line of a report."""
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:

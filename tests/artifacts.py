@@ -18,13 +18,13 @@ from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import Manifest, Part
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Object, check_key, pieces_of
+from serve_warm.stores import Listed, Object, check_key, pieces_of
 from serve_warm.trust.envelope import sign
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from serve_warm.stores import Sink, Store
@@ -54,6 +54,14 @@ class MemoryStore:
 
     def list(self, prefix: str) -> list[str]:
         return sorted(key for key in self.objects if key.startswith(prefix))
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        keys = self.list(prefix)
+        for start in range(0, len(keys), 1000):
+            yield [
+                Listed(key=key, modified_unix=self.modified.get(key))
+                for key in keys[start : start + 1000]
+            ]
 
     def head(self, key: str) -> Object:
         size = len(self._there(key))
@@ -98,8 +106,13 @@ def new_key() -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
+LONG_S = 100 * 365 * 86400.0
+"""An age limit for artifacts whose time is written down in a test."""
+
+
 def trusting(*keys: Ed25519PrivateKey, **others: Any) -> Trust:
     return Trust(
+        max_age_s=others.pop("max_age_s", LONG_S),
         keys=tuple(
             TrustedKey(name=f"key{number}", raw=key.public_key().public_bytes_raw())
             for number, key in enumerate(keys)

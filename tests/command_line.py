@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from artifacts import build, new_key
+from artifacts import LONG_S, build, new_key
 from serve_warm.artifact.push import push
 from serve_warm.cli import main
 from serve_warm.stores.local import LocalStore
@@ -54,7 +54,9 @@ class Ended:
 def trust_file_fixture(tmp_path: Path) -> Path:
     """A machine that trusts KEY."""
     file = tmp_path / "trust.toml"
-    file.write_text(files.trust_lines(KEY.public_key(), name="ci"))
+    # The times of artifacts are written down in tests, and grow old.
+    lines = files.trust_lines(KEY.public_key(), name="ci")
+    file.write_text(f"max_age_days = {LONG_S / 86400}\n{lines}")
     file.chmod(0o600)
     return file
 
@@ -93,7 +95,9 @@ def run_process_fixture(trust_file: Path) -> Callable[..., Ended]:
 
 @pytest.fixture(name="source")
 def source_fixture(tmp_path: Path) -> LocalStore:
-    return LocalStore(root=tmp_path / "source")
+    root = tmp_path / "source"
+    root.mkdir()
+    return LocalStore(root=root)
 
 
 @pytest.fixture(name="target")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-FOLDERS = ("node_modules/.bin", "helm/node_modules/.bin", "bin")
+FOLDERS = ("npm/node_modules/.bin", "bin")
 """Of programs, below build/components."""
 
 

@@ -207,7 +207,9 @@ def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what a test leaves (private caches, the node's blobs) from the next one."""
     # Not mktemp of pytest, which reads the names of all that it has made, for each of thousands.
-    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(dir=temporary_folders))
+    folder = tempfile.mkdtemp(dir=temporary_folders)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.setenv("TMPDIR", folder)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,6 @@ class Replica:
     deadline_s: float = 1800.0
     artifact_days: float | None = 10.0
     """Its artifact's age when the scenario began; None without an artifact in use."""
-    image_days: float | None = None
     stage: str = "replaying"
     """What it is in while it is not ready."""
     compiles: tuple[int, ...] = ()
@@ -174,8 +173,6 @@ class Replica:
             info = {"source": "s3", "statement": "147378e2d3f5", "created": "2026-02-28"}
             yield "artifact_info", info, 1.0
             yield "artifact_created_timestamp_seconds", {}, start_s - self.artifact_days * DAY_S
-        if self.image_days is not None:
-            yield "image_created_timestamp_seconds", {}, start_s - self.image_days * DAY_S
 
     @property
     def lasted_s(self) -> float:

@@ -54,6 +54,7 @@ REPLICAS = (
     "tests/integration/test_deployment_shapes.py",
     "tests/integration/test_policies.py",
     "tests/integration/test_gang.py",
+    "tests/test_check.py",
 )
 """Whatever touches Serve: the hook, the gate, threads, routes, gangs where it has them, and what
 happens to the killed."""

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what would be published is whole: `make release-check`.
 
-    python tests/release.py [--dist DIRECTORY]
+    python tests/release.py [--dist DIRECTORY] [--builder URI] [--key FILE]
 
 Builds the sdist and, from it, the wheel; looks into both; and uses the wheel away from the source,
 in a fresh environment that borrows what it depends on from this one, so that nothing large is
-downloaded. Lints and packages the Helm chart, and looks into that. All checks are made, whatever
-one of them finds; what was checked stays in `dist`.
+downloaded. Lints and packages the Helm chart, and looks into that. Writes the wheel's bill of
+materials and the provenance of all of these, signed with a key. All checks are made, whatever one
+of them finds; what was checked stays in `dist`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ import venv
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
 
+import provenance
+import sbom
 from components import FOLDERS
+from serve_warm.errors import ConfigError
+from serve_warm.trust.keys import TrustedKey, load_signing_key
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "serve-warm"
@@ -45,6 +51,7 @@ NEEDED_IN_SDIST = {
     *NEEDED_IN_WHEEL,
     *("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"),
     *("docs/reference.md", "deployments/Dockerfile", "tests/release.py"),
+    *("locks/ci.txt", "locks/image.txt", "locks/build.txt"),
 }
 NEEDED_IN_CHART = {
     *("Chart.yaml", "README.md", "values.schema.json", "values.yaml"),
@@ -246,6 +253,60 @@ def package(dist: Path, helm: str) -> Path:
     return packaged
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attested:
+    """What is published beside a release to say what is in it and where it comes from."""
+
+    sbom: Path
+    statement: Path
+    files: tuple[Path, ...]
+    """What the statement is about."""
+    source: provenance.Source
+    envelope: Path | None = None
+    key: TrustedKey | None = None
+
+    def problems(self) -> Iterator[str]:
+        """Yield where the provenance is not that of the files, or not signed by the key."""
+        statement = self.statement.read_bytes()
+        yield from provenance.problems(statement, self.files, self.source)
+        if self.envelope and self.key:
+            yield from provenance.signature_problems(
+                self.envelope.read_bytes(), statement, self.key
+            )
+
+
+def attest(
+    wheel: Path,
+    *others: Path,
+    root: Path = ROOT,
+    builder: str = provenance.UNNAMED_BUILDER,
+    started: datetime,
+    key: Path | None = None,
+) -> Attested:
+    """Write the bill of materials and the provenance beside a wheel; returns where they are.
+
+    Raises:
+        ConfigError: the key cannot be read, is no signing key, or others can read it.
+    """
+    private = load_signing_key(key) if key else None
+    source = provenance.read_source(root)
+    name = "-".join(wheel.name.split("-")[:2])
+    bill = wheel.with_name(f"{name}.cdx.json")
+    bill.write_text(sbom.write(wheel, source.committed))
+    files = (wheel, *others, bill)
+    said = provenance.write(files, source, root=ROOT, builder=builder, started=started)
+    statement = wheel.with_name(f"{name}.provenance.json")
+    statement.write_bytes(said)
+    if private is None:
+        return Attested(sbom=bill, statement=statement, files=files, source=source)
+    envelope = wheel.with_name(f"{name}.intoto.jsonl")
+    envelope.write_bytes(provenance.envelop(said, private))
+    trusted = TrustedKey(name=str(key), raw=private.public_key().public_bytes_raw())
+    return Attested(
+        sbom=bill, statement=statement, files=files, source=source, envelope=envelope, key=trusted
+    )
+
+
 def _run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
@@ -254,7 +315,10 @@ def main() -> int:
     """Run all checks; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="replaced")
-    dist = parser.parse_args().dist
+    parser.add_argument("--builder", default=provenance.UNNAMED_BUILDER, help="who builds: a URI")
+    parser.add_argument("--key", type=Path, help="signs the provenance: serve-warm keygen")
+    arguments = parser.parse_args()
+    dist, started = arguments.dist, datetime.now(timezone.utc)
     source = (ROOT / "serve_warm" / "_version.py").read_text()
     [version] = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -264,6 +328,12 @@ def main() -> int:
         sys.exit("helm is not installed, which packages the chart: .ci/install-components")
     sdist, wheel = build(dist)
     chart = package(dist, helm)
+    try:
+        attested = attest(
+            *(wheel, sdist, chart), builder=arguments.builder, started=started, key=arguments.key
+        )
+    except ConfigError as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory(prefix="serve_warm-release-") as folder:
         installed = install(wheel, Path(folder))
         checks: dict[str, Callable[[], Iterator[str]]] = {
@@ -271,6 +341,8 @@ def main() -> int:
             sdist.name: lambda: sdist_problems(sdist),
             wheel.name: lambda: wheel_problems(wheel, sdist, version),
             chart.name: lambda: chart_problems(chart, version),
+            attested.sbom.name: lambda: sbom.problems(attested.sbom.read_text(), wheel),
+            attested.statement.name: attested.problems,
             "helm lint": lambda: lint_problems(helm),
             "what a package index checks": lambda: index_problems([sdist, wheel]),
             "the installed wheel in use": lambda: use_problems(installed, version),

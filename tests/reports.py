@@ -14,6 +14,7 @@ from serve_warm.report import (
     InputResult,
     Parity,
     Report,
+    Span,
     Stage,
     StageTime,
     Verdict,
@@ -31,6 +32,14 @@ FULL = Report(
         StageTime(stage=Stage.PULLING, seconds=0.25, hidden_s=1.5),
         StageTime(stage=Stage.REPLAYING, seconds=2.0),
         StageTime(stage=Stage.PULLING, seconds=0.5),
+    ),
+    spans=(
+        Span(name="process", began_boot_s=50.0, seconds=2.0),
+        Span(name="imports", began_boot_s=52.0, seconds=4.0),
+        Span(name="pull", began_boot_s=55.0, seconds=0.5, beside=True),
+        Span(name="pending", began_boot_s=56.0, seconds=1.5),
+        Span(name="torch's compiler", began_boot_s=56.25, seconds=1.0),
+        Span(name="replaying", began_boot_s=57.5, seconds=1.5),
     ),
     inputs=(
         InputResult(name="embed batch=8", proven=True, first_s=1.5, steady_s=0.1, compiles=2),
@@ -129,5 +138,4 @@ FULL = Report(
     ready_unix=1795172503.5,
     deadline_s=1800.0,
     artifact_configured=True,
-    image_created_unix=1795000000.0,
 )

@@ -121,6 +121,29 @@ class StoreContract:
         assert store.list("x/") == []
         assert len(store.list("")) == 6
 
+    def test_pages_are_what_list_returns(self, store: Store):
+        """Together the pages have each key that begins with the prefix once, in some order."""
+        for key in ("s/b/2", "s/a-b/1", "s/a/9", "s/a/10", "t/a/1", "s/ab"):
+            store.create(key, b"x")
+
+        for prefix in ("s/a", "s/a/", "s/a/1", "s/ab", "x/", "x/y", "t", ""):
+            paged = [each.key for page in store.pages(prefix) for each in page]
+            assert sorted(paged) == store.list(prefix)
+
+    def test_pages_tell_when_it_was_written_or_nothing(self, store: Store):
+        """A time of a listing is that of the object; a store that lists none says so."""
+        store.create(KEY, b"x")
+
+        [[listed]] = [page for page in store.pages("blobs/") if page]
+
+        if listed.modified_unix is not None:
+            assert abs(listed.modified_unix - store.head(KEY).modified_unix) < 1
+
+    def test_a_prefix_that_could_lead_elsewhere_has_no_pages(self, store: Store):
+        """Nor can a listing by pages look outside."""
+        with pytest.raises(StoreError, match="not a key"):
+            list(store.pages("../"))
+
     def test_create_twice_with_the_same_bytes_is_success(self, store: Store, raw: Raw):
         """A push that is repeated after an interruption finds its own objects and goes on."""
         store.create(KEY, b"same")

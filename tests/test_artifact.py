@@ -29,7 +29,7 @@ from serve_warm.artifact.archive import (
 from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
 from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part, check_caps, utc_now
 from serve_warm.artifact.torch_bytes import check_torch_bytes
-from serve_warm.errors import ArtifactRefused, BuildFailed
+from serve_warm.errors import ArtifactRefused, BuildFailed, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -672,6 +672,18 @@ EVIL = {
             pax_headers={"GNU.sparse.map": "0,1", "GNU.sparse.size": "1", "GNU.sparse.name": "e"},
         )
     ],
+    # The last member ends where the archive does, and one before it claims more.
+    **{
+        f"claims_{what}": [member("evil", size=5, pax_headers=claim), member("last", size=5)]
+        for what, claim in {
+            "sparse_size": {"GNU.sparse.size": str(1 << 60)},
+            "sparse_real_size": {"GNU.sparse.realsize": str(1 << 60)},
+            "a_little_more": {"GNU.sparse.size": "513"},
+            "less_than_nothing": {"GNU.sparse.size": "-5"},
+            "size_less_than_nothing": {"size": "-512"},
+        }.items()
+    },
+    "directory_with_bytes": [member("d", tarfile.DIRTYPE, pax_headers={"GNU.sparse.size": "7"})],
 }
 
 
@@ -684,6 +696,45 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path,
     assert reason_of(lambda: unpacked(raw, target)) == "bad_archive"
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
     assert reason_of(lambda: check_directory(io.BytesIO(raw))) == "bad_archive"
+
+
+def test_unpacking_stops_at_a_short_read(tmp_path: Path):
+    """A file that ends early, on a disk that lost its end for example, is refused."""
+
+    class Shrinking(io.BytesIO):
+        """Has nothing more to give once all was looked at."""
+
+        checked = False
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            return b"" if self.checked else super().read(size)
+
+    raw = Shrinking(tar(GOOD))
+
+    def check_wanted() -> None:
+        raw.checked = True
+
+    reason = reason_of(
+        lambda: unpack_directory(raw, private(tmp_path / "target"), check_wanted=check_wanted)
+    )
+
+    assert reason == "bad_archive"
+
+
+def test_unpacking_ends_where_nobody_waits(tmp_path: Path):
+    """Who is asked before each piece can end it by an error."""
+    asked: list[int] = []
+
+    def check_wanted() -> None:
+        asked.append(1)
+        if len(asked) == 4:
+            raise StoreError("nobody waits")
+
+    big = tar(member("big", size=5 * MIB), member("after", size=5))
+    with pytest.raises(StoreError, match="nobody waits"):
+        unpack_directory(io.BytesIO(big), private(tmp_path / "target"), check_wanted=check_wanted)
+
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["big"]
 
 
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):

@@ -15,16 +15,24 @@ import pytest
 import yaml
 
 from artifacts import new_key, trusting
+from believing import public_pem
 from reports import FULL
 from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.unsigned import sign_unsigned
 from serve_warm.builder.app import load_app
-from serve_warm.builder.build import _accept, build
+from serve_warm.builder.build import _accept, _settings, build
+from serve_warm.builder.provenance import read_provenance
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.envelope import Envelope
+from serve_warm.trust.policy import signed_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+KEY = new_key()
 EXAMPLE = Path(__file__).parent.parent / "deployments" / "text_embedder" / "serve.yaml"
 APP = "deployments.text_embedder.app:embedder"
 
@@ -259,7 +267,23 @@ def test_an_unknown_deployment_is_refused(written, example, way):
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
     assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
-    assert error.hint == "those that do: ['TextEmbedder']"
+    assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
+
+
+def test_options_for_an_unknown_deployment_are_refused(written, example):
+    """`serve run` refuses them only when it deploys: a build names them before it starts Ray."""
+    options = example["applications"][0]["deployments"]
+    options[0]["name"] = "TextEmbeder"
+    options.append({"name": "Reranker"})
+    path = written(example)
+
+    error = refusal(path)
+
+    assert error.message == (
+        f"{path} has options for 'Reranker', 'TextEmbeder', and the application has no such "
+        "deployment"
+    )
+    assert error.hint == "did you mean 'TextEmbedder'? its deployments: ['TextEmbedder']"
 
 
 def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
@@ -278,6 +302,12 @@ def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
 
     assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
     assert error.hint == "add WarmupMixin to its bases"
+
+
+@pytest.mark.parametrize("cpu", [None, "native"])
+def test_a_build_compiles_with_headers_of_its_own(cpu):
+    """Its replicas take nothing from a folder that earlier processes of the user wrote to."""
+    assert _settings(cpu)["headers"] == "own"
 
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
@@ -346,7 +376,7 @@ class Ready:
         assert method == "warmup_report"
         return [self._report] * self._ranks
 
-    def pack(self, *, timeout_s: float) -> list[dict[str, Any]]:
+    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
         return [
             {
                 "fingerprint": Fingerprint(
@@ -379,7 +409,9 @@ class Starts:
         self._reports = list(reports)
 
     @contextlib.contextmanager
-    def running(self, app: Any, settings: Any, *, progress: Any) -> Iterator[Ready]:
+    def running(
+        self, app: Any, settings: Any, *, progress: Any, look: Any = None
+    ) -> Iterator[Ready]:
         yield Ready(self._cache, self._reports.pop(0), self._ranks, self._group)
 
 
@@ -437,3 +469,163 @@ def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
         build_on(starts[2], store, if_published="keep")
 
     assert kept.published == "kept"
+
+
+# Whom the round trip believes, and what is said of the origin -----------------------------------
+
+
+def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **options: Any) -> Any:
+    app = dataclasses.replace(load_app(APP), trust=trust)
+    return build(app, str(store), on=cast("Any", starts or NeverStarts()), key=key, **options)
+
+
+class Noted(Starts):
+    """Notes from which store each replica was to start."""
+
+    def __init__(self, cache: Path, *reports: dict[str, Any]) -> None:
+        super().__init__(cache, *reports)
+        self.stores: list[Any] = []
+
+    def running(self, app: Any, settings: Any, **others: Any) -> Any:
+        self.stores.append(settings["artifact"])
+        return super().running(app, settings, **others)
+
+
+def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
+    """A copy elsewhere would be out of the key's scope; nothing is left of it."""
+    (tmp_path / "none").mkdir()
+    key, store = new_key(), tmp_path / "store"
+    scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
+    starts = Noted(tmp_path / "none", round_trip(), round_trip())
+
+    built = build_with(scoped, key, store, starts)
+
+    assert starts.stores[0] is None
+    assert starts.stores[1].startswith(f"{store}/.staging-")
+    assert built.published == "new"
+    assert not list(store.glob(".staging-*"))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [{"deployments": ["Another"]}, {"stores": ["s3://prod/*"]}, {"stores": ["file:///elsewhere"]}],
+)
+def test_a_key_out_of_its_scope_is_refused_before_anything_is_compiled(tmp_path: Path, scope: Any):
+    """The round trip would refuse it minutes later; the error names the scope."""
+    key = new_key()
+
+    with pytest.raises(ConfigError, match=r"is trusted for .* alone") as caught:
+        build_with(signed_by(public_pem(key), **scope), key, tmp_path)
+
+    assert "widen" in caught.value.hint
+
+
+def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path):
+    """It says so first, and with what is required it goes on."""
+    key = new_key()
+    trust = trusting(key, require=frozenset({("builder", "https://ci/*")}))
+
+    with pytest.raises(ConfigError, match="says no builder"):
+        build_with(trust, key, tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
+        build_with(trust, key, tmp_path, provenance={"builder": "https://ci/acme"})
+
+
+class Boasting(Ready):
+    """A replica whose model code says where it comes from."""
+
+    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
+        packed = super().pack(timeout_s=timeout_s, progress=progress)
+        for each in packed:
+            each["facts"] = {"provenance": {"builder": "https://ci/trusted"}, "passes": 2}
+        return packed
+
+
+class BoastingStarts(Starts):
+    @contextlib.contextmanager
+    def running(self, app: Any, settings: Any, **_: Any) -> Iterator[Ready]:
+        yield Boasting(self._cache, self._reports.pop(0))
+
+
+@pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
+def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
+    """What the code of a model puts into the facts under this name is dropped."""
+    (tmp_path / "none").mkdir()
+    starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
+
+    built = build_on(starts, tmp_path / "store", provenance=said)
+
+    payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
+    manifest = Manifest.from_statement(payload)
+    assert manifest.provenance == said
+    assert manifest.facts["passes"] == 2
+
+
+def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
+    """The round trip is signed, what is published is not; then it gets its first signature."""
+    (tmp_path / "none").mkdir()
+    starts = Starts(tmp_path / "none", round_trip(), round_trip())
+    left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
+
+    built = build_on(starts, left.root, signature="later")
+
+    assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
+    assert built.trust == ""
+    ci = new_key()
+    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci))
+    assert done.statements == (built.statement,)
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "problem"),
+    [
+        ("s3://bucket/a", {}, "is not published in s3://bucket/a"),
+        ("left", {"if_published": "keep"}, "cannot be proven again"),
+    ],
+)
+def test_an_unsigned_artifact_is_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, options: Any, problem: str
+):
+    """Not for a store where replicas look, and nothing is compiled before that is said."""
+    monkeypatch.chdir(tmp_path)
+    app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
+
+    with pytest.raises(ConfigError, match=problem):
+        build(app, store, on=cast("Any", NeverStarts()), key=KEY, signature="later", **options)
+
+
+GITHUB = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_SHA": "4f2c",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_WORKFLOW_REF": "acme/app/.github/workflows/build.yml@refs/heads/main",
+}
+WORKFLOW = "https://github.com/acme/app/.github/workflows/build.yml@refs/heads/main"
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "said"),
+    [
+        ({}, {}, {}),
+        (GITHUB, {}, {"source": "4f2c", "builder": WORKFLOW}),
+        (
+            GITHUB,
+            {"source": "mine", "image": "r@sha256:1"},
+            {"source": "mine", "image": "r@sha256:1", "builder": WORKFLOW},
+        ),
+        ({**GITHUB, "GITHUB_ACTIONS": ""}, {}, {}),
+        ({"GITHUB_ACTIONS": "true"}, {}, {}),
+        ({"GITLAB_CI": "true", "CI_COMMIT_SHA": "4f2c"}, {}, {"source": "4f2c"}),
+        ({"CI_COMMIT_SHA": "4f2c", "CI": "true"}, {}, {}),
+    ],
+)
+def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, said: Any):
+    """Only by variables whose meaning is that CI's own, and what is given wins."""
+    assert read_provenance(environ, **given) == said
+
+
+@pytest.mark.parametrize("text", ["a\nb", "x" * 1001])
+def test_an_origin_is_one_line(text: str):
+    """It is shown in terminals, and compared."""
+    with pytest.raises(ConfigError, match="source is not a line"):
+        read_provenance({}, source=text)

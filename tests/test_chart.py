@@ -37,8 +37,8 @@ from charts import (
 )
 from components import require, require_module
 from serve_warm import _private_folders, node
-from serve_warm.builder.app import _problems
-from serve_warm.cli import starts
+from serve_warm.builder.app import find_schema_problems as _problems
+from serve_warm.cli import keys, starts
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.trust import files
 from serve_warm.trust.keys import load_signing_key, make_signing_key
@@ -296,7 +296,8 @@ def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
             command = container(pod, "ray-worker")["readinessProbe"]["exec"]["command"]
         else:
             command = container(pod, "serve-warm-node")["command"]
-        options = [o for o in command[5:] if not o.startswith(("--state-dir", "--port", "--drain"))]
+        of_server = ("--state-dir", "--port", "--drain", "--host-ip")
+        options = [o for o in command[5:] if not o.startswith(of_server)]
         options = [re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", option) for option in options]
         options.append(f"--state-dir={tmp_path / 'none'}")
 
@@ -327,6 +328,25 @@ def test_the_probe_asks_the_ports_of_this_cluster() -> None:
     assert "--deployment=image#Classifier" in container(gpu, "serve-warm-node")["command"]
     assert container(gpu, "ray-worker")["readinessProbe"]["httpGet"]["port"] == 8199
     assert serve_config(found)["http_options"]["port"] == 8100
+
+
+@pytest.mark.parametrize("name", ["minimal", "everything"])
+def test_the_node_server_keeps_places_for_the_kubelet(name: str) -> None:
+    """The address of the node, which Kubernetes knows, reaches the server as one that it takes."""
+    for group in cluster_of(rendered(name))["workerGroupSpecs"]:
+        server = container(group["template"], "serve-warm-node")
+        (told,) = (o for o in server["command"] if o.startswith("--host-ip"))
+        (env,) = server["env"]
+
+        assert told == f"--host-ip=$({env['name']})"
+        assert env["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+        for host, code in (("10.0.0.7", 1), ("fd00::7", 1), ("node-7", 2)):
+            options = [o for o in server["command"][3:] if not o.startswith("--port")]
+            options = [o.replace(f"$({env['name']})", host) for o in options]
+            # A port that nobody can have: it ends with 1 where all else was understood.
+            command = [sys.executable, "-I", "-S", node.__file__, *options[1:], "--port=70000"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.returncode, "port 70000" in done.stderr) == (code, code == 1)
 
 
 def folders_of(pod: dict[str, Any], root: Path) -> subprocess.CompletedProcess[str]:
@@ -402,15 +422,64 @@ def test_nothing_runs_with_privileges(name: str) -> None:
 
 
 def test_secrets_stay_away_from_where_no_replica_runs() -> None:
-    """Neither the head nor an init container gets credentials; the Job has its own."""
+    """Neither the head nor an init container gets credentials, but that which is as a replica.
+
+    The node server is told where its kubelet is.
+    """
     pods = pods_of(rendered("everything"))
 
     assert "artifacts-read" not in json.dumps(pods["head"])
-    assert "artifacts-read" not in json.dumps(pods["build"])
-    assert "artifacts-write" in json.dumps(container(pods["build"], "build"))
     for pod in pods.values():
         for each in pod["spec"]["initContainers"]:
-            assert {"env", "envFrom"} & set(each) == set()
+            if each["name"] != "build":
+                assert "envFrom" not in each
+                assert {e["name"] for e in each.get("env", [])} <= {"HOST_IP"}
+
+
+@pytest.mark.parametrize("name", ["everything", "s3-irsa"])
+def test_model_code_of_the_build_has_neither_the_key_nor_write_access(name: str) -> None:
+    """The key is mounted where no model code runs, and a file of the build's gets there as data."""
+    pod = pods_of(rendered(name))["build"]
+    build, sign = container(pod, "build"), container(pod, "sign")
+    (main,) = pod["spec"]["containers"]
+
+    def places(of: dict[str, Any]) -> dict[tuple[str, str], bool]:
+        return {
+            (mount["name"], mount.get("subPath", "")): mount.get("readOnly", False)
+            for mount in of["volumeMounts"]
+        }
+
+    assert main is sign
+    assert {"key", "key-secret", "sign-tmp"} & {volume for volume, _ in places(build)} == set()
+    assert ("key", "") in places(sign)
+    writable = {place for place, read_only in places(build).items() if not read_only}
+    shared = writable & places(sign).keys()
+    assert shared == {("serve-warm-scratch", "unsigned")}
+    assert places(sign)["serve-warm-scratch", "unsigned"] is True
+    assert "artifacts-write" not in json.dumps(build)
+    if name == "everything":
+        assert "artifacts-write" in json.dumps(sign)
+        assert "artifacts-read" not in json.dumps(sign)
+
+
+def test_the_build_trusts_a_key_of_its_own_beside_the_others(tmp_path: Path) -> None:
+    """What the init container writes is a trust file that believes CI and the pod's own key."""
+    found = rendered("s3-irsa")
+    config = tmp_path / "etc/serve_warm"
+    config.mkdir(parents=True)
+    (tmp_path / "run/trust").mkdir(parents=True)
+    text = found["ConfigMap", "demo-serve-warm-build"]["data"]["trust.toml"]
+    (config / "trust.toml").write_text(text)
+    command = container(pods_of(found)["build"], "round-trip-key")["command"]
+    script = command[-1].replace("/etc/", f"{tmp_path}/etc/").replace("/run/", f"{tmp_path}/run/")
+
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run([*command[:-1], script], check=True, env={**os.environ, "PATH": path})
+
+    trust = files.load_trust([tmp_path / "run/trust/trust.toml"])
+    own = load_signing_key(tmp_path / "run/trust/round-trip.key").public_key()
+    assert [key.name for key in trust.keys] == ["ci", "round-trip"]
+    assert trust.keys[1].raw == own.public_bytes_raw()
 
 
 def test_a_new_version_of_the_chart_alone_replaces_no_cluster() -> None:
@@ -498,8 +567,17 @@ def test_the_trust_file_is_one_that_is_read(tmp_path: Path) -> None:
     digest = f"sha256:{'ab' * 32}"
     store = "s3://artifacts/scorer/v14"
     unsigned = [{"store": store, "reason": "a test of ours"}]
+    key = {**example("s3-irsa")["trust"]["keys"][0], "deployments": ["Sc*"], "stores": ["s3://*"]}
+    limits = {"require": {"source": "*", "builder": 'a"b'}, "rollback": "refuse"}
     found = rendered(
-        "s3-irsa", trust={"pinned": [digest], "denied": [digest], "unsignedOk": unsigned}
+        "s3-irsa",
+        trust={
+            "pinned": [digest],
+            "denied": [digest],
+            "unsignedOk": unsigned,
+            "keys": [key],
+            **limits,
+        },
     )
     file = tmp_path / "trust.toml"
     file.write_text(found["ConfigMap", "demo-serve-warm-trust"]["data"]["trust.toml"])
@@ -508,6 +586,9 @@ def test_the_trust_file_is_one_that_is_read(tmp_path: Path) -> None:
 
     assert [key.name for key in trust.keys] == ["ci"]
     assert trust.max_age_s == 90 * 86400
+    assert (trust.keys[0].deployments, trust.keys[0].stores) == (("Sc*",), ("s3://*",))
+    assert dict(trust.require) == limits["require"]
+    assert trust.rollback == "refuse"
     assert len(trust.pinned) == len(trust.denied) == 1
     assert [each.store for each in trust.unsigned_ok] == [store]
     copied = found["ConfigMap", "demo-serve-warm-build"]["data"]["trust.toml"]
@@ -526,11 +607,13 @@ def test_replicas_read_trust_and_artifacts_and_write_neither() -> None:
         return {mount["mountPath"]: mount.get("readOnly", False) for mount in mounts}
 
     worker, build = read_only(pods["workers"], "ray-worker"), read_only(pods["build"], "build")
-    assert worker["/etc/serve_warm"] is worker["/srv/serve_warm/artifacts"] is True
-    assert build["/etc/serve_warm"] is True
-    assert build["/srv/serve_warm/artifacts"] is False
+    sign = read_only(pods["build"], "sign")
+    for each in (worker, build):
+        assert each["/etc/serve_warm"] is each["/srv/serve_warm/artifacts"] is True
+    assert sign["/etc/serve_warm"] is True
+    assert sign["/srv/serve_warm/artifacts"] is False
     assert (
-        "--store=file:///srv/serve_warm/artifacts" in container(pods["build"], "build")["command"]
+        "--publish=file:///srv/serve_warm/artifacts" in container(pods["build"], "sign")["command"]
     )
 
 
@@ -538,8 +621,10 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
     """Its options are known, its application is one, and Serve takes it."""
     for name in ("s3-irsa", "everything"):
         found = rendered(name)
-        command = container(pods_of(found)["build"], "build")["command"]
+        pod = pods_of(found)["build"]
+        command, then = container(pod, "build")["command"], container(pod, "sign")["command"]
         context = starts.build.make_context("build", command[2:])
+        signs = keys.sign.make_context("sign", then[2:])
         data = next(
             m["data"] for (_, n), m in found.items() if n.endswith("-build") and "data" in m
         )
@@ -547,11 +632,16 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
 
         assert command[:2] == ["serve-warm", "build"]
         assert context.params["app"].endswith(".yaml")
-        assert str(context.params["key_file"]) == "/run/key/signing.key"
+        assert str(context.params["key_file"]) == "/etc/serve_warm/round-trip.key"
+        assert context.params["unsigned"] is signs.params["unsigned"] is True
+        assert context.params["store"] == signs.params["store"]
+        assert context.params["image"].startswith("registry.example.com/")
+        assert then[:2] == ["serve-warm", "sign"]
+        assert list(map(str, signs.params["key_files"])) == ["/run/key/signing.key"]
         assert len(config["applications"]) == 1
         assert _problems(config) == []
     assert context.params["cpu"] == "portable"
-    assert context.params["if_published"] == "supersede"
+    assert signs.params["on_taken"] == "supersede"
 
 
 def test_the_key_of_the_build_is_one_that_its_user_alone_can_read(tmp_path: Path) -> None:

@@ -88,6 +88,56 @@ def test_inspect_says_that_a_store_is_empty(run, source):
     assert shown.err == f"{source.root} has no artifacts\n"
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff", "pull", "push", "prune", "sign"])
+def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, command):
+    """A mistyped path is told from a store in which nothing is, with the name that was meant."""
+    publish(source)
+    more = {"pull": [tmp_path / "target"], "push": [tmp_path / "target"]}
+    run("keygen", tmp_path / "ci.key")
+    more["sign"] = ["--key", tmp_path / "ci.key"]
+
+    ended = run(command, tmp_path / "sourse", *more.get(command, []))
+
+    assert (ended.code, ended.out) == (1, "")
+    assert f"error: {tmp_path}/sourse is not there, and a store is a folder\n" in ended.err
+    assert "hint: did you mean 'source'?" in ended.err
+    assert not (tmp_path / "sourse").exists()
+
+
+def test_a_url_without_its_colon_is_no_folder(run):
+    """`s3//bucket` would be read as a folder, which `build` and `push` would make."""
+    ended = run("inspect", "s3//bucket")
+
+    assert ended.code == 1
+    assert ended.err.startswith("error: s3// does not begin the address of a store: its colon")
+    assert "write s3://" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [(["instect"], "did you mean 'inspect'?"), (["Verfy"], "did you mean 'verify'?")],
+)
+def test_a_mistyped_command_is_asked_for(run, arguments, question):
+    """The nearest command is named; the exit code is that of wrong usage."""
+    ended = run(*arguments)
+
+    assert ended.code == 2
+    assert f"No such command {arguments[0]!r}: {question}" in ended.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
+def test_a_mistyped_deployment_is_asked_for(run, source, command):
+    """The store knows its deployments: the nearest one is named, or all of them."""
+    publish(source, deployment="Scorer")
+    publish(source, deployment="Ranker")
+
+    near = run(command, source.root, "--deployment", "scorer")
+    far = run(command, source.root, "--deployment", "Embedder")
+
+    assert "has no artifacts for 'scorer': did you mean 'Scorer'?\n" in near.err
+    assert "has no artifacts for 'Embedder': it has Ranker, Scorer\n" in far.err
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_a_statement_cannot_write_to_the_terminal(run, source, options):
     """Control characters in names and values of factors, whoever chose them, are shown escaped."""
@@ -489,8 +539,8 @@ def test_every_command_has_help_and_json(run):
     helps = {name: run(name, "--help") for name in names}
 
     assert set(names) == {
-        *("build", "bench", "inspect", "verify", "diff"),
-        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "metrics"),
+        *("check", "build", "bench", "inspect", "verify", "diff"),
+        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report", "metrics"),
     }
     assert {name for name, help_ in helps.items() if "--json" not in help_.out} == set()
     assert "130  interrupted" in listed.out

@@ -26,6 +26,7 @@ from serve_warm.artifact import pull
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.fingerprint import PORTABLE_ISA, Fingerprint, read_app, read_machine
+from serve_warm.trust.files import trust_lines
 
 
 @pytest.fixture
@@ -137,6 +138,23 @@ def test_a_statement_that_another_one_vouches_for_is_no_refusal(run, source, rea
     assert f"SKIPPED  {old} (untrusted)" in ended.out
 
 
+def test_an_artifact_that_two_keys_signed_is_verified_once(run, source, real, trust_file):
+    """After a rotation both signers stand beside the one artifact, under its newer statement."""
+    with trust_file.open("a") as file:
+        file.write(trust_lines(STRANGER.public_key(), name="next"))
+    publish(source, raw=real)
+    [new] = sign_again(source, [STRANGER], trust=trusting(KEY)).statements
+
+    shown = run("verify", source.root)
+    data = json.loads(run("verify", source.root, "--json").out)
+
+    [line] = shown.out.splitlines()
+    assert line.startswith(f"OK       {new} trusted, signed by ci, next, ")
+    assert shown.err.endswith("1 verified, 0 refused\n")
+    assert (data["ok"], len(data["artifacts"])) == (1, 1)
+    assert sorted(data["artifacts"][0]["signers"]) == ["ci", "next"]
+
+
 @pytest.mark.parametrize("command", ["verify", "diff"])
 @pytest.mark.parametrize("options", [[], ["--deployment", "Other"]], ids=["store", "deployment"])
 def test_nothing_there_is_a_no(run, source, described, command, options):
@@ -238,7 +256,7 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
         trust=trusting(KEY),
         cache=NodeCache.open(tmp_path / "blobs"),
     ) as pulled:
-        taken = pulled.statement_key
+        taken = pulled.chosen.key
     told = json.loads(ended.out)
     assert ended.code == 0
     assert told["takes"] == {DEPLOYMENT: taken}
@@ -388,16 +406,19 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
     assert f"would take {statement}\n" in ended.out
 
 
+@pytest.mark.parametrize("program", ["ray", "starlette"])
 @pytest.mark.parametrize("command", ["build", "bench"])
-def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command):
-    """One sentence with the package to install, and no traceback."""
-    ended = run_process(NO_RAY, command, "app:app", "--store", source.root)
+def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command, program):
+    """One sentence with the package to install, also for a Ray without Serve; no traceback."""
+    absent = NO_RAY.replace('"ray"', repr(program))
+
+    ended = run_process(absent, command, "app:app", "--store", source.root)
 
     assert ended.code == 1
     assert ended.err.splitlines()[0] == (
         f"error: serve-warm {command} needs ray[serve], which is not installed"
     )
-    assert "Traceback" not in ended.err
+    assert ended.err.splitlines()[1:] == ["hint: pip install 'ray[serve]'"]
 
 
 def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):

@@ -152,6 +152,20 @@ def test_what_a_stranger_signed_is_not_signed(run, source, key_file):
     assert objects(source) == before
 
 
+def test_the_public_half_does_not_sign(run, source, key_file):
+    """It is told from a key that others can read, whose mode would have to change."""
+    publish(source)
+
+    ended = run("sign", source.root, "--key", f"{key_file}.pub")
+
+    assert ended.code == 1
+    assert ended.err.splitlines()[0] == (
+        f"error: {key_file}.pub is the public half of a key, and signing takes the private one"
+    )
+    assert f"hint: pass {key_file}, " in ended.err
+    assert "chmod" not in ended.err
+
+
 def test_sign_needs_a_key(run, source):
     """No key is no signature: wrong usage."""
     assert run("sign", source.root).code == 2
@@ -339,6 +353,14 @@ def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
     assert (ended.code, ended.out) == (2, "")
     assert "\nError: " in ended.err
     assert objects(source) == before
+
+
+def test_prune_needs_a_store(run, tmp_path):
+    """A mistyped folder is no store from which nothing had to be removed."""
+    ended = run("prune", tmp_path / "artefacts", "--older-than", "1d")
+
+    assert ended.code == 1
+    assert f"error: {tmp_path}/artefacts is not there, and a store is a folder" in ended.err
 
 
 def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):

@@ -80,7 +80,7 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._number = 0
-        self._headers: Path | None = None
+        self.headers: Any = None
         self.store = directory / "store"
         self._key = directory / "key.pem"
         self._key.write_bytes(
@@ -114,10 +114,10 @@ class Machine:
         self._number += 1
         temporary = self._directory / f"tmp{self._number}"
         temporary.mkdir()
-        if self._headers is not None and headers == "shared":
+        if self.headers is not None and headers == "shared":
             # Each costs 5.7 s. Not for a start that is to show what it does on a fresh node.
             (temporary / HEADERS.parent).mkdir(mode=0o700)
-            shutil.copytree(self._headers, temporary / HEADERS, copy_function=os.link)
+            shutil.copytree(self.headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")
         settings = {"store": str(store or self.store), "key": str(self._key), **options}
         completed = subprocess.run(
@@ -136,7 +136,7 @@ class Machine:
         )
         assert completed.returncode == 0, completed.stderr
         if any((temporary / HEADERS).rglob("*.gch")):
-            self._headers = temporary / HEADERS
+            self.headers = temporary / HEADERS
         lines = [shlex.split(line) for line in self._log.read_text().splitlines()]
         return Started(said=json.loads(completed.stdout.splitlines()[-1]), command_lines=lines)
 
@@ -169,6 +169,36 @@ def unanswered(machine: Machine, cold: Started) -> Started:
 def from_torch_bytes(machine: Machine, cold: Started) -> Started:
     """A start from what torch's own API gives."""
     return machine.start(load=True, parts=["torch_bytes"], headers="shared")
+
+
+PLANTED = """
+#include <cstdio>
+namespace {{
+struct Planted {{ Planted() {{ std::fclose(std::fopen("{marker}", "w")); }} }} planted;
+}}
+"""
+
+
+def test_headers_that_an_earlier_process_left_are_in_no_build(
+    machine: Machine, cold: Started, tmp_path: Path
+):
+    """With `headers: own` nothing that another process of the user made is compiled into a kernel.
+
+    Not even where it has the very names that torch looks for.
+    """
+    node, marker = Machine(tmp_path), tmp_path / "marker"
+    node.headers = shutil.copytree(machine.headers, tmp_path / "left")
+    planted = {path.name: path for path in node.headers.rglob("*.h")}
+    for header in planted.values():
+        header.with_name(f"{header.name}.gch").unlink()
+        header.write_text(header.read_text() + PLANTED.format(marker=marker))
+
+    built = node.start(load=False, headers="shared", whose_headers="own")
+
+    made = {path.stem for path in (tmp_path / "tmp1").rglob("*.gch")}
+    assert made == planted.keys() != set()
+    assert built.objects > 0
+    assert not marker.exists()
 
 
 def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **options: Any):

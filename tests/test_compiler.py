@@ -761,6 +761,7 @@ def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
     home.mkdir(mode=0o700)
     [temporary, temporary.parent][depth].chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
 
     made = [private_directory(), header_directory()]
@@ -964,3 +965,14 @@ def test_outputs_of_the_cpu_are_not_copied():
     outputs = {"scores": torch.ones(2), "names": ["a"]}
 
     assert clone_outputs(outputs)["scores"] is outputs["scores"]
+
+
+def test_a_module_of_torch_is_named_and_not_torchs_wrapper():
+    """Dynamo traces modules of torch.nn through a function of its own, whose name says nothing."""
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4)).eval(), backend="eager", dynamic=False)
+
+    with torch.inference_mode():
+        model(torch.ones(2, 4))
+
+    event = watch_process().events()[-1]
+    assert event.function.startswith("Sequential.forward (container.py:")

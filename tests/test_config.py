@@ -14,10 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from serve_warm.config import (
-    IMAGE_CREATED,
     WarmupConfig,
     environment,
-    image_created_unix,
     point_torch_caches_at,
     resolve,
 )
@@ -119,12 +117,79 @@ def test_an_unknown_field_is_named_with_the_known_ones():
     assert "fields: enabled, artifact, parts" in error.hint
 
 
+def test_no_replica_takes_up_an_unfinished_build():
+    """The field that named one is unknown: what an earlier process left is never taken up."""
+    error = problem(user_config=section(unfinished="/tmp/serve_warm-0/builds/1"))
+
+    assert "user_config.warmup.unfinished: Extra inputs" in error.message
+
+
 def test_the_value_under_an_unknown_name_is_not_repeated():
     """It may be a credential that somebody put there, and pydantic's own error has it."""
     error = problem(user_config=section(aws_secret_access_key="wJalrXUtnFEMI"))
 
     assert "wJalrXUtnFEMI" not in "".join(traceback.format_exception(error))
     assert error.__context__ is None
+
+
+def test_an_unknown_field_is_compared_with_the_known_ones():
+    """The nearest one is asked for, whichever source the name comes from."""
+    error = problem(user_config=section(artefact="./artifacts", on_mising="fail"))
+
+    assert "user_config.warmup.artefact: Extra inputs are not permitted; did you mean" in str(error)
+    assert "did you mean 'artifact'?" in error.message
+    assert "did you mean 'on_missing'?" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10m", "600"), ("90 s", "90"), ("1.5h", "5400"), ("2 minutes", "120"), ("1d", "86400")],
+)
+@pytest.mark.parametrize("name", ["deadline_s", "pull_deadline_s", "input_deadline_s"])
+def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: str):
+    """Releases that read the same settings know seconds alone, so the number is asked for."""
+    error = problem(user_config=section(**{name: text}))
+
+    expected = f"user_config.warmup.{name}: it is a number of seconds: write {seconds} (found"
+    assert expected in error.message
+
+
+@pytest.mark.parametrize(
+    ("artifact", "message"),
+    [
+        ("s4://bucket/hush", "s4: does not begin the address of a store; did you mean s3://?"),
+        ("https://host/hush", "https:// is not a store"),
+        ("s3//bucket/hush", "its colon is missing; write s3://"),
+        ("S3//bucket/hush", "its colon is missing; write s3://"),
+        ("s3:/bucket/hush", "s3: does not begin the address of a store: it is followed by //"),
+        ("file://srv/hush", "file: does not begin the address of a store: it is followed by ///"),
+    ],
+)
+def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, message: str):
+    """A replica would otherwise compile at each start, for a letter in its YAML."""
+    error = problem(user_config=section(artifact=artifact))
+
+    assert "user_config.warmup.artifact: " in error.message
+    assert message in error.message
+    assert "hush" not in error.message
+
+
+def test_an_address_in_code_is_not_repeated_either():
+    """Pydantic's own error would show what somebody wrote into it."""
+    with pytest.raises(ValidationError, match="does not begin the address") as refused:
+        WarmupConfig(artifact="s4://user:hush@bucket")
+
+    assert "hush" not in "".join(traceback.format_exception(refused.value)).replace(
+        'artifact="s4://user:hush@bucket"', ""
+    )
+
+
+@pytest.mark.parametrize("artifact", ["./artifacts", "artifacts", "./s3//x", "/srv/a:b", "s3/b"])
+def test_a_folder_of_any_name_is_an_address(artifact: str):
+    """Only what looks like a misspelt URL is refused, and `./` says that it is none."""
+    config = resolve(WarmupConfig(), user_config=section(artifact=artifact), environ={})
+
+    assert config.artifact == artifact
 
 
 def test_trust_is_no_setting():
@@ -195,43 +260,3 @@ def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "unix"),
-    [
-        ("2026-01-31T09:15:00Z", 1769850900.0),
-        ("2026-01-31t09:15:00z", 1769850900.0),
-        ("2026-01-31 10:15:00+01:00", 1769850900.0),
-        ("2026-01-31T00:15:00.25-09:00", 1769850900.25),
-        ("2026-01-31T09:15:00.123456789Z", 1769850900.123456789),
-        (" 2026-01-31T09:15:00Z\n", 1769850900.0),
-    ],
-)
-def test_the_images_time_is_read_as_tools_write_it(text: str, unix: float):
-    """With any offset and up to nine digits of a second, as `docker inspect` and `date` have it."""
-    assert image_created_unix({IMAGE_CREATED: text}) == unix
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("soon", "1769850900", "2026-01-31", "2026-01-31T09:15:00", "2026-02-31T09:15:00Z"),
-        *("2026-01-31T25:15:00Z", "2026-01-31T09:15:00+99:00", "٢٠٢٦-01-31T09:15:00Z", "x" * 9999),
-    ],
-    ids=lambda text: ascii(text)[:30],
-)
-def test_what_is_no_time_is_left_out_and_said(text: str, caplog: pytest.LogCaptureFixture):
-    """A replica starts all the same: a figure is missing, and a line says which and why."""
-    assert image_created_unix({IMAGE_CREATED: text}) is None
-    assert IMAGE_CREATED in caplog.text
-    assert len(caplog.text) < 1000
-
-
-@pytest.mark.parametrize("environ", [{}, {IMAGE_CREATED: ""}])
-def test_an_image_without_a_time_has_none(
-    environ: dict[str, str], caplog: pytest.LogCaptureFixture
-):
-    """Which is no mistake."""
-    assert image_created_unix(environ) is None
-    assert caplog.records == []

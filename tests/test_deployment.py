@@ -252,6 +252,21 @@ class Inner(WarmupMixin):
     """Another object to warm up."""
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"artefact": "./artifacts"}, "@warmup artefact: Extra inputs are not permitted; did you"),
+        ({"artifact": "s4://bucket"}, "@warmup artifact: s4: does not begin the address"),
+    ],
+)
+def test_a_wrong_keyword_of_the_decorator_is_refused_where_it_stands(settings, message):
+    """Not when the replica starts: the module is not imported."""
+    with pytest.raises(ConfigError) as refused:
+        warmup(**settings)(Model)
+
+    assert message in refused.value.message
+
+
 @pytest.mark.parametrize("inner", [Inner, warmup(Model)], ids=["mixin", "decorator"])
 def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: Path):
     """Serve would not wait for it, and the probe would know only one: ready, and half cold."""

@@ -251,7 +251,7 @@ def test_the_folder_itself_must_not_be_roots(reachable: Path):
     with acting_as(US):
         found = problems(folder, leaf="unwritable")
 
-    assert whats(found) == [f"{folder} belongs to user id 0"]
+    assert whats(found) == [f"{folder} belongs to user id 0 (root)"]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -419,6 +419,7 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     private(made.last)
     monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
+    monkeypatch.setenv("TMPDIR", str(made.temporary))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(made.home)))
     monkeypatch.setattr(_private_folders, "LAST_BASE", made.last)
     return made

@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from serve_warm.errors import InputError
-from serve_warm.inputs import Buckets, Field, Input, InputSignature, shape_grid, sort_by_size
+from serve_warm.inputs import (
+    Buckets,
+    Field,
+    Input,
+    InputSignature,
+    missing_batches,
+    shape_grid,
+    sort_by_size,
+    suggest_input,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +141,10 @@ def test_a_request_is_told_from_a_method():
     ("options", "message", "hint"),
     [
         ({"target": "post /embed"}, "unknown kind of target 'post /embed'", "POST /embed"),
+        ({"target": "POST  /embed"}, "unknown kind of target", 'write "POST /embed"'),
+        ({"target": " get /a bü "}, "unknown kind", 'write "GET /a%20b%C3%BC"'),
+        ({"target": "POST/embed"}, "unknown kind of target", 'write "POST /embed"'),
+        ({"target": "FETCH /embed"}, "unknown kind of target", "one of GET, POST, PUT"),
         ({"target": "/embed"}, "unknown kind of target", 'name a method ("embed")'),
         ({"target": "POST embed"}, "unknown kind of target", "POST /embed"),
         ({"target": 7}, "is int, not a method", "pass a bound method"),
@@ -500,3 +513,59 @@ def test_signatures_compare_by_content():
 
     assert first == same
     assert len({first, same, other}) == 2
+
+
+# --- what nobody declared ----------------------------------------------------------------------
+
+
+def test_sizes_of_batches_that_nobody_declared():
+    """Of a target with batches, by its cheapest input; other targets form none."""
+    declared = [
+        *(Input(target="embed", name=f"embed {n}", concurrency=n, size=n) for n in (8, 4, 2, 1)),
+        Input(target="stream"),
+    ]
+
+    missing = missing_batches(declared, largest=5)
+
+    assert [(item.target, item.concurrency) for item in missing] == [("embed", 3), ("embed", 5)]
+    assert [item.name for item in missing] == [
+        "embed as a batch of 3",
+        "embed as a batch of 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "pasted"),
+    [
+        (
+            [Input(target="POST /embed", json={"text": "a"}, concurrency=4)],
+            {"signature": "ids=int64[3×16]", "route": "/embed", "largest": 8},
+            "Input(target='POST /embed', json={'text': 'a'}, concurrency=3)",
+        ),
+        (
+            [Input(target="embed", args=(torch.ones(4),))],
+            {"signature": "x=float32[5], scale=2.0"},
+            "Input(target='embed', args=(torch.zeros(5, dtype=torch.float32),))",
+        ),
+        (
+            [Input(target="embed", args=("text",))],
+            {"signature": "ids=int64[1×7]"},
+            "Input(target='embed', args=(...,))  # so that forward (app.py:7) gets ids=int64[1×7]",
+        ),
+        (
+            [Input(target="embed", args=("text",))],
+            {"signature": "ids=int64[1×7]", "route": "/other"},
+            (
+                "Input(target='POST /other', json=...)  "
+                "# so that forward (app.py:7) gets ids=int64[1×7]"
+            ),
+        ),
+    ],
+)
+def test_a_compile_in_traffic_suggests_an_input(declared: Any, given: Any, pasted: str):
+    """It is Python: what cannot be known stands as `...`."""
+    text = suggest_input(declared, function="forward (app.py:7)", **given)
+
+    assert text == pasted
+    names = {"Input": Input, "torch": torch}
+    assert eval(text, names).target == eval(pasted, names).target

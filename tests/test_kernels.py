@@ -29,7 +29,7 @@ from transfers import publish, pull_here
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRITON = "python -m pip install --target build/components/triton triton==3.6.0"
+TRITON = "pip install --target build/components/triton triton==3.6.0 (.ci/install-components does)"
 
 
 def kernel(folder: Path, name: str) -> None:

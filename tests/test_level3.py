@@ -438,7 +438,7 @@ def test_each_level_has_a_round_trip(stored: Any, entries: Any, parts: Any):
     """Libraries alone where every call has one: then torch's compiler must not be imported."""
     trips = _round_trips(dict.fromkeys(stored, b""), entries)
 
-    assert [(names, alone) for _, names, alone in trips] == parts
+    assert [(trip.parts, trip.without_compiler) for trip in trips] == parts
 
 
 def report(**other: Any) -> dict[str, Any]:

@@ -176,7 +176,6 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert 1600 / 1800 <= shown["Used share of the deadline"][0]["starts"] <= 1
     # Only what is not there is not shown: a time of the image, and Ray.
     assert {title for title, found in shown.items() if not any(found)} == {
-        "Artifact age at the making of the image",
         "Ray's own start-up histograms, 95 %",
     }
 

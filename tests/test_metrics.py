@@ -13,8 +13,8 @@ import pytest
 
 from reports import FULL
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.metrics import LAYERS, LEVELS, METRICS, RESULTS, Metric, as_data
-from serve_warm.report import ArtifactUse, ParityResult, Report, Stage, Verdict
+from serve_warm.metrics import LAYERS, METRICS, RESULTS, Metric, as_data
+from serve_warm.report import LEVELS, TRACED, ArtifactUse, ParityResult, Report, Stage, Verdict
 
 if TYPE_CHECKING:
     from serve_warm.metrics import Samples
@@ -27,6 +27,7 @@ CLOSED = {
     "verdict": {verdict.value for verdict in Verdict},
     "reason": set(REFUSAL_REASONS),
     "level": set(map(str, LEVELS)),
+    "traced": set(TRACED),
     "layer": set(LAYERS),
     "result": {*RESULTS, *(result.value for result in ParityResult)},
     "device": {f"cuda:{index}" for index in range(16)},
@@ -265,7 +266,6 @@ def test_what_is_not_known_has_no_value():
         "serve_warm_ready_timestamp_seconds",
         "serve_warm_artifact_info",
         "serve_warm_artifact_created_timestamp_seconds",
-        "serve_warm_image_created_timestamp_seconds",
     }
 
 

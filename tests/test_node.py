@@ -250,7 +250,7 @@ def test_states_that_others_may_have_written_are_not_read(tmp_path: Path, poison
     with pytest.raises(PermissionError, match="is not a private directory of uid") as caught:
         list(read_states(directory))
 
-    assert "to mend it: " in caught.value.strerror
+    assert "to fix it: " in caught.value.strerror
 
 
 def test_states_of_another_user_are_not_read(tmp_path: Path):
@@ -1167,13 +1167,10 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
     """The probe that runs alone finds them, also where /tmp is not safe and they go elsewhere."""
     temporary = Path(tempfile.gettempdir())
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(temporary))
     found = []
     for mode in (0o1777, 0o777):
         temporary.chmod(mode)
-        expected = _private_folders.user_folder("state")
-        state_file(expected)
-        found.append((default_directory(), str(expected)))
+        found.append((default_directory(), str(_private_folders.state_folder())))
 
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert found[0] != found[1]

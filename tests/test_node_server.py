@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -807,6 +808,202 @@ def test_a_crowd_that_keeps_its_connections_shuts_nobody_out(
         assert kept.recv(1) == b""
 
 
+def address_of_this_machine() -> str:
+    """Return an address of an interface; one that no probe comes from where there is no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+        try:
+            unsent.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.4"
+        return str(unsent.getsockname()[0])
+
+
+class Crowd:
+    """Connections from one address that say nothing, or a byte now and then, and come back."""
+
+    def __init__(self, address: str, port: int, *, silent: int, dripping: int) -> None:
+        self.address, self.port = address, port
+        self.silent = [self._connected() for _ in range(silent)]
+        self.dripping = [self._connected() for _ in range(dripping)]
+        self.rounds = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _connected(self) -> socket.socket:
+        made = socket.socket()
+        made.setblocking(False)
+        made.bind((self.address, 0))
+        made.connect_ex((self.address, self.port))  # goes on by itself
+        return made
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.05):
+            self.rounds += 1
+            for sockets, byte in ((self.silent, b""), (self.dripping, b"x")):
+                for place, each in enumerate(sockets):
+                    try:
+                        each.send(byte)
+                        if each.recv(1):
+                            continue
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        pass
+                    each.close()
+                    sockets[place] = self._connected()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        for each in (*self.silent, *self.dripping):
+            each.close()
+
+
+HERE = address_of_this_machine()
+
+
+@pytest.mark.parametrize(
+    ("crowd", "host", "other"),
+    [(HERE, "127.0.0.2", "127.0.0.3"), ("127.0.0.2", HERE, "127.0.0.3")],
+    ids=["from-an-interface", "host-on-an-interface"],
+)
+def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, host, other):
+    """Neither this machine's, nor its kubelet's, nor that of an address that is nobody's."""
+    replica()
+    server = serve(*NO_CHECKS, "--host", "0.0.0.0", "--host-ip", host)
+    slow = Crowd(crowd, server.port, silent=300, dripping=300)
+
+    def answered(source: str) -> bool:
+        connection = http.client.HTTPConnection(
+            source, server.port, timeout=5.0, source_address=(source, 0)
+        )
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
+
+    counts = Counter(dict.fromkeys(("127.0.0.1", host, other), 0))
+    for number in range(20):
+        wait_until("the crowd is back", lambda least=2 * number: slow.rounds > least)
+        for source in counts:
+            counts[source] += answered(source)
+    slow.end()
+
+    assert counts == {"127.0.0.1": 20, host: 20, other: 20}
+
+
+@pytest.fixture(name="pairs")
+def pairs_fixture() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    with contextlib.ExitStack() as opened:
+
+        def pair() -> tuple[socket.socket, socket.socket]:
+            ours, theirs = socket.socketpair()
+            theirs.settimeout(0.0)
+            return opened.enter_context(ours), opened.enter_context(theirs)
+
+        yield pair
+
+
+class Peers:
+    """Connections of a server's clients, by name."""
+
+    def __init__(self, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+        self.clients = node._Clients({"127.0.0.1", "192.0.2.7"})
+        self.ends: dict[str, tuple[socket.socket, socket.socket]] = {}
+        self._pair = pair
+
+    def come(self, address: str, count: int = 1) -> None:
+        for _ in range(count):
+            name = f"{address} {sum(name.startswith(f'{address} ') for name in self.ends)}"
+            self.ends[name] = self._pair()
+            self.clients.admit(self.ends[name][0], address)
+
+    def answer(self, name: str) -> None:
+        self.clients.renew(self.ends[name][0])
+
+    def gone(self) -> list[str]:
+        found = []
+        for name, (_, theirs) in self.ends.items():
+            with contextlib.suppress(BlockingIOError):
+                theirs.recv(1)
+                found.append(name)
+        return found
+
+
+def test_an_address_has_so_many_connections(pairs):
+    """Its oldest one makes room for its newest, and no other address pays."""
+    peers = Peers(pairs)
+    peers.come("192.0.2.1")
+    peers.come("192.0.2.2", node.PEER_CONNECTIONS)
+    assert peers.gone() == []
+
+    peers.come("192.0.2.2")
+    peers.come("::ffff:192.0.2.2")
+
+    assert peers.gone() == ["192.0.2.2 0", "192.0.2.2 1"]
+
+
+def test_strangers_do_not_get_the_places_of_probes(pairs):
+    """However many addresses they have; probes get them, and then those of strangers."""
+    peers = Peers(pairs)
+    free = node.MAX_CONNECTIONS - node.KEPT_CONNECTIONS
+    for number in range(free):
+        peers.come(f"198.51.100.{number}")
+    assert peers.gone() == []
+
+    peers.come("203.0.113.1")
+    assert peers.gone() == ["198.51.100.0 0"]
+
+    for trusted in ("127.0.0.1", "192.0.2.7"):
+        peers.come(trusted, node.PEER_CONNECTIONS)
+    assert peers.gone() == ["198.51.100.0 0"]
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "oldest"),
+    [(0.0, "192.0.2.1 1"), (3600.0, "192.0.2.1 0")],
+    ids=["all-that-ask-are-slow", "none-is-slow"],
+)
+def test_the_oldest_slow_client_goes_first(pairs, monkeypatch, slow_s, oldest):
+    """Where none is slow it is who waits the longest: a request that just began is not cut off."""
+    monkeypatch.setattr(node, "SLOW_S", slow_s)
+    peers = Peers(pairs)
+    peers.come("192.0.2.1")
+    peers.answer("192.0.2.1 0")
+    peers.come("192.0.2.1", node.PEER_CONNECTIONS - 1)
+
+    peers.come("192.0.2.1")
+
+    assert peers.gone() == [oldest]
+
+
+def test_a_client_that_asks_again_is_as_young_as_its_question(pairs, monkeypatch):
+    """A connection that is kept for long does not make its next request an old one."""
+    monkeypatch.setattr(node, "SLOW_S", 3600.0)
+    peers = Peers(pairs)
+    peers.come("192.0.2.1")
+    peers.answer("192.0.2.1 0")
+    peers.come("192.0.2.1", node.PEER_CONNECTIONS - 1)
+    peers.clients.hear(peers.ends["192.0.2.1 0"][0])
+
+    peers.come("192.0.2.1")
+
+    assert peers.gone() == ["192.0.2.1 1"]
+
+
+@pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
+def test_a_host_ip_that_is_none_is_wrong_usage(alone, directory, said):
+    """It is said at once, and not when a crowd has come."""
+    command = [sys.executable, "-I", "-S", alone, "serve", "--state-dir", directory]
+    ended = subprocess.run(
+        [*command, "--host-ip", said], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2
+    assert "is no IP address, such as status.hostIP has" in ended.stderr
+
+
 def test_empty_lines_between_requests_are_none():
     """However the bytes are cut: RFC 9112, 2.2."""
     first = b"GET /livez HTTP/1.1\r\n\r\n"
@@ -827,7 +1024,7 @@ def test_a_client_that_was_answered_may_ask_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(node, "REQUEST_S", -1.0)
     answered, late = socket.socketpair(), socket.socketpair()
     for ours, _ in (answered, late):
-        clients.admit(ours)
+        clients.admit(ours, "192.0.2.1")
     monkeypatch.setattr(node, "REQUEST_S", 60.0)
     clients.renew(answered[0])
     clients.hang_up()

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import wait_until
+from serve_warm import node
 from serve_warm.artifact import node_cache
-from serve_warm.artifact.node_cache import NodeCache, default_root
+from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.errors import ArtifactRefused, StoreError
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ DIGEST = digest_of(DATA)
 
 @pytest.fixture
 def root() -> Path:
-    return default_root()
+    """Name the usual folder, before anything is made."""
+    return Path(node.places()[0].folder) / "blobs"
 
 
 @pytest.fixture

@@ -197,14 +197,11 @@ def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dic
     }
 
 
-def said(_: str) -> None: ...
-
-
 def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
     """Without the setting an artifact is for this CPU, AVX-512 or not."""
     cache = packed({"a.so": library(tmp_path, *AVX512)}).read()
 
-    assert _portable_facts(warmed_up(cache=cache), said) == {}
+    assert _portable_facts(warmed_up(cache=cache)) == {}
 
 
 def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
@@ -212,11 +209,11 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
     good = packed({"a.so": library(tmp_path, *AVX2)}).read()
     bad = packed({"a.so": library(tmp_path, *AVX512)}).read()
 
-    facts = _portable_facts(warmed_up(cache=good, cpu="portable"), said)
+    facts = _portable_facts(warmed_up(cache=good, cpu="portable"))
 
     assert facts == {"cpu": "portable", "libraries_disassembled": 1}
     with pytest.raises(BuildFailed, match="need more than AVX2"):
-        _portable_facts(warmed_up(cache=bad, cpu="portable"), said)
+        _portable_facts(warmed_up(cache=bad, cpu="portable"))
 
 
 def test_a_cpu_without_avx2_builds_no_portable_artifact():
@@ -224,7 +221,7 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
 
     with pytest.raises(BuildFailed, match="the CPU that compiled lacks avx2 fma"):
-        _portable_facts(warmed_up(isa=isa, cpu="portable"), said)
+        _portable_facts(warmed_up(isa=isa, cpu="portable"))
 
 
 @pytest.mark.parametrize(("option", "cpu"), [((), None), (("--portable-cpu",), "portable")])

@@ -1570,6 +1570,34 @@ def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     assert seen == ["before", "after"]
 
 
+@torch.inference_mode()
+def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
+    """Libraries call `model.forward(x)`, and no hook of the compiled module is fired by it."""
+    folder, model = scaled
+
+    with started(folder), forbid():
+        found = served(lambda: model.forward(x(), 1.0))
+
+    assert (found.level, found.reason, found.compiles) == (2, "", 0)
+    close(found.value, model._orig_mod(x(), 1.0))
+
+
+@pytest.mark.parametrize("level", [2, 3])
+@torch.inference_mode()
+def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
+    """As on torch.compile's module, whatever entries there are."""
+    model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
+    build(tmp_path, lambda: model(x(), 1.0), level=level)
+
+    with started(tmp_path), eager_below():
+        before = model(x(), 1.0)
+        model.forward = lambda given, scale: given * 0
+        after = model(x(), 1.0)
+
+    assert before.abs().sum() > 0
+    assert torch.equal(after, x() * 0)
+
+
 def test_a_decorated_function_keeps_its_name():
     """And a method of a class is found on the class."""
     assert plain.__name__ == "plain"
@@ -1737,7 +1765,9 @@ def make():
 
 def calls():
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
-    return [("outer", x), ("both", x)]
+    # Dynamo 2.11 looks for an attribute with `__get__`, which `shift` is, in classes alone.
+    both = [] if torch.__version__.startswith("2.11.") else [("both", x)]
+    return [("outer", x), *both]
 """
 
 OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
@@ -1754,7 +1784,8 @@ def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_p
     start = in_a_process(tmp_path, "start")
 
     assert built["refused"] == {}
-    assert (start["why"], start["levels"], start["reasons"]) == ("", [level, level], [""])
+    assert set(start["levels"]) == {level}
+    assert (start["why"], start["reasons"]) == ("", [""])
     assert (start["compiles"], start["compiler_processes"]) == (0, 0)
     assert start["outputs"] == built["outputs"]
     index = (tmp_path / "entries" / "index.json").read_text()

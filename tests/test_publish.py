@@ -14,6 +14,7 @@ import pytest
 
 from artifacts import (
     DEPLOYMENT,
+    LONG_S,
     MemoryStore,
     blob_key,
     build,
@@ -96,7 +97,7 @@ def test_a_push_that_broke_off_shows_nothing_and_can_be_repeated(store: MemorySt
     with pytest.raises(ArtifactNotFound):
         pull_here(store)
     push(store, manifest, stored, [KEY])
-    assert pull_here(store).statement_key == statement
+    assert pull_here(store).chosen.key == statement
 
 
 def test_pushing_twice_is_pushing_once(store: MemoryStore):
@@ -149,7 +150,7 @@ def test_the_same_artifact_of_another_signer_is_one_more_statement(store: Memory
     assert second.startswith(first.removesuffix(".dsse.json") + "-s")
     assert store.written == [second]
     for key in (KEY, OTHER):
-        assert pull_here(store, trust=trusting(key)).manifest == manifest
+        assert pull_here(store, trust=trusting(key)).chosen.manifest == manifest
 
 
 def test_pushing_again_after_it_was_signed_again_changes_nothing(store: MemoryStore):
@@ -261,7 +262,7 @@ def test_a_statement_of_the_first_release_is_read_and_keeps_the_variant(store: M
     assert push(store, manifest, stored, [OTHER]).startswith(f"statements/Embedder/{stem}-s")
     with pytest.raises(AlreadyPublished):
         publish(store, created=NEWEST, raw={"cache": b"other"})
-    assert pull_here(store).statement_key == there
+    assert pull_here(store).chosen.key == there
     later, _ = supersede(store, created=NEWEST, raw={"cache": b"other"})
     assert later == f"statements/Embedder/{fingerprint().key}-g2.dsse.json"
 
@@ -360,7 +361,7 @@ def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
     assert sorted(set(results)) == statements(store)
     assert len(statements(store)) == 4
     for key in keys:
-        assert pull_here(store, trust=trusting(key)).manifest == manifest
+        assert pull_here(store, trust=trusting(key)).chosen.manifest == manifest
 
 
 @pytest.mark.parametrize("vanishes", [1, 2])
@@ -377,7 +378,7 @@ def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int
     _, manifest = publish(pruned)
 
     assert blobs_written(pruned) == 2 * [blob_key(manifest.parts[0])]
-    assert pull_here(pruned).manifest == manifest
+    assert pull_here(pruned).chosen.manifest == manifest
 
 
 # --- after a rotation ----------------------------------------------------------------------
@@ -396,11 +397,14 @@ def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCa
 
     assert store.written == [new]
     for trust in (new_only, trusting(KEY)):
-        assert pull_here(store, trust=trust).manifest == manifest
+        assert pull_here(store, trust=trust).chosen.manifest == manifest
     pulled = pull_here(store, trust=new_only)
-    assert pulled.statement_key == new
-    assert pulled.believed.signers == ("key0",)
-    assert {item.statement: item.reason for item in pulled.trace} == {old: "untrusted", new: "fits"}
+    assert pulled.chosen.key == new
+    assert pulled.chosen.believed.signers == ("key0",)
+    assert {item.statement: item.reason for item in pulled.chosen.trace} == {
+        old: "untrusted",
+        new: "fits",
+    }
     assert warnings(caplog) == []
 
 
@@ -465,7 +469,7 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
 
     pulled = pull_here(store, trust=trusting(OTHER))
-    assert (pulled.manifest, pulled.statement_key) == (manifest, new)
+    assert (pulled.chosen.manifest, pulled.chosen.key) == (manifest, new)
     assert new in find_published(store, DEPLOYMENT, fingerprint())
     assert sign_again(store, [OTHER], trust=trusting(KEY)) == []
 
@@ -477,7 +481,7 @@ def test_an_envelope_that_is_full_is_followed_by_a_new_one(store: MemoryStore):
 
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
 
-    assert pull_here(store, trust=trusting(OTHER)).statement_key == new
+    assert pull_here(store, trust=trusting(OTHER)).chosen.key == new
     for trust in (trusting(KEY), trusting(OTHER)):
         assert sign_again(store, [OTHER], trust=trust) == []
 
@@ -496,7 +500,7 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
         ("bad_statement", "statements/Embedder/junk.dsse.json"),
         ("untrusted", foreign),
     ]
-    assert pull_here(store, trust=trusting(key)).statement_key == done.statements[0]
+    assert pull_here(store, trust=trusting(key)).chosen.key == done.statements[0]
 
 
 def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
@@ -515,7 +519,7 @@ def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
     """An exception for one store does not become a signature that holds everywhere."""
     store.uri = "file:///srv/artifacts"
     publish(store)
-    allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),))
+    allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),), max_age_s=LONG_S)
     before = dict(store.objects)
 
     with pytest.raises(ArtifactRefused) as caught:
@@ -535,7 +539,7 @@ def test_an_unsigned_copy_does_not_stop_a_rotation(store: MemoryStore):
 
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY, unsigned_ok=(allowed,)))
 
-    assert pull_here(store, trust=trusting(OTHER)).statement_key == new
+    assert pull_here(store, trust=trusting(OTHER)).chosen.key == new
 
 
 def test_signing_without_a_key_changes_nothing(store: MemoryStore):
@@ -615,7 +619,7 @@ def test_all_envelopes_of_an_artifact_are_copied(store: MemoryStore, target: Mem
 
     assert sorted(copied) == statements(target)
     for key in (KEY, OTHER):
-        assert pull_here(target, trust=trusting(key)).manifest == manifest
+        assert pull_here(target, trust=trusting(key)).chosen.manifest == manifest
 
 
 def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
@@ -628,7 +632,7 @@ def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
     (copied,) = copy(store, target, trust=trusting(OTHER))
 
     assert statements(target) == [copied]
-    assert pull_here(target, trust=trusting(OTHER)).statement_key == copied
+    assert pull_here(target, trust=trusting(OTHER)).chosen.key == copied
 
 
 def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
@@ -656,7 +660,7 @@ def test_a_copy_does_not_replace_what_is_published(store: MemoryStore, target: M
     (copied,) = copy(store, target, trust=trusting(KEY), on_taken="supersede")
 
     assert copied.endswith("-g2.dsse.json")
-    assert pull_here(target).manifest.created == NEWEST
+    assert pull_here(target).chosen.manifest.created == NEWEST
 
 
 @pytest.mark.parametrize("name", FORGED_BLOBS)
@@ -710,7 +714,7 @@ def test_of_a_denied_newest_the_one_before_is_copied(store: MemoryStore, target:
     done = copy_all(store, target, trust=trust)
 
     assert [(r.reason, r.statement) for r in done.refused] == [("denied", denied)]
-    assert pull_here(target).manifest.created == OLDER
+    assert pull_here(target).chosen.manifest.created == OLDER
     assert len(done.statements) == 1
     assert good in store.objects
 

@@ -40,7 +40,6 @@ DAY = Fleet(
             name="a1",
             took_s=45.0,
             artifact_days=45.0,
-            image_days=8.0,
             stage_seconds=HIT,
             lookups=(("fx", "hit", 6.0), ("aot", "hit", 4.0)),
             on_gpu=(("captures", 900), ("tunings", 902)),
@@ -239,7 +238,6 @@ PANELS: dict[str, list[Values]] = {
     ],
     "Refused artifacts by reason": [{"untrusted": 1.0}],
     "Artifact age": [{"Ranker": 46 * DAY_S}],
-    "Artifact age at the making of the image": [{"Ranker": 37 * DAY_S}],
     "Artifacts in use": [{"2026-02-28/Ranker/s3/147378e2d3f5": 1.0}],
     "Versions": [{"2.60.0/2.13.0/0.5.0": 4.0}],
     "Downloaded by each start": [
@@ -452,7 +450,6 @@ RULES: dict[str, dict[int, Values]] = {
     # The dead start of Embedder at 10:02 is none, while b1 is ready.
     "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},
     "ServeWarmArtifactOld": {END: {"Ranker": 46.0}},
-    "ServeWarmArtifactOlderThanImage": {END: {"Ranker": 37 * DAY_S}},
     # With fewer starts than a day like this has, they would say nothing: see FEW.
     "ServeWarmStartBudgetBurnsFast": {620: {"Embedder": 1.0}, END: {}},
     "ServeWarmStartBudgetBurnsSlowly": {620: {"Ranker": 1 / 3, "Embedder": 1.0}, END: {}},

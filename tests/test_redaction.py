@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import serve_warm
-from serve_warm._redaction import HIDDEN, hide_texts, redact, tainted
+from serve_warm._redaction import HIDDEN, hide_texts, loggable, redact, tainted
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
@@ -286,6 +286,82 @@ def test_the_cause_that_stands_for_an_sdk_has_no_secret(caplog: pytest.LogCaptur
     assert "said 403" in caplog.text
     assert [secret for secret in (SIGNED, SECRET, KEY_ID) if secret in caplog.text] == []
     assert SIGNED not in repr(vars(cause)) + repr(cause)
+
+
+# --- values of credential variables ----------------------------------------------------------
+
+ECHOED = "correct horse/battery+staple"
+"""A credential without a look of its own."""
+
+CREDENTIAL_VARIABLES = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"),
+    *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_SSE_CUSTOMER_KEY_BASE64"),
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+    *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
+    *("GOOGLE_API_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "CLOUDSDK_AUTH_ACCESS_TOKEN"),
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RAY_AUTH_TOKEN", "REDIS_PASSWORD"),
+)
+
+
+@pytest.mark.parametrize("name", CREDENTIAL_VARIABLES)
+@pytest.mark.parametrize(
+    "shape", ["no user {} here", "at http://h/{quoted}/x", "body: {!r}", "{}", "x{}x {}"]
+)
+def test_the_value_of_a_credential_variable_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, name: str, shape: str
+):
+    """A server that echoes a credential, with nothing that tells what it is, does not leak it."""
+    monkeypatch.setenv(name, ECHOED + "\n")
+    text = shape.replace("{quoted}", "correct%20horse%2Fbattery%2Bstaple").format(ECHOED, ECHOED)
+
+    redacted = redact(text)
+
+    assert "correct" not in redacted
+    assert "staple" not in redacted
+    assert HIDDEN in redacted
+    assert redact(redacted) == redacted
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "minimal"),  # shorter than any credential, and a word
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/token"),
+        ("HF_TOKEN_PATH", "/var/run/secrets/token"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/var/run/secrets/token"),
+        ("AZURE_STORAGE_ACCOUNT_NAME", "warmaccount"),
+        ("AWS_REGION", "eu-central-1"),
+        ("TOKENIZERS_PARALLELISM", "everywhere"),
+        ("PWD", "/srv/application"),
+    ],
+)
+def test_what_is_no_credential_is_still_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+):
+    """Addresses, regions and files are what errors are for."""
+    monkeypatch.setenv(name, value)
+
+    text = f"cannot read from {value} in minimal time"
+    assert redact(text) == text
+
+
+def test_a_logged_traceback_has_no_value_of_a_credential_variable(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Neither the exception nor what it was raised from shows it; the lines of code are there."""
+    monkeypatch.setenv("HF_TOKEN", ECHOED)
+    try:
+        try:
+            raise ValueError(f"the server says: {ECHOED}")
+        except ValueError as error:
+            raise RuntimeError(f"no answer for {ECHOED}") from error
+    except RuntimeError as error:
+        logging.getLogger("test").warning("it broke", exc_info=loggable(error))
+
+    assert ECHOED not in caplog.text
+    assert "builtins.RuntimeError: no answer for [hidden]" in caplog.text
+    assert "builtins.ValueError: the server says: [hidden]" in caplog.text
+    assert caplog.text.count(Path(__file__).name) >= 2
 
 
 # --- texts of requests -----------------------------------------------------------------------

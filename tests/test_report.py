@@ -53,7 +53,8 @@ def test_json_has_every_field(report: Report):
     """Nothing that was recorded is lost, and the form has a version."""
     data = report.to_json()
 
-    assert data.keys() == {"schema"} | {f.name for f in dataclasses.fields(Report)}
+    fields = {f.name for f in dataclasses.fields(Report)}
+    assert data.keys() == {"schema", "traced", "levels"} | fields
     assert data["schema"] == SCHEMA
 
 
@@ -71,10 +72,15 @@ def test_json_keeps_what_was_recorded():
 
 
 def test_the_text_says_what_a_person_looks_for():
-    """First line: where it stands; then each thing that is not as it should be."""
+    """First the whole start; then where it stands; then each thing that is not as it should be."""
     lines = FULL.text().splitlines()
 
-    assert lines[0].startswith("app#Embedder READY verdict=partial proven=1/2 ")
+    assert lines[0] == (
+        "app#Embedder READY 9.0 s after its process began: process 2.0, imports 4.0, pending 0.5, "
+        "torch's compiler 1.0, replaying 1.5"
+    )
+    assert lines[1].startswith("  verdict=partial proven=1/2 ")
+    assert lines[1].endswith(" traced=some")
     assert "  not proven: embed batch=1: would compile: size mismatch" in lines
     assert "  degraded: uncovered: 1 of 2 inputs" in lines
     assert "  warning: compiled calls were made from 2 threads" in lines

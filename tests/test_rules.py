@@ -581,18 +581,6 @@ CASES = [
         },
     ),
     Case(
-        id="older-than-the-image",
-        says="An artifact from before its image is told; one without a known image is not.",
-        replicas=(
-            Replica(name="a", artifact_days=10.0, image_days=5.0),
-            Replica(name="b", artifact_days=10.0, image_days=12.0, deployment="Newer"),
-            Replica(name="c", artifact_days=10.0, deployment="Unknown"),
-            Replica(name="d", image_days=5.0, deployment="Gone", gone=30),
-        ),
-        minutes=70,
-        expected={"ServeWarmArtifactOlderThanImage": {59: NOBODY, 61: RANKER}},
-    ),
-    Case(
         id="burns-fast",
         says="2 of 5 slow starts are six times too many, until none was slow for half an hour.",
         replicas=slow_and_fast(2, 3),
@@ -809,12 +797,6 @@ TEXTS = {
             "Older than 30 days. Where a trust file limits the age it is refused one day, and "
             "starts are cold."
         ),
-    ),
-    "ServeWarmArtifactOlderThanImage": (
-        "older-than-the-image",
-        61,
-        "shop#Ranker runs an artifact that was made before its image",
-        "The image is 5d 0h 0m 0s younger: the artifact was not built with it.",
     ),
     "ServeWarmStartBudgetBurnsFast": (
         "burns-fast",

@@ -650,9 +650,7 @@ def test_who_asks_for_an_export_does_not_make_it(exports):
 
     sink.changed()
 
-    wait_until(
-        "it is exported", lambda: "serve_warm_image_created_timestamp_seconds" in exports.values
-    )
+    wait_until("it is exported", lambda: "serve_warm_ready_timestamp_seconds" in exports.values)
     assert threading.get_ident() not in exports.threads
 
 

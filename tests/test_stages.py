@@ -112,6 +112,12 @@ class StandIn:
     def serving_threads(self) -> set[int]:
         return {threading.get_native_id()}
 
+    def suggest(self, event: Any, declared: Any) -> str:
+        return ""
+
+    def largest_batch(self) -> int:
+        return 1
+
     def waits_for(self) -> Sequence[str]:
         return ()
 
@@ -659,12 +665,39 @@ def test_a_store_that_answers_at_the_second_try_is_a_hit(store: LocalStore, tmp_
     assert asyncio.run(run()).verdict is Verdict.FULL_HIT
 
 
+@pytest.mark.parametrize("on_missing", ["compile", "fail"])
+def test_a_miss_says_where_a_relative_path_led(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_missing: str
+):
+    """Ray chooses where a replica works, so nobody else can tell what `./artifacts` was."""
+    monkeypatch.chdir(tmp_path)
+    settings = {"artifact": "./artifacts", "on_missing": on_missing}
+
+    if on_missing == "fail":
+        reason = str(failed(WarmupFailed, StandIn(), **settings)[0])
+    else:
+        reason = warm_up(StandIn(), **settings).report().artifact.reason
+
+    where = "./artifacts is a relative path, resolved against the replica's working directory"
+    where += f" {tmp_path}:"
+    assert where in reason
+    assert reason.index(where) < reason.index("hint: ")
+
+
+def test_a_miss_in_an_absolute_place_says_nothing_of_folders(tmp_path: Path):
+    """There the address is all there is to say."""
+    start = warm_up(StandIn(), artifact=str(tmp_path / "artifacts"))
+    reason = start.report().artifact.reason
+
+    assert "relative" not in reason
+
+
 def test_an_address_that_is_no_store_is_a_setting_to_correct():
     """A misspelt address is not a store that is empty: the start fails and says so."""
-    _, report, _ = failed(ConfigError, StandIn(), artifact="https://example.com/artifacts")
+    _, report, _ = failed(ConfigError, StandIn(), artifact="s3://bucket?version=1")
 
     assert report.stage is Stage.FAILED
-    assert "https:// is not a store" in report.error
+    assert "the address of a s3: store has a query" in report.error
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
@@ -1142,6 +1175,48 @@ def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str
     assert said in warning
 
 
+class Batched(StandIn):
+    """Stacks the calls that are made at once, as `@serve.batch` does up to 4."""
+
+    def __init__(self, *sizes: int, pads: bool) -> None:
+        super().__init__()
+        self.pads = pads
+        self.declared = [
+            Input(target="embed", name=f"batch of {size}", concurrency=size, size=size)
+            for size in sizes
+        ]
+
+    async def call(self, item: Input) -> None:
+        self.calls.append(item.name)
+        self.owner.model(torch.ones(max(self.sizes) if self.pads else item.concurrency))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [item.concurrency for item in self.declared]
+
+    def largest_batch(self) -> int:
+        return 4
+
+
+def test_batches_that_nobody_declared_are_named_before_ready():
+    """Traffic forms them, and each would compile for its users; nothing is compiled for it."""
+    replica = Batched(4, 2, 1, pads=False)
+
+    report = warm_up(replica).report()
+
+    [warning] = report.warnings
+    assert warning.startswith("embed: batches of 3 requests would compile in traffic")
+    assert "range(1, 5)" in warning
+    assert (report.covered.proven, report.warmup.compiles) == (3, 3)
+
+
+def test_a_batch_that_is_padded_has_no_gaps():
+    """What is looked at is whether it would compile, not what was declared."""
+    report = warm_up(Batched(4, pads=True)).report()
+
+    assert report.warnings == ()
+
+
 class Small(StandIn):
     """Has no memory for its largest input, ever."""
 
@@ -1428,6 +1503,27 @@ def test_what_user_code_raises_is_redacted():
 
     assert "RuntimeError: GET https://host/x" in report.error
     assert "0a1b2c" not in str(report.to_json())
+
+
+def test_a_credential_that_user_code_repeats_is_nowhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    """A server's echo of a variable's value is hidden in the report, its text, state and log."""
+    echoed = "correct horse battery staple"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", echoed)
+    replica = StandIn()
+
+    async def call(_item: Input) -> None:
+        raise RuntimeError(f"the server says: {echoed}")
+
+    replica.call = call  # type: ignore[method-assign]
+    error, report, _ = failed(ReplayFailed, replica)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(report.to_json()))
+
+    for text in (str(error), report.text(), state.read_text(), caplog.text):
+        assert echoed not in text
+    assert "the server says: [hidden]" in report.error
 
 
 def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +230,69 @@ def test_a_replica_is_ready_where_the_hub_is_forbidden(
     report, warned = started("hf://acme/warm", caplog)
 
     check_denied(report, warned, "hf://acme/warm", tried_again(caplog))
+
+
+# --- a bucket without an end -----------------------------------------------------------------
+
+
+class EndlessBucket(BaseHTTPRequestHandler):
+    """Answers each list with a page of junk and the token of the next one, and counts them."""
+
+    asked = 0
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        kind = type(self)
+        kind.asked += 1
+        time.sleep(0.02)
+        found = "".join(
+            f"<Contents><Key>statements/Embedder/{kind.asked}-{number}.dsse.json</Key><Size>1</Size>"
+            "<LastModified>2026-11-20T10:00:00.000Z</LastModified><ETag>x</ETag></Contents>"
+            for number in range(100)
+        )
+        body = (
+            "<ListBucketResult><IsTruncated>true</IsTruncated>"
+            f"<NextContinuationToken>{kind.asked}</NextContinuationToken>{found}</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[EndlessBucket]]:
+    EndlessBucket.asked = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), EndlessBucket)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    yield EndlessBucket
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_pull_that_is_late_asks_for_nothing_after_ready(
+    endless: type[EndlessBucket], caplog: pytest.LogCaptureFixture
+):
+    """Pages are asked for as long as somebody waits, and no thread keeps the process."""
+    report, warned = started("s3://bucket", caplog, pull_deadline_s=0.5)
+    # The page under way, and what obstore fetched beside it.
+    time.sleep(1)
+    asked = endless.asked
+    time.sleep(2)
+
+    check(report, warned, Verdict.MISS, "s3://bucket")
+    assert asked > 0
+    assert endless.asked == asked
+    pulling = [each for each in threading.enumerate() if each.name.startswith("serve_warm-pull")]
+    assert all(thread.daemon for thread in pulling)

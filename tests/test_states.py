@@ -593,6 +593,8 @@ def test_what_no_check_can_hold_refuses_the_entry(
     function: Callable[..., Any], why: str, tmp_path: Path
 ):
     """Orders of sets, hashes and ids differ by process; a tensor may be part of a larger one."""
+    if torch.__version__.startswith("2.11.") and function in (by_a_hash, by_mapped_hashes):
+        why = "Unsupported: Failed to trace builtin operator"  # its Dynamo has no hash()
     compiled = serve_warm.compile(function, dynamic=False)
 
     library = build(tmp_path, lambda: compiled(x(4)))

@@ -168,6 +168,21 @@ def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder
     assert store.list("") == ["a/x"]
 
 
+@pytest.mark.parametrize("target", ["a.loop", "loop", "other"])
+def test_a_link_loop_does_not_hide_the_objects_beside_it(
+    store: LocalStore, raw: Folder, target: str
+):
+    """A link that leads to itself, or to one that leads back, is no object; the others are read."""
+    raw.write("s/a", b"1")
+    raw.write("s/z", b"1")
+    (raw.root / "s" / "loop").symlink_to(target)
+    (raw.root / "s" / "other").symlink_to("loop")
+
+    assert store.list("") == ["s/a", "s/z"]
+    with pytest.raises(StoreError):
+        store.get("s/loop", max_bytes=10)
+
+
 def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
     """Files of other programs are not objects, so that every listed key can be read."""
     for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):

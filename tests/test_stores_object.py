@@ -12,10 +12,13 @@ import io
 import math
 import re
 import secrets
+import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +452,36 @@ def test_a_list_of_several_pages_is_whole(store: ObjectStore, raw: Bucket, fault
     assert len(fault_proxy.seen) == 3
 
 
+def test_a_listing_that_nobody_goes_on_with_asks_for_no_further_page(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """Who has seen enough of an endless bucket costs it nothing more."""
+    for number in range(200):
+        raw.write(f"s/{number}", b"")
+
+    pages = store.pages("s/")
+    first = next(pages)
+    asked = len(fault_proxy.seen)
+    pages.close()  # type: ignore[attr-defined]
+
+    assert 0 < len(first) <= 50
+    assert asked <= 18  # of 67, three keys each
+    assert len(fault_proxy.seen) == asked
+
+
+def test_what_comes_before_a_prefix_is_not_listed(
+    store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
+):
+    """Names that others put before a known one do not hide it."""
+    for key in ("s/5e", "s/5e/x", "s/5f", "s/5fé", "s/5e~~", "s/5eé", "s/50"):
+        raw.write(key, b"")
+    for number in range(30):
+        raw.write(f"s/0{number}", b"")
+
+    assert store.list("s/5f") == ["s/5f", "s/5fé"]
+    assert len(fault_proxy.seen) == 1
+
+
 def test_foreign_objects_are_left_out(store: ObjectStore, raw: Bucket):
     """Objects beside the prefix and with names that are no keys are not ours."""
     for key in ("s/a", "s/.hidden", ".s/b"):
@@ -578,6 +611,60 @@ def test_a_setting_that_never_works_is_denied(monkeypatch: pytest.MonkeyPatch, c
         store.list("")
 
     check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Refuses a request and repeats one of its headers, with nothing that tells what it is."""
+
+    def do_GET(self) -> None:
+        body = f"nobody is called {self.headers['x-amz-security-token']} here".encode()
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that echoes the session token; returns that."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    token = "correct-horse-battery-staple"
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "something-else",
+        "AWS_SESSION_TOKEN": token,
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    yield token
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_credential_that_a_server_echoes_is_in_no_traceback(echo: str):
+    """Neither in the error nor in what stands for obstore's own, whose text has the body."""
+    with pytest.raises(StoreDenied) as caught:
+        open_store("s3://bucket").list("")
+
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "nobody is called [hidden] here" in shown
+    assert echo not in shown
+
+
+def test_a_credential_that_a_server_echoes_is_not_on_the_screen(echo: str):
+    """The commands show errors and log lines without it."""
+    command = [sys.executable, "-m", "serve_warm.cli", "-v", "inspect", "s3://bucket"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "HTTP 403" in done.stderr
+    assert echo not in done.stdout + done.stderr
 
 
 def check_is_ours_alone(error: BaseException, *secrets: str) -> None:

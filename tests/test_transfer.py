@@ -110,12 +110,12 @@ def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
     pulled = pull_here(store, parts=("cache", "torch_bytes"))
     unpack_directory(io.BytesIO(pulled.raw["cache"]), target)
 
-    assert pulled.manifest == manifest
+    assert pulled.chosen.manifest == manifest
     assert pulled.raw == {"cache": raw, "torch_bytes": container()}
     assert pack_directory(target) == raw
-    assert pulled.statement_key == statement
+    assert pulled.chosen.key == statement
     assert pulled.stored_bytes == sum(part.stored_bytes for part in manifest.parts)
-    assert [considered.reason for considered in pulled.trace] == ["fits"]
+    assert [considered.reason for considered in pulled.chosen.trace] == ["fits"]
 
 
 def test_keys_are_what_the_documentation_says(store: MemoryStore):
@@ -163,9 +163,9 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path, name: str):
 
     pulled = pull_here(store, deployment=name)
 
-    assert pulled.manifest.deployment == name
+    assert pulled.chosen.manifest.deployment == name
     assert pulled.raw["cache"] == str(ODD_NAMES.index(name)).encode()
-    assert len(pulled.trace) == 1
+    assert len(pulled.chosen.trace) == 1
 
 
 # --- choosing ------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
         pulled = pull_here(store, here=fingerprint(cpu_isa=isa))
 
         assert pulled.raw["cache"] == isa.encode()
-        assert sorted(considered.reason for considered in pulled.trace) == [
+        assert sorted(considered.reason for considered in pulled.chosen.trace) == [
             "fingerprint",
             "fingerprint",
             "fits",
@@ -218,8 +218,10 @@ def test_the_newest_that_fits_wins(store: MemoryStore):
     publish(store, created="2026-11-21T00:00:00.000000Z", built_for=fingerprint(torch="2.14.0+cpu"))
     pulled = pull_here(store)
 
-    assert pulled.manifest.created == NEWEST
-    assert sorted(considered.created for considered in pulled.trace if considered.accepted) == [
+    assert pulled.chosen.manifest.created == NEWEST
+    assert sorted(
+        considered.created for considered in pulled.chosen.trace if considered.accepted
+    ) == [
         OLDER,
         NEWER,
         NEWEST,
@@ -261,7 +263,7 @@ def test_files_that_are_no_statements_are_passed_over(store: MemoryStore):
     store.objects["statements/Embedder/deeper/x.dsse.json"] = b"hello"
     store.objects["statements/Embedder2/x.dsse.json"] = b"hello"
 
-    assert len(pull_here(store).trace) == 1
+    assert len(pull_here(store).chosen.trace) == 1
 
 
 def test_a_statement_that_is_pruned_meanwhile_is_passed_over():
@@ -274,7 +276,7 @@ def test_a_statement_that_is_pruned_meanwhile_is_passed_over():
     pruned = Pruned()
     publish(pruned)
 
-    assert [considered.reason for considered in pull_here(pruned).trace] == ["fits", "gone"]
+    assert [considered.reason for considered in pull_here(pruned).chosen.trace] == ["fits", "gone"]
 
 
 # --- statements that are refused -----------------------------------------------------------
@@ -306,8 +308,8 @@ def test_a_pinned_artifact_of_an_unknown_signer_is_loaded(store: MemoryStore):
 
     pulled = pull_here(store, trust=trusting(pinned=pin))
 
-    assert pulled.manifest == manifest
-    assert sorted(considered.reason for considered in pulled.trace) == ["fits", "untrusted"]
+    assert pulled.chosen.manifest == manifest
+    assert sorted(considered.reason for considered in pulled.chosen.trace) == ["fits", "untrusted"]
 
 
 def test_each_flipped_bit_of_a_statement_is_noticed(store: MemoryStore):
@@ -322,7 +324,7 @@ def test_each_flipped_bit_of_a_statement_is_noticed(store: MemoryStore):
         store.objects[statement] = bytes(flipped)
         try:
             # A key id is a hint, so that damage in it is none.
-            assert pull_here(store).manifest == manifest
+            assert pull_here(store).chosen.manifest == manifest
         except ArtifactRefused as refused:
             reasons.add(refused.reason)
 
@@ -410,8 +412,8 @@ def test_a_refused_statement_does_not_stop_a_good_one(
 
     pulled = pull_here(store)
 
-    assert pulled.statement_key == good
-    assert [considered.reason for considered in pulled.trace] == ["untrusted", "fits"]
+    assert pulled.chosen.key == good
+    assert [considered.reason for considered in pulled.chosen.trace] == ["untrusted", "fits"]
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "reason=untrusted" in warnings[0]
@@ -609,12 +611,14 @@ def test_each_variant_has_its_reason(store: MemoryStore):
 
     pulled = pull_here(store, trust=trust)
 
-    assert pulled.statement_key == good
-    reasons = [item.reason for item in pulled.trace]
+    assert pulled.chosen.key == good
+    reasons = [item.reason for item in pulled.chosen.trace]
     assert sorted(reasons) == [
         *("denied", "expired", "fingerprint", "fits", "newer_format", "untrusted"),
     ]
-    assert all(item.message for item in pulled.trace if not (item.accepted or item.mismatches))
+    assert all(
+        item.message for item in pulled.chosen.trace if not (item.accepted or item.mismatches)
+    )
 
 
 def test_an_expired_artifact_for_another_machine_is_a_miss(
@@ -783,7 +787,7 @@ def test_statements_are_held_a_few_at_a_time():
 
     pulled = pull_here(large)
 
-    assert (pulled.statement_key, len(pulled.trace)) == (good, 5 * READERS + 1)
+    assert (pulled.chosen.key, len(pulled.chosen.trace)) == (good, 5 * READERS + 1)
     assert Counted.most <= 2 * READERS
 
 
@@ -833,7 +837,8 @@ def test_memory_does_not_grow_with_a_part(tmp_path: Path):
     store = LocalStore(root=tmp_path / "store")
     publish(store, raw={"cache": os.urandom(200 << 20)})
     trust = tmp_path / "trust.toml"
-    trust.write_text(trust_lines(KEY.public_key(), name="test"))
+    lines = trust_lines(KEY.public_key(), name="test")
+    trust.write_text(f"max_age_days = 36500\n{lines}")
     trust.chmod(0o600)
 
     done = subprocess.run(
@@ -892,7 +897,7 @@ def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
 
     found = explain(store, fingerprint=fingerprint(), trust=trusting(KEY))
 
-    assert found[0].statement == pull_here(store).statement_key
+    assert found[0].statement == pull_here(store).chosen.key
     assert [item.created for item in found[:6]] == 2 * [NEWEST] + 2 * [NEWER] + 2 * [OLDER]
     assert [len(item.mismatches) for item in found] == [0, 0, 0, 0, 0, 0, 1, 2, 3, 0]
     assert found[-1].reason == "untrusted"
@@ -933,8 +938,8 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
 
     pulled = pull_here(store)
 
-    assert pulled.statement_key == good
-    assert [c.reason for c in pulled.trace] == ["fits", "unreadable"]
+    assert pulled.chosen.key == good
+    assert [c.reason for c in pulled.chosen.trace] == ["fits", "unreadable"]
 
 
 @pytest.mark.parametrize(
@@ -975,7 +980,7 @@ def test_a_flood_of_junk_is_a_few_lines(store: MemoryStore, caplog: pytest.LogCa
     with caplog.at_level("WARNING"):
         pulled = pull_here(store)
 
-    assert len(pulled.trace) == 101
+    assert len(pulled.chosen.trace) == 101
     assert len(caplog.records) == SHOWN_VARIANTS + 1
     assert "95 more" in caplog.text
 
@@ -1048,12 +1053,12 @@ def taken_early(
 ) -> tuple[Pulled | None, Any]:
     """Do what is done before an app is known; returns it, closed, and what was found."""
     found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
-    choice = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
-    if choice is None:
+    chosen = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
+    if chosen is None:
         return None, found
     with (
         NodeCache.open(default_root()) as cache,
-        take(store, choice, cache=cache, parts=("cache",)) as pulled,
+        take(store, found, chosen, cache=cache, parts=("cache",)) as pulled,
     ):
         return pulled, found
 
@@ -1070,9 +1075,7 @@ def test_steps_give_what_a_pull_gives(store: MemoryStore):
 
     assert len(store.read) == 4
     whole = pull_here(store)
-    assert (now.statement_key, now.believed, now.trace) == (
-        *(whole.statement_key, whole.believed, whole.trace),
-    )
+    assert now.chosen == whole.chosen
 
 
 def test_a_factor_that_is_unknown_yet_is_passed_over_and_no_other(store: MemoryStore):
@@ -1082,7 +1085,7 @@ def test_a_factor_that_is_unknown_yet_is_passed_over_and_no_other(store: MemoryS
 
     early, found = taken_early(store, unknown=("compile_arguments",))
 
-    assert early.statement_key == arguments
+    assert early.chosen.key == arguments
     assert confirm(early, found, fingerprint=fingerprint(), trust=trusting(KEY)) is None
     as_built = fingerprint(compile_arguments="dynamic=True")
     assert confirm(early, found, fingerprint=as_built, trust=trusting(KEY)) is not None

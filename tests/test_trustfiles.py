@@ -73,6 +73,28 @@ def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
     assert loaded == [machine, personal, machine | personal]
 
 
+def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Path):
+    """Scopes stand beside their key; what is required, and rollback, hold for all that is said."""
+    loaded = load_trust(
+        [
+            write_trust(
+                tmp_path,
+                'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
+                + trust_lines(KEY.public_key(), name="ci")
+                + 'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n',
+            )
+        ]
+    )
+
+    [key] = loaded.keys
+    assert (key.deployments, key.stores) == (("Embedder", "text/*"), ("s3://prod/*",))
+    assert loaded.rollback == "refuse"
+    assert dict(loaded.require) == {"builder": "https://ci/*", "source": "*"}
+    assert (Trust() | loaded.limits, loaded.limits.keys) == (loaded.limits, ())
+    assert loaded.limits.require == loaded.require
+    assert (signed_by(PEM) | loaded.limits).rollback == "refuse"
+
+
 def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
     """What the documentation of the format shows is read once real keys and digests are in it."""
     example = trustfiles.__doc__.split("able to add a key.\n")[1].split("They add up")[0]
@@ -168,6 +190,16 @@ BROKEN = {
     "age_endless": "max_age_days = inf",
     "age_none": "max_age_days = nan",
     "age_huge": "max_age_days = 1e308",
+    "scope_text": f'[[keys]]\nname = "x"\n{PEM_LINE}\ndeployments = "Embedder"',
+    "scope_empty": f'[[keys]]\nname = "x"\n{PEM_LINE}\ndeployments = []',
+    "scope_number": f'[[keys]]\nname = "x"\n{PEM_LINE}\nstores = [1]',
+    "scope_no_store": f'[[keys]]\nname = "x"\n{PEM_LINE}\nstores = ["prod"]',
+    "require_text": 'require = "ci"',
+    "require_unknown": 'require = {commit = "*"}',
+    "require_empty": 'require = {source = ""}',
+    "require_number": "require = {source = 1}",
+    "rollback_unknown": 'rollback = "forbid"',
+    "rollback_number": "rollback = 1",
     "unsigned_list": f'unsigned_ok = ["{STORE}"]',
     "unsigned_no_list": f'unsigned_ok = "{STORE}"',
     "unsigned_no_reason": f'[[unsigned_ok]]\nstore = "{STORE}"',

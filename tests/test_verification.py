@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -20,7 +21,7 @@ from serve_warm.stores import open_store
 from serve_warm.trust.envelope import add_signatures, sign
 from serve_warm.trust.keys import TrustedKey, key_id
 from serve_warm.trust.policy import Trust, pinned, signed_by, unsigned_ok
-from serve_warm.trust.verify import Believed, check_age_and_denied, verify
+from serve_warm.trust.verify import Believed, check_age_and_denied, check_required, verify
 
 KEY = new_key()
 OTHER = new_key()
@@ -304,7 +305,117 @@ def test_an_artifact_expires_after_its_age_limit():
     assert refused.reason == "expired"
     assert created in refused.message
     assert "the limit is 90.0 days" in refused.message
-    assert late_refusal(signed_by(PEM), created="1970-01-01T00:00:00.000000Z") is None
+
+
+def test_without_a_policy_an_artifact_expires_after_a_year():
+    """The default limit is stated, is said to be the default, and gives way to any other one."""
+    created = "2026-01-15T08:00:00.000000Z"  # 365 days before NOW
+
+    assert late_refusal(signed_by(PEM), created=created) is None
+    refused = late_refusal(signed_by(PEM), created=created, now_unix=NOW + 1)
+
+    assert refused is not None
+    assert refused.reason == "expired"
+    assert "the limit is 365.0 days, where no policy says another" in refused.message
+    assert "max_age_days" in refused.hint
+    longer = signed_by(PEM, max_age_s=400 * 86400)
+    assert late_refusal(longer, created=created, now_unix=NOW + 1) is None
+    assert late_refusal(signed_by(PEM) | longer, created=created, now_unix=NOW + 1) is None
+
+
+# --- the scope of a key --------------------------------------------------------------------
+
+
+def statement(deployment: Any) -> bytes:
+    return json.dumps({"predicate": {"deployment": deployment}}).encode()
+
+
+SCOPED = signed_by(PEM, deployments=["Embedder", "text/*"], stores=["s3://prod/*"])
+
+
+@pytest.mark.parametrize("deployment", ["Embedder", "text/", "text/a/b"])
+@pytest.mark.parametrize("store", ["s3://prod/", "s3://prod/team/a"])
+def test_a_key_is_believed_within_its_scope(deployment: str, store: str):
+    """Names and addresses are patterns, in which `*` stands for anything."""
+    assert verify(sign(statement(deployment), KEY), SCOPED, store=store).how == "signature"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "store"),
+    [
+        *(("Scorer", "s3://prod/a"), ("Embedder2", "s3://prod/a"), ("embedder", "s3://prod/a")),
+        *(("text", "s3://prod/a"), ("Embedder\n", "s3://prod/a"), (None, "s3://prod/a")),
+        *(("Embedder", "s3://prod"), ("Embedder", "s3://production/a"), ("Embedder", "")),
+        *(("Embedder", "file:///s3://prod/a"), (["Embedder"], "s3://prod/a")),
+    ],
+)
+def test_a_key_is_not_believed_out_of_its_scope(deployment: Any, store: str):
+    """The refusal is `untrusted` and names the key, its scope, and what was found."""
+    refused = refusal(sign(statement(deployment), KEY), SCOPED, store=store)
+
+    assert refused.reason == "untrusted"
+    assert "out of its scope" in refused.message
+    assert "deployments Embedder, text/* and stores s3://prod/*" in refused.message
+    assert (store or "no store") in refused.message
+
+
+@pytest.mark.parametrize("payload", [b"no JSON", b"[]", b"{}", b'{"predicate": 1}'])
+def test_a_scoped_key_vouches_for_no_statement_without_a_deployment(payload: bytes):
+    """What names no deployment is within no scope, and no error of another type."""
+    assert refusal(sign(payload, KEY), SCOPED, store="s3://prod/a").reason == "untrusted"
+    assert verify(sign(payload, KEY), signed_by(PEM, stores=["s3://*"]), store="s3://a").signers
+
+
+def test_a_scope_takes_nothing_from_other_reasons_to_believe():
+    """Another key, a wider entry of the same key, a pin and an exception still count."""
+    payload = statement("Scorer")
+    digest = hashlib.sha256(payload).hexdigest()
+    envelope = sign(payload, KEY, OTHER)
+    wider = signed_by(TrustedKey.from_pem(PEM, name="wide"))
+
+    assert verify(envelope, SCOPED | trusting(OTHER), store=STORE).signers == ("key0",)
+    assert verify(envelope, SCOPED | wider, store=STORE).signers == ("wide",)
+    assert verify(envelope, wider | SCOPED, store="s3://prod/a").signers == ("wide",)
+    assert verify(envelope, SCOPED | pinned(f"sha256:{digest}"), store=STORE).how == "pin"
+    assert verify(envelope, SCOPED | unsigned_ok(STORE, reason="x"), store=STORE).how != "signature"
+
+
+# --- what is required of where an artifact comes from ---------------------------------------
+
+
+SAID = {"source": "4f2c", "image": "r/app@sha256:1", "builder": "https://ci/acme/build.yml"}
+
+
+@pytest.mark.parametrize(
+    ("require", "problem"),
+    [
+        ({}, ""),
+        ({"builder": "https://ci/acme/*"}, ""),
+        ({"source": "*", "image": "r/app@*", "builder": "https://ci/acme/build.yml"}, ""),
+        ({"builder": "https://ci/other/*"}, "says builder 'https://ci/acme/build.yml'"),
+        ({"source": "4f2"}, "says source '4f2c', and '4f2' is required here"),
+    ],
+)
+def test_a_policy_can_require_where_an_artifact_comes_from(require: Any, problem: str):
+    """Each fact that is required must be there and match; others are of no interest."""
+    trust = Trust(require=frozenset(require.items()))
+
+    refused = pytest.raises(ArtifactRefused) if problem else contextlib.nullcontext()
+    with refused as caught:
+        check_required(trust, SAID)
+
+    if caught is not None:
+        assert caught.value.reason == "untrusted"
+        assert problem in caught.value.message
+
+
+@pytest.mark.parametrize("said", [{}, {"source": 1}, {"builder": "x"}])
+def test_what_does_not_say_what_is_required_is_refused(said: Any):
+    """An artifact of an earlier release says nothing: it stays out where something is required."""
+    with pytest.raises(ArtifactRefused, match="says no source"):
+        check_required(Trust(require=frozenset({("source", "*")})), said)
+
+    check_required(Trust(), said)
 
 
 @pytest.mark.parametrize("limit", [None, 60.0, 1e9])

@@ -46,7 +46,7 @@ def pulled_cache(store: LocalStore, tmp_path: Path, **options: Any) -> tuple[str
         cache=NodeCache.open(tmp_path / "node"),
         **options,
     ) as pulled:
-        return pulled.statement_key, pulled.raw["cache"].read()
+        return pulled.chosen.key, pulled.raw["cache"].read()
 
 
 def statement_of(store: LocalStore, key: str) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def test_what_is_published_now_looks_like_the_first_release_to_its_strict_reader
 ):
     """The first release refuses any member that it does not know: there is none."""
     [old] = store.list("statements/")
-    manifest, parts = build(deployment="Other")
+    said = {"provenance": {"source": "4f2c", "builder": "https://ci"}}
+    manifest, parts = build(deployment="Other", facts=said)
 
     new = statement_of(store, push(store, manifest, parts, [KEY]))
 

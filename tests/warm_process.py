@@ -7,7 +7,7 @@
 `load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards,
 and `traffic` is a batch that the model is called with in the end, declared or not. `batches` and
 `dynamic` say what is declared and how the model is compiled; with a `mode` of `torch.compile` it is
-one with a product that Inductor has templates for.
+one with a product that Inductor has templates for. `whose_headers` is the setting `headers`.
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ class Replica:
     def serving_threads(self) -> set[int]:
         return {threading.get_native_id()}
 
+    def suggest(self, event: Any, declared: Any) -> str:
+        return ""
+
+    def largest_batch(self) -> int:
+        return 1
+
     def waits_for(self) -> Sequence[str]:
         return ()
 
@@ -151,6 +157,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             parts=options.get("parts", ["cache"]),
             cpu=options.get("cpu", "native"),
             pgo=options.get("pgo", "off"),
+            headers=options.get("whose_headers", "shared"),
         ),
     )
     report = asyncio.run(start.run())

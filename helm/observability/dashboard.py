@@ -295,25 +295,6 @@ ARTIFACT = Row(
             ),
         ),
         Panel(
-            kind="lines",
-            title="Artifact age at the making of the image",
-            description="Above 0 the artifact was there before the image, and not built with it. "
-            "Needs SERVE_WARM_IMAGE_CREATED in the image.",
-            unit="s",
-            queries=(
-                Query(
-                    expr="max by ({by}) ({value})".format(
-                        by=DEPLOYMENT,
-                        value=living(
-                            f"{each('image_created_timestamp_seconds')} - on ({REPLICA}) "
-                            f"{each('artifact_created_timestamp_seconds')}"
-                        ),
-                    ),
-                    legend="{{application}} {{deployment}}",
-                ),
-            ),
-        ),
-        Panel(
             kind="table",
             title="Artifacts in use",
             description="Living replicas by deployment, kind of store, statement and the day that "

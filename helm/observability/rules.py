@@ -358,20 +358,6 @@ max by ({WHO}) (
         lasting="1h",
     ),
     alert(
-        "ServeWarmArtifactOlderThanImage",
-        "info",
-        f"""
-max by ({WHO}) (
-  {each("image_created_timestamp_seconds")}
-  - on ({EACH}) {each("artifact_created_timestamp_seconds")}
-  and on ({EACH}) {STAGE}
-) > 0
-""",
-        f"{OF} runs an artifact that was made before its image",
-        "The image is {{ $value | humanizeDuration }} younger: the artifact was not built with it.",
-        lasting="1h",
-    ),
-    alert(
         "ServeWarmStartBudgetBurnsFast",
         "critical",
         burns(6, "6h", "30m"),

@@ -73,10 +73,13 @@ def _entries(
                 yield from _entries(Path(entry.path), f"{name}/", skip)
 
 
-def unpack_directory(raw: BinaryIO, target: Path) -> None:
+def unpack_directory(
+    raw: BinaryIO, target: Path, *, check_wanted: Callable[[], None] = lambda: None
+) -> None:
     """Write a packed directory into `target`, an empty directory that only this user can enter.
 
     All members are checked before the first is written. Files get mode 0600, directories 0700.
+    `check_wanted` is called before each piece, and ends this by what it raises.
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
@@ -84,6 +87,7 @@ def unpack_directory(raw: BinaryIO, target: Path) -> None:
     """
     _check_private(target)
     for member in _read_members(raw, target):
+        check_wanted()
         path = target / member.name
         if member.isdir():
             path.mkdir(mode=0o700)
@@ -93,7 +97,13 @@ def unpack_directory(raw: BinaryIO, target: Path) -> None:
             raw.seek(member.offset_data)
             left = member.size
             while left:
+                check_wanted()
                 piece = raw.read(min(left, _CHUNK_BYTES))
+                if not piece:
+                    raise ArtifactRefused(
+                        f"not a packed directory: {member.name!r} ends {left} bytes early",
+                        reason="bad_archive",
+                    )
                 file.write(piece)
                 left -= len(piece)
 
@@ -172,6 +182,11 @@ def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
         problem = _name_problem(name)
         if member.type not in (tarfile.REGTYPE, tarfile.DIRTYPE) or member.issparse():
             problem = f"{name!r} is neither a regular file nor a directory"
+        elif member.size < 0 or (member.isdir() and member.size):
+            problem = f"{name!r} has {member.size} bytes"
+        elif member.offset < end:
+            # A header may claim more than stands between it and the next one.
+            problem = f"{name!r} stands inside the member before it"
         elif member.mode & ~0o777:
             problem = f"{name!r} has set-id or sticky bits"
         elif name in files or name in directories:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import re
 import time
+import urllib.parse
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -156,6 +157,44 @@ def _check(store: Store, described: Described, progress: Progress) -> Described:
             hint=refusal.hint,
         )
     return described
+
+
+def merge_signatures(described: Sequence[Described]) -> list[Described]:
+    """Return each trusted artifact once, with everybody who signed it.
+
+    Signed once more, an artifact has a second statement with the same digest. Of these the one
+    with the most signers stays.
+    """
+    by_digest: dict[str, list[Described]] = {}
+    for item in described:
+        if item.trusted:
+            by_digest.setdefault(item.digest, []).append(item)
+    stays = {
+        digest: max(items, key=lambda item: len(item.signers))
+        for digest, items in by_digest.items()
+    }
+    return [
+        replace(
+            item,
+            signers=tuple(
+                dict.fromkeys(name for each in by_digest[item.digest] for name in each.signers)
+            ),
+        )
+        if item.trusted
+        else item
+        for item in described
+        if not item.trusted or stays[item.digest] is item
+    ]
+
+
+def deployments(store: Store) -> list[str]:
+    """Return the names of all deployments that a store has statements for.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    names = {key.split("/")[1] for key in statement_keys(store, None)}
+    return sorted(urllib.parse.unquote(name) for name in names)
 
 
 # --- pruning -------------------------------------------------------------------------------

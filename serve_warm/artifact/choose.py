@@ -98,6 +98,12 @@ def weigh(
     ]
 
 
+def fits(statement: Statement, fingerprint: Fingerprint, trust: Trust) -> bool:
+    """Return whether a pull may choose a statement for this machine and app."""
+    seen = _consider(statement, fingerprint=fingerprint, trust=trust, unknown=(), limits="fitting")
+    return seen.considered.accepted
+
+
 def _consider(
     statement: Statement,
     *,
@@ -182,9 +188,9 @@ def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
 
 
 def raise_none_fits(
-    candidates: Sequence[Candidate], *, uri: str, deployment: str | None
+    candidates: Sequence[Candidate], *, uri: str, deployment: str | None, left: int = 0
 ) -> NoReturn:
-    """Say why there is nothing to pull.
+    """Say why there is nothing to pull; `left` is how many statements were not read.
 
     Raises:
         StoreError: one that was not read might fit.
@@ -219,6 +225,9 @@ def raise_none_fits(
         hint = f"{of_another_gpu(nearest[0])}; {hint}"
     if any(_wants_portable(considered) for considered in trace):
         hint = "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
+    if left:
+        lines.append(f"  and {left} more that were not read")
+        hint = f"remove what is no artifact from {uri}, or use another store; {hint}"
     raise ArtifactNotFound(
         f"none of the {len(trace)} artifacts for {deployment!r} in {uri} fits here:\n"
         + "\n".join(lines),

@@ -29,6 +29,7 @@ from typing import Any
 from serve_warm.errors import ArtifactRefused
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust.envelope import parse_json
+from serve_warm.trust.policy import FACTS
 
 FORMAT = 1
 """Version of statement and parts. A reader refuses a newer one; it does not guess."""
@@ -50,6 +51,12 @@ MAX_RAW_BYTES = 4 << 30
 """Of one part unpacked, which is how it lies on the disk while it is put in place."""
 
 CODEC = "zstd"
+
+ENTRIES_FORMAT = "entries_format"
+"""Name of the fact that says by which rules an artifact's entries were made."""
+
+PROVENANCE = "provenance"
+"""Name of the fact that says where an artifact comes from, by the names of `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
 """What is no size of anything: such a statement is nonsense, and not only too large."""
@@ -101,7 +108,8 @@ class Manifest:
     created: str
     """UTC as `utc_now` writes it, so that text order is time order."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON about the build, for people and later versions. Nothing is decided by it."""
+    """JSON about the build, for people and later versions. Whether an artifact fits is never
+    decided by it; what `provenance` says can be required (`serve_warm.trust.verify`)."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -115,6 +123,34 @@ class Manifest:
         if not _CREATED.fullmatch(self.created):
             raise ValueError(f"created is not a time: {self.created!r}")
         datetime.strptime(self.created, _CREATED_FORMAT).replace(tzinfo=timezone.utc)
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """Where it comes from, as its builder said: `source`, `image`, `builder`, or some of them.
+
+        An artifact of an earlier release says nothing.
+        """
+        said = self.facts.get(PROVENANCE)
+        return {
+            name: said[name]
+            for name in FACTS
+            if isinstance(said, Mapping) and isinstance(said.get(name), str)
+        }
+
+    @property
+    def entry_rules(self) -> int:
+        """The version of the rules by which its entries were made; 1 where it says none."""
+        rules = self.facts.get(ENTRIES_FORMAT, 1)
+        return rules if isinstance(rules, int) else 1
+
+    def has_older_entries(self, rules: int) -> bool:
+        """Return whether it has entries that were made by other rules than these or later ones.
+
+        No replica with these rules runs them.
+        """
+        entries = self.facts.get("entries") or ()
+        levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}
+        return bool(levels - {1}) and self.entry_rules < rules
 
     def part(self, name: str) -> Part:
         """Return the part of this name.

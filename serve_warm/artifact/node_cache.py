@@ -48,11 +48,11 @@ _LOCK = ".lock"
 _OWN = re.compile(r"[0-9a-f]{64}(?:\.lock)?|[0-9a-f]{32}\.tmp")
 """What the cache makes, and all that it ever removes."""
 _OF_THE_FILE_SYSTEM = re.compile(r"lost\+found|\.nfs[0-9a-f]+")
-_ADVICE = "node_cache_dir names another folder"
+_ADVICE = "or name another folder in node_cache_dir or SERVE_WARM_NODE_CACHE_DIR"
 
 
 def default_root() -> Path:
-    """Return `<base>/serve_warm-<uid>/blobs` of `_private_folders.private_base`, resolved."""
+    """Return the folder `blobs` of this user's own ones (`_private_folders.user_folder`)."""
     return _private_folders.user_folder("blobs")
 
 

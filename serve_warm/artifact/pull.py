@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an artifact gets out of a store: what is checked, and in which order.
 
-`pull` looks at every statement of the deployment, keeps a reason for each, and of those that are
-trusted and fit takes the one that was created last, by its signed time. Nothing a store says is
-believed before the signature is checked, and nothing is unpacked before its digest is.
+`pull` looks at the statements of the deployment, keeps a reason for each, and of those that are
+trusted and fit takes the one that was created last, by its signed time. Of a store with very many
+it reads those that can matter (`reading_order`). Nothing a store says is believed before the
+signature is checked, and nothing is unpacked before its digest is.
 
 A pull has three steps: `find` reads and verifies statements, a choice among them is made by what
 this machine and app are, and `take` fetches and unpacks. They stand alone for a pull that begins
@@ -23,10 +24,10 @@ from typing import BinaryIO
 
 from serve_warm.artifact.blobs import download_part, unpack_part
 from serve_warm.artifact.choose import (
-    Candidate,
     Chosen,
     Considered,
     choose,
+    fits,
     in_order_of_use,
     raise_none_fits,
     warn_of_refused,
@@ -42,6 +43,7 @@ from serve_warm.artifact.manifest import (
     check_caps,
 )
 from serve_warm.artifact.node_cache import NodeCache
+from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
     READERS,
     Read,
@@ -52,9 +54,8 @@ from serve_warm.artifact.statements import (
 )
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Object, Sink, Store
+from serve_warm.stores import Listed, Object, Sink, Store
 from serve_warm.trust import Trust
-from serve_warm.trust.verify import Believed
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,9 @@ logger = logging.getLogger(__name__)
 class Pulled:
     """An artifact whose bytes are all checked. Close it, or use it in a `with`."""
 
-    manifest: Manifest
-    statement_key: str
-    believed: Believed
-    """Why it was believed."""
-    trace: tuple[Considered, ...]
+    chosen: Chosen
+    store: str
+    """The address of the store that it came from."""
     raw: Mapping[str, BinaryIO]
     """Part name to its unpacked bytes, as files that nobody else can open. Load these and no
     others: a file that is read again by its name need not be the file that was checked."""
@@ -119,15 +118,23 @@ def pull(
             of it, is not what its statement says. It has `trace` and `statement` as facts.
         StoreError: the store could not be read.
     """
-    found = find(store, deployment=deployment, trust=trust, given_up=given_up)
+    found = find_fitting(
+        store, deployment=deployment, trust=trust, given_up=given_up, fingerprint=fingerprint
+    )
     candidates = weigh(found.statements, fingerprint, trust)
     warn_of_refused(candidates, uri=found.uri)
-    choice = _choice(found, candidates)
-    if choice is None:
-        raise_none_fits(candidates, uri=found.uri, deployment=found.deployment)
+    if not found.is_complete:
+        logger.warning(
+            "read %d statements of %r in %s, and not %d others or more: remove what is no artifact",
+            *(len(found.statements), deployment, found.uri, found.unread),
+        )
+    chosen = choose(candidates)
+    if chosen is None:
+        raise_none_fits(candidates, uri=found.uri, deployment=found.deployment, left=found.unread)
     return take(
         store,
-        choice,
+        found,
+        chosen,
         cache=cache,
         parts=parts,
         fetched=fetched,
@@ -145,39 +152,31 @@ class Found:
     deployment: str | None
     """None for those of all deployments."""
     statements: tuple[Statement, ...]
+    """In the order of their keys."""
+    unread: int = 0
+    """How many others were listed, and not read."""
+    is_complete: bool = True
+    """Whether none of the others can be what a pull chooses."""
     read_s: float
     """Wall seconds in the store."""
     verify_s: float
     """Wall seconds for the rest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One of the statements that were found."""
-
-    found: Found
-    chosen: Chosen
-
-
-def find(
-    store: Store,
-    *,
-    deployment: str | None,
-    trust: Trust,
-    given_up: threading.Event | None = None,
-) -> Found:
-    """Return the statements of a deployment, or of all, each with what `trust` says about it.
+def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
+    """Return all statements of a deployment, or of all, each with what `trust` says about it.
 
     Raises:
         StoreError: the store could not be listed. A statement that cannot be read stands in what
             is returned.
     """
     began = time.perf_counter()
-    source = _TimedReader(store, given_up)
+    source = _TimedReader(store)
     keys = source.statement_keys(deployment)
     statements = tuple(
         verify_statement(key, envelope, trust=trust, store=source.uri)
-        for key, envelope in source.envelopes(keys)
+        for start in range(0, len(keys), READERS)
+        for key, envelope in source.envelopes(keys[start : start + READERS])
     )
     return Found(
         uri=store.uri,
@@ -188,14 +187,54 @@ def find(
     )
 
 
+def find_fitting(
+    store: Store,
+    *,
+    deployment: str,
+    trust: Trust,
+    fingerprint: Fingerprint | None,
+    given_up: threading.Event | None = None,
+) -> Found:
+    """Return the statements of a deployment among which a start has to choose.
+
+    Those are all, except in a very large store: see `reading_order`. `fingerprint` is None where it
+    is not known yet.
+
+    Raises:
+        StoreError: as `find`; or `given_up` was set, which is asked at each page and each answer.
+    """
+    began = time.perf_counter()
+    source = _TimedReader(store, given_up)
+    variant = None if fingerprint is None else fingerprint.key
+    listing = list_statements(source.pages, deployment, variant=variant)
+    order = ReadingOrder(listing, variant=variant)
+    statements = []
+    while keys := order.take(READERS):
+        for key, envelope in source.envelopes(keys):
+            statement = verify_statement(key, envelope, trust=trust, store=source.uri)
+            statements.append(statement)
+            order.note(
+                statement, fits=fingerprint is not None and fits(statement, fingerprint, trust)
+            )
+    return Found(
+        uri=store.uri,
+        deployment=deployment,
+        statements=tuple(sorted(statements, key=lambda each: each.key)),
+        unread=order.left,
+        is_complete=order.is_complete,
+        read_s=source.elapsed_s,
+        verify_s=time.perf_counter() - began - source.elapsed_s,
+    )
+
+
 def expect(
     found: Found, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
-) -> Choice | None:
+) -> Chosen | None:
     """Return what a pull would take if the `unknown` factors are as each artifact has them.
 
     None where nothing fits, which nothing is said about: the pull itself will.
     """
-    return _choice(found, weigh(found.statements, fingerprint, trust, unknown=unknown))
+    return choose(weigh(found.statements, fingerprint, trust, unknown=unknown))
 
 
 def only_libraries(found: Found) -> bool:
@@ -213,24 +252,23 @@ def confirm(
 ) -> Pulled | None:
     """Return what was taken, if it is what a pull chooses among the statements that were found.
 
-    None for anything else, which nothing is said about: the pull that has to follow will.
+    None for anything else, which nothing is said about: the pull that has to follow will. So it is
+    where others might be newer: that pull knows the fingerprint, and so which to read first.
     """
+    if not found.is_complete:
+        return None
     candidates = weigh(found.statements, fingerprint, trust)
-    choice = _choice(found, candidates)
-    if choice is None or choice.chosen.key != pulled.statement_key:
+    chosen = choose(candidates)
+    if chosen is None or chosen.key != pulled.chosen.key:
         return None
     warn_of_refused(candidates, uri=found.uri)
-    return replace(pulled, believed=choice.chosen.believed, trace=choice.chosen.trace)
-
-
-def _choice(found: Found, candidates: Sequence[Candidate]) -> Choice | None:
-    one = choose(candidates)
-    return None if one is None else Choice(found=found, chosen=one)
+    return replace(pulled, chosen=chosen)
 
 
 def take(
     store: Store,
-    choice: Choice,
+    found: Found,
+    chosen: Chosen,
     *,
     cache: NodeCache,
     parts: Sequence[str],
@@ -239,7 +277,9 @@ def take(
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
-    """Return the chosen artifact with the named parts fetched, checked and unpacked; as `pull`.
+    """Return what was chosen of `found`, with the named parts fetched, checked and unpacked.
+
+    The arguments are those of `pull`.
 
     Raises:
         ArtifactRefused: it, or a part of it, is not what its statement says.
@@ -247,11 +287,10 @@ def take(
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
-    manifest, key = choice.chosen.manifest, choice.chosen.key
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened, ExitStack() as fetching:
         try:
-            wanted = _select_parts(manifest, parts)
+            wanted = _select_parts(chosen.manifest, parts)
             for part in wanted:
                 check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
             stored: list[BinaryIO] = []
@@ -262,25 +301,23 @@ def take(
             for part, file in zip(wanted, stored, strict=True):
                 raw[part.name] = opened.enter_context(unpack_part(part, file))
         except ArtifactRefused as refusal:
-            if refusal.reason == "missing_part" and not source.holds(key):
-                pruned = f"{store.uri}: {key} was pruned while it was pulled"
+            if refusal.reason == "missing_part" and not source.holds(chosen.key):
+                pruned = f"{store.uri}: {chosen.key} was pruned while it was pulled"
                 raise StoreError(pruned, hint="pull again") from refusal
             # Not tried again with an older variant: a store that holds damaged or forged bytes
             # has a problem which a silent fall-back would hide, and which could be used to force
             # an old artifact.
-            raise with_trace(refusal, key, choice.chosen.trace) from refusal
+            raise with_trace(refusal, chosen.key, chosen.trace) from refusal
         opened.pop_all()  # from here on they are the caller's
     elapsed_s = time.perf_counter() - began
     pulled = Pulled(
-        manifest=manifest,
-        statement_key=key,
-        believed=choice.chosen.believed,
-        trace=choice.chosen.trace,
+        chosen=chosen,
+        store=store.uri,
         raw=raw,
         stored_bytes=sum(part.stored_bytes for part in wanted),
         downloaded_bytes=source.downloaded_bytes,
-        download_s=choice.found.read_s + source.elapsed_s,
-        verify_s=choice.found.verify_s + elapsed_s - source.elapsed_s,
+        download_s=found.read_s + source.elapsed_s,
+        verify_s=found.verify_s + elapsed_s - source.elapsed_s,
     )
     _log(store, pulled)
     return pulled
@@ -290,7 +327,7 @@ def _log(store: Store, pulled: Pulled) -> None:
     logger.info(
         "pulled artifact store=%s statement=%s bytes=%d downloaded=%d in %.2f s",
         store.uri,
-        pulled.statement_key,
+        pulled.chosen.key,
         pulled.stored_bytes,
         pulled.downloaded_bytes,
         pulled.download_s + pulled.verify_s,
@@ -337,6 +374,15 @@ class _TimedReader:
         with self._count_time():
             return statement_keys(self._store, deployment)
 
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        pages = iter(self._store.pages(prefix))
+        while True:
+            with self._count_time():
+                page = next(pages, None)
+            if page is None:
+                return
+            yield page
+
     def head(self, key: str) -> Object:
         with self._count_time():
             return self._store.head(key)
@@ -358,16 +404,14 @@ class _TimedReader:
         return True
 
     def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
-        """Yield each statement, or why there is none.
+        """Yield each statement, or why there is none; `READERS` of them at most.
 
         As many as are read at once are held at once: whoever may write to the store decides how
         many there are, and how large.
         """
-        for start in range(0, len(keys), READERS):
-            some = keys[start : start + READERS]
-            with self._count_time():
-                envelopes = read_at_once(self._store, some)
-            yield from zip(some, envelopes, strict=True)
+        with self._count_time():
+            envelopes = read_at_once(self._store, keys)
+        yield from zip(keys, envelopes, strict=True)
 
     @contextmanager
     def _count_time(self) -> Iterator[None]:

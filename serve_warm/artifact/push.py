@@ -47,7 +47,7 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
-from serve_warm.trust.envelope import Envelope, add_signatures
+from serve_warm.trust.envelope import Envelope, add_signatures, wrap_unsigned
 from serve_warm.trust.envelope import sign as sign_payload
 from serve_warm.trust.verify import Believed, verify
 
@@ -65,14 +65,15 @@ def push(
     store: Store,
     manifest: Manifest,
     parts: Mapping[str, bytes],
-    keys: Sequence[Ed25519PrivateKey],
+    keys: Sequence[Ed25519PrivateKey] | None,
     *,
     on_taken: OnTaken = "refuse",
 ) -> str:
     """Publish an artifact signed by `keys`; returns the key of its statement.
 
-    `parts` are the stored bytes by part name. Publishing the same artifact twice is publishing it
-    once, and a push that was interrupted can be repeated.
+    `keys` is None for one without a signature, which no replica loads and
+    `serve_warm.artifact.unsigned` signs. `parts` are the stored bytes by part name. Publishing the
+    same artifact twice is publishing it once, and a push that was interrupted can be repeated.
 
     Raises:
         ArtifactRefused: the parts are not those of the manifest, or larger than readers accept.
@@ -89,17 +90,24 @@ def push(
     for part in manifest.parts:
         check_caps(part)
         check_stored(part, parts[part.name])
-    envelope = sign_payload(manifest.to_statement(), *keys)
-    return _publish(store, manifest, envelope, parts, on_taken)
+    payload = manifest.to_statement()
+    envelope = wrap_unsigned(payload) if keys is None else sign_payload(payload, *keys)
+    return publish_envelope(store, manifest, envelope, parts, on_taken)
 
 
-def _publish(
+def publish_envelope(
     store: Store,
     manifest: Manifest,
     envelope: bytes,
     parts: Mapping[str, bytes | BinaryIO],
     on_taken: OnTaken,
 ) -> str:
+    """Publish an artifact whose parts were checked, under the signatures of its envelope.
+
+    Raises:
+        AlreadyPublished: the variant is there with other content. Nothing was changed.
+        StoreError: the store could not be written. No statement is visible.
+    """
     # Asked first, so that nothing is uploaded in vain; decided when the statement is created.
     key, is_new = _place(store, manifest, envelope, on_taken)
     for part in manifest.parts:
@@ -140,24 +148,30 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
     return sorted(filter(VARIANT.search, store.list(prefix)), key=generation)
 
 
-def already_published(store: Store, manifest: Manifest, key: str) -> AlreadyPublished:
-    """Return the error that says what is there in place of `manifest`."""
+def already_published(
+    store: Store,
+    *,
+    deployment: str,
+    fingerprint: Fingerprint,
+    key: str,
+    parts: Sequence[Part] | None = None,
+) -> AlreadyPublished:
+    """Return the error that says what is there; `parts` are those that would stand in its place."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
     except (ArtifactRefused, ObjectNotFound):
         pass
     else:
-        others = {part.name: part for part in there.parts}
-        differing = [
-            part.name for part in manifest.parts if others.pop(part.name, None) != part
-        ] + sorted(others)
-        what = f"created {there.created}, " + (
-            f"other bytes in {', '.join(differing)}" if differing else "the same parts"
-        )
+        what = f"created {there.created}"
+        if parts is not None:
+            others = {part.name: part for part in there.parts}
+            differing = [
+                part.name for part in parts if others.pop(part.name, None) != part
+            ] + sorted(others)
+            what += f", other bytes in {', '.join(differing)}" if differing else ", the same parts"
     return AlreadyPublished(
-        f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} already, "
-        f"as {key} ({what})",
+        f"{store.uri} has variant {fingerprint.key} of {deployment!r} already, as {key} ({what})",
         hint="what is published is never replaced: publish under another prefix, or let this one "
         "supersede it with --if-published supersede; a build can also keep it (keep)",
         statement=key,
@@ -190,7 +204,13 @@ def _place(
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
     if on_taken == "refuse":
-        raise already_published(store, manifest, taken[-1])
+        raise already_published(
+            store,
+            deployment=manifest.deployment,
+            fingerprint=manifest.fingerprint,
+            key=taken[-1],
+            parts=manifest.parts,
+        )
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} as "
@@ -324,7 +344,7 @@ def copy(
                 refused.append(with_trace(refusal, chosen.key, ()))
                 continue
             copied += [
-                _publish(target, chosen.manifest, each.envelope, stored, on_taken)
+                publish_envelope(target, chosen.manifest, each.envelope, stored, on_taken)
                 for each in found
                 if each.believed.digest == chosen.believed.digest
             ]

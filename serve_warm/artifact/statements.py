@@ -21,7 +21,7 @@ from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope
-from serve_warm.trust.verify import Believed, check_age_and_denied, verify
+from serve_warm.trust.verify import Believed, check_age_and_denied, check_required, verify
 
 STATEMENTS = "statements/"
 STATEMENT_SUFFIX = ".dsse.json"
@@ -44,12 +44,13 @@ def statement_keys(store: Store, deployment: str | None) -> list[str]:
         StoreError: the store could not be read.
     """
     prefix = STATEMENTS if deployment is None else statements_of(deployment)
-    return [
-        key
-        for key in store.list(prefix)
-        # A deeper key is of no deployment, whoever put it there.
-        if key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
-    ]
+    return [key for key in store.list(prefix) if is_statement(key)]
+
+
+def is_statement(key: str) -> bool:
+    """Return whether a key below `statements/` is that of a statement."""
+    # A deeper key is of no deployment, whoever put it there.
+    return key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
 
 
 def statements_of(deployment: str) -> str:
@@ -61,6 +62,15 @@ def statements_of(deployment: str) -> str:
         # Quoting never gives %~, so no short name can become this.
         name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
     return f"{STATEMENTS}{name}/"
+
+
+def variant_of(key: str) -> str:
+    """Return the fingerprint's key that a statement is named after; empty for another name.
+
+    Anybody may give a statement any name: it says where to look first, and nothing else.
+    """
+    found = VARIANT.search(key)
+    return found["variant"] if found else ""
 
 
 def generation(key: str) -> int:
@@ -189,10 +199,10 @@ def believable(believed: Believed, trust: Trust) -> Manifest:
 
 
 def check_limits(manifest: Manifest, believed: Believed, trust: Trust) -> None:
-    """Refuse what is denied or from the wrong time.
+    """Refuse what is denied, from the wrong time, or not from where the policies require.
 
     Raises:
-        ArtifactRefused: as `check_age_and_denied`.
+        ArtifactRefused: as `check_age_and_denied` and `check_required`.
     """
     check_age_and_denied(
         trust,
@@ -200,3 +210,4 @@ def check_limits(manifest: Manifest, believed: Believed, trust: Trust) -> None:
         part_digests=[part.sha256 for part in manifest.parts],
         created=manifest.created,
     )
+    check_required(trust, manifest.provenance)

@@ -132,6 +132,8 @@ def one(
         + report["after_ready"]["tunings"]
         + report["after_ready"]["eager_falls"],
         "verdict": report["verdict"],
+        "traced": report["traced"],
+        "levels": report["levels"],
         "covered": report["covered"],
         "passes": report["passes"],
         "requests": len(latencies),

@@ -16,25 +16,28 @@ import io
 import logging
 import secrets
 import tempfile
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
-from serve_warm.artifact.manifest import FORMAT, Manifest, utc_now
+from serve_warm.artifact.manifest import FORMAT, PROVENANCE, Manifest, utc_now
 from serve_warm.builder.app import App
-from serve_warm.builder.cluster import Cluster, Progress
+from serve_warm.builder.cluster import Cluster, Look, Progress
 from serve_warm.builder.portable import find_objdump, prove_portable
-from serve_warm.errors import BuildFailed, ConfigError, StoreError
+from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
-from serve_warm.precompile.facts import ENTRIES_FORMAT, RULES
+from serve_warm.precompile.facts import RULES
 from serve_warm.stores import open_store
 from serve_warm.trust.files import default_trust_files, load_trust, trust_lines
 from serve_warm.trust.user_key import user_key
+from serve_warm.trust.verify import check_required
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,6 +47,18 @@ if TYPE_CHECKING:
     from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
+
+PACK_LIMIT_S = 3600.0
+"""Wall seconds in which a replica makes its entries and libraries, and packs them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingToBuild:
+    """What a build comes to where the replica compiles nothing: no artifact, and none is needed."""
+
+    cold: Mapping[str, Any]
+    """Report of the replica."""
+    published: Literal["nothing"] = "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +82,10 @@ class Built:
     """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
     that is for this CPU alone."""
     trust: str
-    """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept."""
+    """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept, and
+    where nobody did."""
+    seconds: Mapping[str, float]
+    """Wall seconds of the build by phase, in order."""
     cold: Mapping[str, Any]
     """Report of the replica that compiled."""
     round_trip: Mapping[str, Any]
@@ -80,59 +98,137 @@ def build(
     *,
     on: Cluster,
     key: Ed25519PrivateKey | None = None,
+    signature: Literal["now", "later"] = "now",
+    provenance: Mapping[str, str] = MappingProxyType({}),
     cpu: Cpu | None = None,
     if_published: Literal["refuse", "keep", "supersede"] = "refuse",
     progress: Progress = lambda _: None,
     notice: Progress = lambda _: None,
-) -> Built:
+) -> Built | NothingToBuild:
     """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     Nothing is published unless a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `key` signs; the per-user key, made and trusted on first use, if none
-    is given. The replica must trust it, as the fleet will have to. `cpu` is laid over what the
-    deployment sets; every replica that shall use the artifact must set the same. A variant that
-    the store has already is never replaced: `keep` puts that one through the round trip instead,
-    `supersede` publishes beside it. `notice` is told what the user should know beside the result.
+    is given. The replica must trust it, as the fleet will have to. With `signature="later"` it
+    signs the copy for the round trip alone (`serve_warm.artifact.unsigned`). `provenance` is signed
+    too. `cpu` is laid over what the deployment sets; replicas must set the same. `keep` puts the
+    variant that the store has through the round trip, `supersede` publishes beside it.
 
     Raises:
         AlreadyPublished: the store has the variant, and `if_published` is `refuse`.
-        BuildFailed: a replica failed, the artifact did not pass its round trip, or it is to be
-            portable and is not.
-        ConfigError: a portable artifact cannot be disassembled here.
+        BuildFailed: a replica failed, the round trip did, or a portable artifact is not portable.
+        ConfigError: a portable artifact cannot be disassembled here, the replicas of the round trip
+            would not believe it, or it is unsigned and for another store than a folder.
         StoreError: the store cannot be written.
     """
-    store, settings = open_store(store_uri), _settings(cpu)
-    key = _check_key(key or user_key(), app, on)
-    by_rank, portable = _compile(app, settings, on, progress)
-    progress("sign")
-    variants = [_manifest(app, packed) for packed in by_rank]
+    store, work = open_store(store_uri), _Work(app, on, _settings(cpu), progress)
+    _check_place(store, signature, if_published)
+    beside = _check_key(key := key or user_key(), app, on, store, provenance)
+    by_rank = work.compile(_refuse_early(store, app) if if_published == "refuse" else None)
+    if isinstance(by_rank, NothingToBuild):
+        return by_rank
+    with work.phase("sign"):
+        variants = [_manifest(app, packed, provenance) for packed in by_rank]
     manifests = [manifest for manifest, _ in variants]
     # Before the round trip, which would be in vain.
-    outdated = _are_outdated(store, app, manifests, notice)
-    keep = not outdated and _is_kept(store, manifests, if_published)
-    with contextlib.nullcontext(store.uri) if keep else _staging(store, on) as source:
+    keep, supersedes = _decide(store, app, manifests, if_published, notice)
+    entries = by_rank[0]["facts"].get("entries", ())
+    with contextlib.nullcontext(store.uri) if keep else _staging(store, beside) as source:
         if not keep:
             _push(open_store(source), variants, key)
-        trips = _round_trips(variants[0][1], by_rank[0]["facts"].get("entries", ()))
-        reports = _prove(app, {**settings, "artifact": source}, trips, on, progress)
+        reports = work.prove(source, _round_trips(variants[0][1], entries))
     used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
-    statements = list(used)
-    if not keep:
-        progress("publish")
-        supersedes = outdated or if_published == "supersede"
-        statements = _push(store, variants, key, on_taken="supersede" if supersedes else "refuse")
+    with work.phase("publish"):
+        signer = key if signature == "now" else None
+        statements = list(used) if keep else _push(store, variants, signer, supersedes=supersedes)
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
-        statement=statements[0],
-        ranks=tuple(statements) if len(statements) > 1 else (),
-        variant=manifests[0].fingerprint.key,
-        **(_sizes_in_use(store, app, used) if keep else _sizes_built(manifests)),
-        portable_libraries=portable.get("libraries_disassembled"),
-        trust="" if keep else trust_lines(key.public_key(), name="builder"),
+        **_names(statements, manifests),
+        portable_libraries=by_rank[-1]["facts"].get("libraries_disassembled"),
+        trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
+        seconds=work.seconds,
         cold=by_rank[0]["report"],
         round_trip=reports[0],
+        **(_sizes_in_use(store, app, used) if keep else _sizes_built(manifests)),
     )
+
+
+class _Work:
+    """What a build has Ray do: a cold start that packs, and warm ones that prove; with a clock."""
+
+    def __init__(
+        self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress
+    ) -> None:
+        self._app = app
+        self._on = on
+        self._settings = settings
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+        """Wall seconds by phase, in order."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[Progress]:
+        """Tell that a phase begins, yield what tells of its progress, and count its seconds."""
+        self._progress(name)
+        began = time.perf_counter()
+        try:
+            yield lambda text: self._progress(f"{name}: {text}")
+        finally:
+            self.seconds[name] = time.perf_counter() - began
+
+    def compile(self, look: Look | None) -> list[PackedReplica] | NothingToBuild:
+        """Return what a cold replica of each rank packs; the facts of a portable one are proven.
+
+        `look` is called with the states of the replicas as they start.
+        """
+        cold = {**self._settings, "artifact": None}
+        # Its seconds are those of the start; packing is a phase of its own.
+        with contextlib.ExitStack() as running:
+            with self.phase("compile") as progress:
+                start = running.enter_context(
+                    self._on.running(
+                        self._app, cold, progress=progress, look=look or (lambda _: None)
+                    )
+                )
+                reports = start.ask("warmup_report", timeout_s=60)
+            if all(report["nothing_compiles"] for report in reports):
+                return NothingToBuild(cold=reports[0])
+            with self.phase("pack") as progress:
+                by_rank = _one_each(start.pack(timeout_s=PACK_LIMIT_S, progress=progress))
+        portable = [p for p in by_rank if p["fingerprint"]["app"].get("cpu") == "portable"]
+        if portable:
+            with self.phase("disassemble"):
+                for packed in portable:
+                    packed["facts"].update(_portable_facts(packed))
+        return by_rank
+
+    def prove(self, source: str, trips: Sequence[_RoundTrip]) -> list[dict[str, Any]]:
+        """Start fresh replicas on what was built, and return the reports of the last ones.
+
+        Raises:
+            BuildFailed: one was not warm through and through.
+        """
+        reports: list[dict[str, Any]] = []
+        for trip in trips:
+            warm = {**self._settings, "artifact": source, "parts": trip.parts}
+            with (
+                self.phase(trip.label) as progress,
+                self._on.running(self._app, warm, progress=progress) as start,
+            ):
+                reports = start.ask("warmup_report", timeout_s=60)
+            for report in reports:
+                _accept(report, level=trip.level, without_compiler=trip.without_compiler)
+        return reports
+
+
+def _names(statements: Sequence[str], manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """Return what the result of a build calls what it made."""
+    return {
+        "statement": statements[0],
+        "ranks": tuple(statements) if len(statements) > 1 else (),
+        "variant": manifests[0].fingerprint.key,
+    }
 
 
 def _sizes_built(manifests: Sequence[Manifest]) -> dict[str, Any]:
@@ -156,44 +252,7 @@ def _settings(cpu: Cpu | None) -> dict[str, Any]:
     if cpu == "portable":
         find_objdump()  # now, not when everything has been compiled
     settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
-    return {**settings, **({} if cpu is None else {"cpu": cpu})}
-
-
-def _compile(
-    app: App, settings: Mapping[str, Any], on: Cluster, progress: Progress
-) -> tuple[list[PackedReplica], dict[str, Any]]:
-    """Return what a cold replica of each rank packed, and what was proven of a portable one."""
-    cold = {**settings, "artifact": None}
-    with on.running(app, cold, progress=_prefix(progress, "compile")) as start:
-        progress("compile: packing")
-        by_rank = _one_each(start.pack(timeout_s=600))
-    portable: dict[str, Any] = {}
-    for packed in by_rank:
-        portable = _portable_facts(packed, progress)
-        packed["facts"].update(portable)
-    return by_rank, portable
-
-
-def _prove(
-    app: App,
-    warm: Mapping[str, Any],
-    trips: Sequence[tuple[str, list[str], bool]],
-    on: Cluster,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Start fresh replicas on what was built, and return the reports of the last ones.
-
-    Raises:
-        BuildFailed: one was not warm through and through.
-    """
-    reports: list[dict[str, Any]] = []
-    for label, parts, proves in trips:
-        told = _prefix(progress, label)
-        with on.running(app, {**warm, "parts": parts}, progress=told) as start:
-            reports = start.ask("warmup_report", timeout_s=60)
-        for report in reports:
-            _accept(report, without_compiler=proves)
-    return reports
+    return {**settings, "headers": "own", **({} if cpu is None else {"cpu": cpu})}
 
 
 def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
@@ -212,34 +271,76 @@ def _trust_of(app: App) -> Trust:
     return load_trust() if app.trust is None else app.trust
 
 
-def _check_key(key: Ed25519PrivateKey, app: App, on: Cluster) -> Ed25519PrivateKey:
-    """Return the key if the replicas of the round trip would believe it, as far as is known here.
+def _check_place(store: Store, signature: str, if_published: str) -> None:
+    """Raise where an artifact may not be published without a signature, if it is to have none."""
+    if signature == "now":
+        return
+    if not store.uri.startswith("file://"):
+        raise ConfigError(
+            f"an unsigned artifact is not published in {store.uri}, where replicas look",
+            hint="build it into a folder, and publish it with: serve-warm sign FOLDER --unsigned "
+            f"--key FILE --publish {store.uri}",
+        )
+    if if_published == "keep":
+        raise ConfigError(
+            "an unsigned artifact that is there already cannot be proven again",
+            hint="give --if-published keep to serve-warm sign",
+        )
+
+
+_STAGING = "serve_warm-staging-"
+
+_Beside = Literal["store", "temporary"]
+"""Where the copy for the round trip stands: in the artifact's own store, or in a new folder."""
+
+
+def _check_key(
+    key: Ed25519PrivateKey, app: App, on: Cluster, store: Store, provenance: Mapping[str, str]
+) -> _Beside:
+    """Return where the copy may stand, if the replicas of the round trip would believe it.
 
     Raises:
-        ConfigError: they run on this machine, where it is not trusted. Nothing is compiled yet.
+        ConfigError: they run on this machine, where they would not. Nothing is compiled yet.
     """
     if on.place != "here":
-        return key
+        return "store"
     public = key.public_key()
     trust = _trust_of(app)
-    if public.public_bytes_raw() not in {trusted.raw for trusted in trust.keys}:
+    entries = [each for each in trust.keys if each.raw == public.public_bytes_raw()]
+    if not entries:
         where = "the code of the deployment" if app.trust is not None else default_trust_files()[0]
         raise ConfigError(
             "the key that would sign is not trusted here, so the round trip would refuse it",
             hint=f"add it to {where}:\n{trust_lines(public, name='builder')}",
         )
-    return key
+    try:
+        check_required(trust | load_trust().limits, provenance)
+    except ArtifactRefused as refusal:
+        raise ConfigError(f"nobody here would load it: {refusal.message}") from refusal
+    temporary = f"{Path(tempfile.gettempdir()).as_uri()}/{_STAGING}"
+    if any(each.covers(deployment=app.deployment, store=temporary) for each in entries):
+        return "temporary"
+    below = f"{store.uri}/staging-"
+    if any(each.covers(deployment=app.deployment, store=below) for each in entries):
+        return "store"
+    raise ConfigError(
+        f"the key that would sign is trusted for {entries[0].scope} alone, so the round trip of "
+        f"{app.deployment!r} would refuse it in {store.uri}",
+        hint="widen `deployments` or `stores` of the key in the trust file; a copy for the round "
+        f"trip stands below the store, which {store.uri}* covers",
+    )
 
 
 @contextlib.contextmanager
-def _staging(store: Store, on: Cluster) -> Iterator[str]:
+def _staging(store: Store, beside: _Beside) -> Iterator[str]:
     """Yield a store for the round trip that no replica in traffic looks into.
 
-    On a cluster of this machine it is a folder. Elsewhere it must be what all nodes see, so it
-    stands beside the artifacts in their own store, outside the keys that they have.
+    On a cluster of this machine it is a folder. Elsewhere it must be what all nodes see, and a key
+    may be believed in its own stores alone: then it stands beside the artifacts in their own store,
+    outside the keys that they have.
     """
-    if on.place == "here":
-        with tempfile.TemporaryDirectory(prefix="serve_warm-staging-") as staging:
+    if beside == "temporary":
+        with tempfile.TemporaryDirectory(prefix=_STAGING) as staging:
             yield staging
     elif store.uri.startswith("file://"):
         folder = Path(urllib.parse.unquote(store.uri.removeprefix("file://")))
@@ -263,6 +364,24 @@ def _clear(staged: Store) -> None:
         logger.warning("the staged copy could not be removed: %s", error.message)
 
 
+def _decide(
+    store: Store,
+    app: App,
+    manifests: Sequence[Manifest],
+    if_published: Literal["refuse", "keep", "supersede"],
+    notice: Progress,
+) -> tuple[bool, bool]:
+    """Return whether what the store has is kept, and whether it is superseded.
+
+    Raises:
+        AlreadyPublished: it has a variant, and is not told to keep or supersede it.
+    """
+    if _are_outdated(store, app, [made.fingerprint for made in manifests]):
+        notice("what is published has entries that no replica runs any more: it is superseded")
+        return False, True
+    return _is_kept(store, manifests, if_published), if_published == "supersede"
+
+
 def _is_kept(
     store: Store,
     manifests: Sequence[Manifest],
@@ -278,48 +397,70 @@ def _is_kept(
         return True
     for manifest, before in zip(manifests, there, strict=True):
         if before and if_published != "supersede":
-            raise push.already_published(store, manifest, before[-1])
+            raise push.already_published(
+                store,
+                deployment=manifest.deployment,
+                fingerprint=manifest.fingerprint,
+                key=before[-1],
+                parts=manifest.parts,
+            )
     return False
 
 
-def _are_outdated(store: Store, app: App, manifests: Sequence[Manifest], notice: Progress) -> bool:
+def _refuse_early(store: Store, app: App) -> Look:
+    """Return what raises as soon as a start says that it is for a variant that is published.
+
+    That is before it compiles anything.
+    """
+    asked: set[str] = set()
+
+    def look(states: Sequence[Mapping[str, Any]]) -> None:
+        for state in states:
+            said = state.get("fingerprint")
+            if not said:
+                continue
+            fingerprint = Fingerprint.from_json(said)
+            if fingerprint.key in asked:
+                continue
+            asked.add(fingerprint.key)
+            there = push.find_published(store, app.deployment, fingerprint)
+            if there and not _are_outdated(store, app, [fingerprint]):
+                raise push.already_published(
+                    store, deployment=app.deployment, fingerprint=fingerprint, key=there[-1]
+                )
+
+    return look
+
+
+def _are_outdated(store: Store, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
     """Return whether what is published of these variants has entries that no replica runs.
 
     They were made by other rules than today's: what supersedes them takes nothing from anybody.
     """
     published = {
         statement
-        for made in manifests
-        for statement in push.find_published(store, made.deployment, made.fingerprint)[-1:]
+        for fingerprint in fingerprints
+        for statement in push.find_published(store, app.deployment, fingerprint)[-1:]
     }
     if not published:
         return False
     trust = _trust_of(app)
     there = catalog.describe(store, trust, deployment=app.deployment)
     found = [item.manifest for item in there if item.statement in published]
-    outdated = bool(found) and all(map(_has_outdated_entries, found))
-    if outdated:
-        notice("what is published has entries that no replica runs any more: it is superseded")
-    return outdated
-
-
-def _has_outdated_entries(manifest: Manifest | None) -> bool:
-    if manifest is None:  # not believed here: nothing is known of it
-        return False
-    entries = manifest.facts.get("entries") or ()
-    levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}
-    return bool(levels - {1}) and manifest.facts.get(ENTRIES_FORMAT, 1) < RULES
+    # Of one that is not believed here nothing is known.
+    return bool(found) and all(made is not None and made.has_older_entries(RULES) for made in found)
 
 
 def _push(
     store: Store,
     variants: Sequence[tuple[Manifest, dict[str, bytes]]],
-    key: Ed25519PrivateKey,
+    key: Ed25519PrivateKey | None,
     *,
-    on_taken: push.OnTaken = "refuse",
+    supersedes: bool = False,
 ) -> list[str]:
+    on_taken: push.OnTaken = "supersede" if supersedes else "refuse"
     return [
-        push.push(store, manifest, stored, [key], on_taken=on_taken)
+        push.push(store, manifest, stored, None if key is None else [key], on_taken=on_taken)
         for manifest, stored in variants
     ]
 
@@ -340,7 +481,12 @@ def _sizes(manifests: Sequence[Manifest]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _manifest(app: App, packed: PackedReplica) -> tuple[Manifest, dict[str, bytes]]:
+def _manifest(
+    app: App, packed: PackedReplica, provenance: Mapping[str, str]
+) -> tuple[Manifest, dict[str, bytes]]:
+    # What is said of the origin is never what the code of the model says.
+    said = {PROVENANCE: dict(provenance)} if provenance else {}
+    facts = {name: fact for name, fact in packed["facts"].items() if name != PROVENANCE}
     parts, stored = [], {}
     for name, raw in packed["parts"].items():
         part, data = pack_part(name, raw)
@@ -352,12 +498,12 @@ def _manifest(app: App, packed: PackedReplica) -> tuple[Manifest, dict[str, byte
         created=utc_now(),
         fingerprint=Fingerprint.from_json(packed["fingerprint"]),
         parts=tuple(parts),
-        facts=packed["facts"],
+        facts={**facts, **said},
     )
     return manifest, stored
 
 
-def _portable_facts(packed: PackedReplica, progress: Progress) -> dict[str, Any]:
+def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     """Return what a manifest says about a portable artifact, proven; nothing of another one.
 
     Here, and not in the replica that compiled: what user code runs in is not asked for a proof.
@@ -371,32 +517,46 @@ def _portable_facts(packed: PackedReplica, progress: Progress) -> dict[str, Any]
             + " ".join(lacking(machine["cpu_isa"])),
             hint="nothing was published: build on a machine that has it",
         )
-    progress("compile: disassembling")
     made = [packed["parts"][name] for name in ("cache", "exported") if name in packed["parts"]]
     libraries = sum(prove_portable(io.BytesIO(raw), objdump=find_objdump()) for raw in made)
     return {"cpu": "portable", "libraries_disassembled": libraries}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _RoundTrip:
+    """One start of a fresh replica on what was built."""
+
+    label: str
+    parts: list[str]
+    level: int
+    """The highest one that its parts have; at least one call must be answered by it."""
+    without_compiler: bool = False
+
+
 def _round_trips(
     stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, list[str], bool]]:
-    """Return name and parts of each round trip, and whether it must do without torch's compiler.
+) -> list[_RoundTrip]:
+    """Return the round trips that prove what was built, one a level.
 
     Each level by itself: what the entries answer never asks the caches, and the caches must answer
     where an entry does not fit. Libraries need neither, where every call has one.
     """
-    trips = [("round trip", ["cache"], False)]
+    trips = [_RoundTrip(label="round trip", parts=["cache"], level=1)]
     if "precompiled" in stored:
-        trips.append(("round trip, ahead of time", ["cache", "precompiled"], False))
+        parts = ["cache", "precompiled"]
+        trips.append(_RoundTrip(label="round trip, ahead of time", parts=parts, level=2))
     if "exported" in stored:
         alone = all(entry["level"] == 3 for entry in entries)
         rest = [name for name in ("cache", "precompiled") if name in stored and not alone]
-        trips.append(("round trip, libraries", [*rest, "exported"], alone))
+        parts = [*rest, "exported"]
+        trips.append(
+            _RoundTrip(label="round trip, libraries", parts=parts, level=3, without_compiler=alone)
+        )
     return trips
 
 
-def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> None:
-    """Raise unless the round trip was warm through and through."""
+def _accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool = False) -> None:
+    """Raise unless the round trip was warm through and through, and used what is of `level`."""
     problems = []
     if report["verdict"] != "full_hit":
         reason = (report["artifact"] or {}).get("reason", "")
@@ -411,6 +571,9 @@ def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> Non
         problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
     parity = report.get("parity") or {}
     problems += [f"it withdrew {failure}" for failure in parity.get("failures", ())]
+    if level > 1 and not any(use["level"] == level for use in report["entries"]):
+        why = next((use["reason"] for use in report["entries"] if use["reason"]), "no call of them")
+        problems.append(f"no call was answered at level {level} ({why})")
     if without_compiler:
         problems += [
             f"{use['callable']}{use['call']} was served by level {use['level']}: {use['reason']}"
@@ -425,7 +588,3 @@ def _accept(report: Mapping[str, Any], *, without_compiler: bool = False) -> Non
             hint="nothing was published. What is not cached is usually a graph that bypasses "
             "torch's caches (TORCH_LOGS=+inductor names it), or an input that differs per start",
         )
-
-
-def _prefix(progress: Progress, prefix: str) -> Progress:
-    return lambda text: progress(f"{prefix}: {text}")

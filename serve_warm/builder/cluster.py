@@ -8,9 +8,11 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,9 +24,17 @@ from serve_warm.errors import BuildFailed, ConfigError
 if TYPE_CHECKING:
     from serve_warm.replica.pack import PackedReplica
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.05
 """How often a start is looked at while it is waited for."""
 
+
+ASK_S = 0.2
+"""How often it is told what a replica does while it is waited for its answer."""
+
+REPORT_LIMIT_S = 30.0
+"""Wall seconds for the replicas of a deployment to tell their reports."""
 
 START_LIMIT_S = 1800.0
 """Wall seconds for one replica to become ready; the replica's own deadline comes first."""
@@ -32,6 +42,9 @@ START_LIMIT_S = 1800.0
 
 Progress = Callable[[str], None]
 """Told, in a few words, where a start is; called many times a second with the same words."""
+
+Look = Callable[[Sequence[Mapping[str, Any]]], None]
+"""Called with the states of a start's replicas as they change; what it raises ends the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,38 +57,66 @@ class Start:
     """Creation of the replica's actor → RUNNING, as Serve reports it."""
     handle: Any
     """Serve's handle to the deployment."""
+    state_dir: Path
     replicas: int = 1
 
     def report(self) -> dict[str, Any]:
         """Return the replica's report as of now; of a gang that of its first rank."""
         return self.ask("warmup_report", timeout_s=60)[0]
 
-    def pack(self, *, timeout_s: float) -> list[PackedReplica]:
+    def pack(self, *, timeout_s: float, progress: Progress = lambda _: None) -> list[PackedReplica]:
         """Return what each replica packs, by their ranks; once."""
-        return cast("list[PackedReplica]", self.ask("warmup_artifact", timeout_s=timeout_s))
 
-    def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        def tell() -> None:
+            doing = [state.get("doing") for state in node.read_states(self.state_dir)]
+            progress(next((text for text in doing if text), "asking the replica"))
+
+        packed = self.ask("warmup_artifact", timeout_s=timeout_s, meanwhile=tell)
+        return cast("list[PackedReplica]", packed)
+
+    def ask(
+        self, method: str, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[dict[str, Any]]:
         """Return what each replica answers to a method of the mixin's, by their ranks.
 
         All of them work on it at the same time: what one does may wait for the others.
         """
-        if self.replicas == 1:
-            return [getattr(self.handle, method).remote().result(timeout_s=timeout_s)]
-        answers = self.handle.broadcast(method).results(timeout_s=timeout_s)
-        return sorted(answers, key=_rank)
+        from ray.exceptions import RayTaskError
+
+        end = time.monotonic() + timeout_s
+        alone = self.replicas == 1
+        asked = getattr(self.handle, method).remote() if alone else self.handle.broadcast(method)
+        while True:
+            meanwhile()
+            try:
+                if alone:
+                    return [asked.result(timeout_s=ASK_S)]
+                return sorted(asked.results(timeout_s=ASK_S), key=_rank)
+            except TimeoutError as error:
+                # Of this wait, and not of what the replica does.
+                if isinstance(error, RayTaskError) or time.monotonic() > end:
+                    raise
 
 
 def _rank(answer: Mapping[str, Any]) -> int:
     """Return the rank of the replica that gave a report, or its parts: `2 of 4` is 2."""
-    rank: str = answer["fingerprint"]["app"].get("rank", "0")
+    rank: str = ((answer["fingerprint"] or {}).get("app") or {}).get("rank", "0")
     return int(rank.partition(" ")[0])
 
 
 class Cluster:
     """A Ray cluster with Serve on it, on which applications are started one after the other."""
 
-    def __init__(self, port: int, *, place: Literal["here", "address"] = "here") -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        place: Literal["here", "address"] = "here",
+        working_dir: str | None = None,
+    ) -> None:
         self.port = port
+        self.working_dir = working_dir
+        """Where Ray has the code that replicas work in; None where the nodes have it already."""
         self.place = place
         """Whether it runs on this machine alone, or was found at an address."""
 
@@ -88,7 +129,7 @@ class Cluster:
         name = f"serve_warm-{secrets.token_hex(4)}"
         client = _client()
         client.deploy_applications(
-            [app.built(name, settings)],
+            [app.built(name, settings, working_dir=self.working_dir)],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
@@ -104,6 +145,7 @@ class Cluster:
         settings: Mapping[str, Any],
         *,
         progress: Progress = lambda _: None,
+        look: Look = lambda _: None,
     ) -> Iterator[Start]:
         """Start `app` with one replica, yield it when it is ready, and delete it afterwards.
 
@@ -115,16 +157,19 @@ class Cluster:
         with _private_folders.temporary_folder() as scratch:
             state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
-                created_unix, ready_unix = self._wait(name, app.deployment, state_dir, progress)
+                created_unix, ready_unix = self._wait(
+                    name, app.deployment, state_dir, progress, look
+                )
                 yield Start(
                     url=f"http://127.0.0.1:{self.port}/{name}",
                     ready_s=ready_unix - created_unix,
                     handle=serve.get_deployment_handle(app.deployment, app_name=name),
                     replicas=app.replicas,
+                    state_dir=state_dir,
                 )
 
     def _wait(
-        self, name: str, deployment: str, state_dir: Path, progress: Progress
+        self, name: str, deployment: str, state_dir: Path, progress: Progress, look: Look
     ) -> tuple[float, float]:
         end = time.monotonic() + START_LIMIT_S
         while time.monotonic() < end:
@@ -134,6 +179,7 @@ class Cluster:
             if status == "RUNNING" and replicas:
                 return float(replicas[0]["start_time_s"]), time.time()
             states = [s for s in node.read_states(state_dir) if s["deployment"] == deployment]
+            look(states)
             failed = next((s for s in states if s["stage"] == "FAILED"), None)
             if failed is not None or status == "DEPLOY_FAILED":
                 # A replica that dies in its constructor writes no state: Serve has its traceback.
@@ -161,38 +207,130 @@ def _describe(states: list[dict[str, Any]], replicas: Any) -> str:
 
 
 @contextlib.contextmanager
-def open_cluster(*, address: str | None = None, num_cpus: float = 0.0) -> Iterator[Cluster]:
+def open_cluster(
+    *, address: str | None = None, num_cpus: float = 0.0, working_dir: Path | None = None
+) -> Iterator[Cluster]:
     """Yield a cluster: the one at `address`, or a local one that ends with the block.
+
+    Until then SIGTERM ends the block as an exception does, with exit code 143.
 
     Args:
         address: what `ray.init` takes, for example `auto`.
         num_cpus: logical CPUs that a local cluster must offer; the machine's if more.
+        working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
     """
     import ray
     from ray import serve
 
     port = _free_port()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with _sigterm_as_exit() as take_over:
+        take_over()
+        copied = _connect(address, num_cpus, working_dir)
+        take_over()  # from Ray, whose own prints a C++ stack
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield Cluster(
+                _port_of_serve(port),
+                place="here" if address is None else "address",
+                working_dir=copied,
+            )
+        finally:
+            # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
+            ray.shutdown()
+
+
+def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> str | None:
+    """Connect to a cluster, or start a local one, and return where Ray has put `working_dir`."""
+    import ray
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if working_dir is not None:
+        options["runtime_env"] = {"working_dir": str(working_dir)}
     try:
         if address is not None:
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **options)
         else:
             # num_cpus is bookkeeping for Ray: a replica gets its threads from its own num_cpus.
             # "local", because RAY_ADDRESS may be set, as it is inside a Ray job.
             cpus = max(int(num_cpus + 0.999), os.cpu_count() or 1)
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
             hint="check --address, or leave it out for a local cluster",
         ) from error
+    copied = ray.get_runtime_context().runtime_env.get("working_dir")
+    return None if copied is None else str(copied)
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
+    """Yield a function that makes SIGTERM an exception, and undo that at the end.
+
+    `ray.init` installs handlers of its own (seen in 2.60): one that exits with 15, and one that
+    prints a C++ stack. So the function is called again after it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one does not wait
+        raise SystemExit(128 + signal.SIGTERM)
+
+    def take_over() -> None:
+        signal.signal(signal.SIGTERM, end)
+
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        yield Cluster(_port_of_serve(port), place="here" if address is None else "address")
+        yield take_over
+    except SystemExit as ended:
+        if ended.code != signal.SIGTERM:
+            raise
+        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
-        # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def ask_replicas(address: str) -> list[dict[str, Any]]:
+    """Return the report of each running replica that has the mixin, on the cluster at `address`.
+
+    Raises:
+        ConfigError: there is no cluster.
+    """
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster at {address}: {error}", hint="check --address"
+        ) from error
+    try:
+        return [
+            report
+            for name, application in serve.status().applications.items()
+            for deployment in application.deployments
+            for report in _ask_all(serve.get_deployment_handle(deployment, app_name=name))
+        ]
+    finally:
         ray.shutdown()
+
+
+def _ask_all(handle: Any) -> list[dict[str, Any]]:
+    """Return the reports of all replicas of a deployment; of one without the mixin none."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        if hasattr(handle, "broadcast"):  # not in 2.53, where one of them answers
+            return list(handle.broadcast("warmup_report").results(timeout_s=REPORT_LIMIT_S))
+        return [handle.warmup_report.remote().result(timeout_s=REPORT_LIMIT_S)]
+    except (AttributeError, RayError, RayServeException, TimeoutError) as error:
+        logger.info("no report of %s: %s", handle.deployment_name, error)
+        return []
 
 
 def _client() -> Any:

@@ -6,10 +6,13 @@ Exit codes, the same for every command:
 
     0    done; the answer is yes
     1    it failed, and the text on stderr says what to do; `probe`: not ready, and why, on stdout;
-         `status`: not all ready, none there, or not all that was named could be read
-    2    wrong usage: an argument or a file that it names cannot be used as it stands
+         `status`: not all ready, none there, or not all that was named could be read; `check`:
+         it found problems
+    2    wrong usage: an argument or a file that it names cannot be used as it stands; `check`: the
+         application cannot be read or imported, so nothing was checked
     3    the answer is no: `verify` found something to refuse or nothing at all, nothing fits `diff`
     130  interrupted
+    143  terminated: `build` and `bench` end their replicas first
 
 Commands are imported when they are called: `serve-warm --help` and all that only read, copy, sign
 or prune artifacts import no torch, and `diff` can do without it.
@@ -25,14 +28,18 @@ import tempfile
 import click
 
 from serve_warm._redaction import redact
+from serve_warm._suggestions import did_you_mean
 from serve_warm._version import __version__
 from serve_warm.errors import ServeWarmError
 
 FAILED = 1
+CANNOT_TELL = 2
 NO = 3
 INTERRUPTED = 130
+TERMINATED = 143
 
 COMMANDS = {
+    "check": "serve_warm.cli.checking",
     "build": "serve_warm.cli.starts",
     "bench": "serve_warm.cli.starts",
     "inspect": "serve_warm.cli.artifacts",
@@ -45,6 +52,7 @@ COMMANDS = {
     "prune": "serve_warm.cli.pruning",
     "probe": "serve_warm.cli.probing",
     "status": "serve_warm.cli.watching",
+    "report": "serve_warm.cli.reporting",
     "metrics": "serve_warm.cli.reference",
 }
 """Module by command."""
@@ -52,10 +60,12 @@ COMMANDS = {
 EXIT_CODES = """\b
 Exit codes:
   0    done; the answer is yes
-  1    it failed, and the text on stderr says what to do; probe, status: not ready
-  2    wrong usage
+  1    it failed, and the text on stderr says what to do; probe, status: not ready;
+       check: problems
+  2    wrong usage; check: the application cannot be imported
   3    the answer is no: verify refused something, nothing fits diff
   130  interrupted
+  143  terminated
 """
 
 
@@ -72,6 +82,15 @@ class _Lazy(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[name]), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names; asks for the nearest one if none."""
+        question = did_you_mean(args[0], COMMANDS)
+        if args[0] not in COMMANDS and question:
+            ctx.fail(f"No such command {args[0]!r}: {question}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -127,6 +146,10 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         code = INTERRUPTED
+    except SystemExit as end:
+        if end.code == TERMINATED:
+            click.echo("terminated", err=True)
+        raise
     except (ServeWarmError, OSError) as error:
         text = _about(error) if isinstance(error, OSError) else str(error)
         click.echo("error: " + harmless(text), err=True)

@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
+from serve_warm._suggestions import did_you_mean
 from serve_warm.artifact import catalog
 from serve_warm.artifact.push import copy
 from serve_warm.cli import NO, screen
-from serve_warm.stores import Object, Sink, Store, open_store
+from serve_warm.stores import Listed, Object, Sink, Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
 
     Downloads no part: what stands here is what the statements say, and who says it.
     """
-    described = catalog.describe(open_store(store), load_trust(), deployment=deployment)
+    opened = open_existing_store(store)
+    described = catalog.describe(opened, load_trust(), deployment=deployment)
     if as_json:
         screen.data([_as_data(item) for item in described])
         return
     if not described:
-        click.echo(_nothing(store, deployment), err=True)
+        click.echo(nothing_there(opened, store, deployment), err=True)
     for item in described:
         click.echo(screen.show_line(item.statement))
         click.echo(f"  {screen.show_line(_standing(item))}")
@@ -59,6 +61,8 @@ def _show_manifest(manifest: Manifest) -> None:
             f"  part {part.name}: {screen.size(part.stored_bytes)} stored, "
             f"{screen.size(part.raw_bytes)} raw, sha256 {part.sha256[:16]}…"
         )
+    for name, said in manifest.provenance.items():
+        click.echo(f"  {name} {screen.show_line(said)}")
     for line in screen.levels(manifest.facts.get("entries")):
         click.echo(f"  {line}")
     for group, factors in manifest.fingerprint.to_json().items():
@@ -79,9 +83,10 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
 
     Ends with exit code 3 when one of them is refused, or when there is none.
     """
-    opened = open_store(store)
+    opened = open_existing_store(store)
     with screen.bars() as progress:
-        checked = catalog.check(opened, load_trust(), deployment=deployment, progress=progress)
+        found = catalog.check(opened, load_trust(), deployment=deployment, progress=progress)
+    checked = catalog.merge_signatures(found)
     # Signed again by another key an artifact has two statements, and it takes one to believe it.
     vouched = {item.digest for item in checked if item.trusted}
     refused = [item for item in checked if not item.trusted and item.digest not in vouched]
@@ -102,7 +107,7 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
         if checked:
             click.echo(f"{good} verified, {len(refused)} refused", err=True)
     if not checked:
-        click.echo(_nothing(store, deployment), err=True)
+        click.echo(nothing_there(opened, store, deployment), err=True)
     if refused or not good:
         click.get_current_context().exit(NO)
 
@@ -140,9 +145,15 @@ def _show_hints(described: Sequence[catalog.Described]) -> None:
             click.echo(f"{'' if number else 'hint: '}{screen.show_line(line)}", err=True)
 
 
-def _nothing(store: str, deployment: str | None) -> str:
-    of = "" if deployment is None else f" for {deployment!r}"
-    return screen.show_line(f"{store} has no artifacts{of}")
+def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
+    """Return what to say of a store without artifacts, or without any of a deployment."""
+    text = f"{store} has no artifacts"
+    if deployment is not None:
+        known = catalog.deployments(opened)
+        text += f" for {deployment!r}"
+        question = did_you_mean(deployment, known) or (known and f"it has {', '.join(known)}")
+        text += f": {question}" if question else ""
+    return screen.show_line(text)
 
 
 def _as_data(item: catalog.Described) -> dict[str, Any]:
@@ -225,7 +236,7 @@ def pull(
 def _copy(
     source_uri: str, target_uri: str, deployment: str | None, on_taken: OnTaken, *, as_json: bool
 ) -> None:
-    source, target, trust = open_store(source_uri), open_store(target_uri), load_trust()
+    source, target, trust = open_existing_store(source_uri), open_store(target_uri), load_trust()
     click.echo(screen.show_line(f"copying {source.uri} to {target.uri}"), err=True)
     with screen.bars() as progress:
 
@@ -285,6 +296,9 @@ class _Watched:
 
     def delete(self, key: str) -> None:
         self._store.delete(key)
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        return self._store.pages(prefix)
 
     # Last: in a class with this method, `list` is no longer the type.
     def list(self, prefix: str) -> list[str]:

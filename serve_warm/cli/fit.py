@@ -15,9 +15,10 @@ import click
 
 from serve_warm.artifact import choose, pull
 from serve_warm.cli import NO, screen
+from serve_warm.cli.artifacts import nothing_there
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
-from serve_warm.stores import open_store
+from serve_warm.stores import open_existing_store
 from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
@@ -46,7 +47,7 @@ def diff(
 
     Ends with exit code 3 when there is a deployment of which nothing fits, or nothing at all.
     """
-    opened = open_store(store)
+    opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)
     # It logs what it refuses, which is shown here with everything else.
     with screen.quiet(choose.__name__):
@@ -83,8 +84,7 @@ def diff(
                 f"factors {BY_REPLICA} were not compared: --against its report does that", err=True
             )
     if not takes:
-        of = "" if deployment is None else f" for {deployment!r}"
-        click.echo(screen.show_line(f"{opened.uri} has no artifacts{of}"), err=True)
+        click.echo(nothing_there(opened, opened.uri, deployment), err=True)
     if not takes or None in takes.values():
         click.get_current_context().exit(NO)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from serve_warm.artifact import push
+from serve_warm.artifact.unsigned import OfPublished, sign_unsigned
 from serve_warm.cli import screen
-from serve_warm.stores import open_store
+from serve_warm.stores import open_existing_store, open_store
 from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import load_signing_key, write_key_pair
 
@@ -58,17 +59,58 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     help="Ed25519 private key, PEM, to sign with; may be repeated.",
 )
 @click.option("--deployment", help="Only the artifacts of this deployment.")
+@click.option(
+    "--unsigned",
+    is_flag=True,
+    help="Sign what carries no signature at all, as serve-warm build --unsigned leaves it. Whoever "
+    "can write to STORE decides what that is.",
+)
+@click.option(
+    "--publish", "target", help="With --unsigned: publish it in this store; default: in STORE."
+)
+@click.option(
+    "--if-published",
+    "on_taken",
+    type=click.Choice(["refuse", "keep", "supersede"]),
+    help="With --unsigned: of a variant that is published already; default: refuse.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_json: bool) -> None:
+def sign(
+    *,
+    store: str,
+    key_files: tuple[Path, ...],
+    deployment: str | None,
+    unsigned: bool,
+    target: str | None,
+    on_taken: OfPublished | None,
+    as_json: bool,
+) -> None:
     """Sign the artifacts of STORE once more, without uploading a part again.
 
     For the rotation of keys: each artifact gets a statement that carries the new signatures beside
     those that it has. What is not trusted here before is left out, because a signature vouches for
     all of an artifact; the exit code is 3 then.
+
+    With --unsigned for the first signature of what a build has left without one. Its parts are
+    checked before, and nothing of it is loaded: the key need not be where the code of a model runs.
     """
+    if not unsigned and (target or on_taken):
+        raise click.UsageError("--publish and --if-published are for --unsigned")
     keys = [load_signing_key(file) for file in key_files]
-    opened, trust = open_store(store), load_trust()
-    done = push.sign(opened, keys, trust=trust, deployment=deployment)
+    opened, trust = open_existing_store(store), load_trust()
+    if unsigned:
+        with screen.bars() as progress:
+            done = sign_unsigned(
+                opened,
+                open_store(target or store),
+                keys,
+                trust=trust,
+                deployment=deployment,
+                on_taken=on_taken or "refuse",
+                progress=progress,
+            )
+    else:
+        done = push.sign(opened, keys, trust=trust, deployment=deployment)
     signed, refused = done.statements, done.refused
     if as_json:
         screen.data(
@@ -82,5 +124,6 @@ def sign(*, store: str, key_files: tuple[Path, ...], deployment: str | None, as_
     else:
         for key in signed:
             click.echo(screen.show_line(key))
-        click.echo(f"{len(signed)} signed, {done.unchanged} signed already", err=True)
+        unchanged = "kept as published" if unsigned else "signed already"
+        click.echo(f"{len(signed)} signed, {done.unchanged} {unchanged}", err=True)
     screen.end_with_refusals(refused)

@@ -17,12 +17,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm import node
 from serve_warm._redaction import redact
 from serve_warm.errors import MissingPackage
+from serve_warm.report import LEVELS, TRACED
 
 FETCH_LIMIT_S = 5.0
 """A page of metrics that has not come by then is given up."""
@@ -45,6 +46,13 @@ class Observed:
     """In capitals; empty before it has said one."""
     verdict: str = ""
     """Empty until it is known."""
+    doing: str = ""
+    """What a start waits for, where its stage does not say it."""
+    traced: str = ""
+    """How many compiled calls of its start were traced: `none`, `some`, `all`; empty before READY.
+    """
+    levels: dict[str, int] = field(default_factory=dict)
+    """Kinds of calls by level; empty where nothing was given to `serve_warm.compile`."""
     inputs_done: int | None = None
     """Inputs replayed in the pass under way, or in the last one."""
     inputs_expected: int | None = None
@@ -183,6 +191,9 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         condition=replica.condition,
         stage=stage,
         verdict=_settle(_text(state.get("verdict")), stage),
+        doing=_text(state.get("doing")) if replica.condition == "warming" else "",
+        traced=_traced(figures, stage),
+        levels=_levels(figures),
         inputs_done=_count(state.get("inputs_done")),
         inputs_expected=_count(state.get("inputs_expected")),
         stage_s=None if since is None or replica.condition == "dead" else _age(now - since),
@@ -362,7 +373,7 @@ def of_page(text: str, *, source: str) -> Look:
     )
 
 
-OWN_LABELS = ("stage", "verdict", "reason", "condition", "device")
+OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
 """Of the rows that are read; what else Ray adds says who sent them."""
 
 
@@ -391,6 +402,8 @@ def _of_figures(
         condition="dead" if ended else condition,
         stage=stage,
         verdict=_settle(which("verdict"), stage),
+        traced=_traced(figures, stage),
+        levels=_levels(figures),
         inputs_done=_count(one("inputs_done")),
         inputs_expected=_count(one("inputs_expected")),
         stage_s=one("stage_age_seconds"),
@@ -431,6 +444,16 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
 def _settle(verdict: str, stage: str) -> str:
     """Return a verdict when it is one: a start begins with `off`, and may lose its `full_hit`."""
     return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
+
+
+def _traced(figures: Mapping[tuple[str, str], float], stage: str) -> str:
+    of_start = (traced for traced in TRACED if figures.get(("serve_warm_traced", traced)) == 1.0)
+    return next(of_start, "") if stage == "READY" else ""
+
+
+def _levels(figures: Mapping[tuple[str, str], float]) -> dict[str, int]:
+    known = {str(level): figures.get(("serve_warm_calls_known", str(level)), 0) for level in LEVELS}
+    return {level: int(count) for level, count in known.items()} if any(known.values()) else {}
 
 
 def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list[str]:

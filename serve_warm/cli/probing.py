@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from serve_warm import node
-from serve_warm._private_folders import user_folder
 from serve_warm.cli import FAILED, screen
 from serve_warm.config import WarmupConfig, resolve
 
@@ -49,7 +48,7 @@ def probe(
     configured = resolve(WarmupConfig()).state_dir
     try:
         settings = node.settings_of(
-            state_dir=state_dir or configured or str(user_folder("state")),
+            state_dir=state_dir or configured or "",
             expect=expect,
             deployments=deployments,
             latch=latch,

@@ -13,13 +13,12 @@ from typing import Any
 import click
 from packaging.version import InvalidVersion, Version
 
-from serve_warm._private_folders import user_folder
 from serve_warm.artifact import catalog
 from serve_warm.artifact.statements import STATEMENTS
 from serve_warm.cli import screen
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.node import read_states
-from serve_warm.stores import open_store
+from serve_warm.node import default_directory, read_states
+from serve_warm.stores import open_existing_store
 from serve_warm.trust.envelope import parse_json
 
 DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -112,7 +111,7 @@ def prune(
         keep_newest=1 if keep_newest is None else keep_newest,
     )
     in_use = _running_here().union(*(_find_names(file) for file in in_use_files))
-    opened = open_store(store)
+    opened = open_existing_store(store)
     pruned = catalog.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
     if as_json:
         did = "show" if dry_run else "remove"
@@ -143,7 +142,7 @@ def _show(pruned: catalog.Pruned, did: str) -> None:
 
 def _running_here() -> set[str]:
     directory = resolve(WarmupConfig()).state_dir
-    states = read_states(user_folder("state") if directory is None else Path(directory))
+    states = read_states(default_directory() if directory is None else directory)
     return {state["statement"] for state in states if isinstance(state.get("statement"), str)}
 
 

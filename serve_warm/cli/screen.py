@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -232,6 +233,16 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
 def data(value: Any) -> None:
     """Print JSON on stdout; it escapes whatever a terminal would act on."""
     click.echo(json.dumps(value, indent=2))
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write JSON into a file and say where, or print it for `-`."""
+    if path == Path("-"):
+        data(value)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n")
+    click.echo(f"wrote {path}", err=True)
 
 
 @contextlib.contextmanager

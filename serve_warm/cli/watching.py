@@ -19,7 +19,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_warm import node
-from serve_warm._private_folders import user_folder
 from serve_warm.cli import FAILED, observed, screen
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
@@ -85,10 +84,12 @@ def status(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if not state_dir and not pages:
-        state_dir = resolve(WarmupConfig()).state_dir or str(user_folder("state"))
+        state_dir = resolve(WarmupConfig()).state_dir or ""
 
     def look() -> Look:
-        return observed.look(state_dir, pages).of(application, deployments)
+        # Asked each time: the first replica decides.
+        directory = state_dir if state_dir or pages else node.default_directory()
+        return observed.look(directory, pages).of(application, deployments)
 
     if watch:
         follow((look() for _ in _every(period_s)), which, as_json=as_json)
@@ -235,8 +236,20 @@ def notes(each: Observed) -> list[str]:
         took = f"ready after {each.elapsed_s:.1f} s"
     elif each.elapsed_s is not None and each.condition == "warming" and each.deadline_s:
         took = f"{each.elapsed_s:.0f} s of its deadline of {each.deadline_s:.0f} s"
+    waits = f"waits for {each.doing}" if each.doing else ""
+    answered = _answered(each)
     pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
-    return [part for part in (took, pools, each.event) if part]
+    return [part for part in (waits, took, answered, pools, each.event) if part]
+
+
+def _answered(each: Observed) -> str:
+    """Return which levels answer the calls, where something is compiled."""
+    ordered = sorted(each.levels.items(), reverse=True)
+    kinds = ", ".join(f"{count} at level {level}" for level, count in ordered if count)
+    said = [f"calls: {kinds}"] if kinds else []
+    if each.traced in ("some", "all"):
+        said.append(f"traced {each.traced}")
+    return ", ".join(said)
 
 
 def age(seconds: float | None) -> str:

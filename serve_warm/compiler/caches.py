@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from serve_warm import _private_folders
+from serve_warm._redaction import loggable
 from serve_warm.compiler.background_import import when_imported
 from serve_warm.compiler.cpu_target import force_setting
 
@@ -64,19 +65,26 @@ def _defer_headers(codecache: Any) -> None:
     cpp_builder.run_compile_cmd = run_compile_cmd
 
 
-def keep_headers_private() -> None:
+def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
     """Make torch keep its precompiled headers where no other user can have put them.
+
+    With `own` no other process of this user can have put them there either.
 
     Its own place is a folder of a known name under the temp directory, wherever the caches are
     pointed at, and whoever made that folder first is asked nothing: a header from there is code
     in every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
     """
-    when_imported("torch._inductor.codecache", _move_headers)
+    move = _move_headers_to_own if whose == "own" else _move_headers
+    when_imported("torch._inductor.codecache", move)
 
 
-def _move_headers(codecache: ModuleType) -> None:
+def _move_headers_to_own(codecache: ModuleType) -> None:
+    _move_headers(codecache, _own_header_directory)
+
+
+def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None) -> None:
     if hasattr(codecache, "_HEADER_DIR"):
-        directory = header_directory()
+        directory = (find or header_directory)()
         vars(codecache).update(
             _HEADER_DIR=str(directory), _HEADER_LOCK_DIR=str(directory / "locks")
         )
@@ -88,15 +96,16 @@ def _move_headers(codecache: ModuleType) -> None:
 
 
 def header_directory(base: Path | None = None) -> Path:
-    """Return the folder of this user's precompiled headers: `<base>/serve_warm-<uid>/headers`.
+    """Return the folder of this user's precompiled headers: `user_folder("headers")`.
 
     One per user, not per process: a header costs 5.7 s and saves one second at each kernel (six
     kernels on two cores: 3.8 s with it, 7.1 s without any, 10.5 s when it must be made first).
     Where another user could have written to the folder, or could replace it, it is a new one of
-    this process. `base` is `_private_folders.private_base()` unless it is given.
+    this process. With `base` it is below that.
     """
-    base = base or _private_folders.private_base()
-    folder = base / f"serve_warm-{os.geteuid()}" / "headers"
+    folder = _private_folders.user_folder("headers")
+    if base is not None:
+        folder = base / f"serve_warm-{os.geteuid()}" / "headers"
     try:
         _private_folders.make_private(folder)
         why = _private_folders.sentence(_private_folders.problems(folder))
@@ -106,6 +115,11 @@ def header_directory(base: Path | None = None) -> Path:
         return folder
     logger.warning("C++ headers are compiled for this process alone, since %s", why)
     return private_directory(base)
+
+
+@functools.cache
+def _own_header_directory() -> Path:
+    return private_directory()
 
 
 def save_torch_bytes() -> bytes:
@@ -134,10 +148,29 @@ def load_torch_bytes(raw: bytes) -> bool:
 
     try:
         return torch.compiler.load_cache_artifacts(raw) is not None
-    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError):
+    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError) as error:
         # What unpickling an entry can raise. torch up to 2.13 lets it out, for some entries.
-        logger.warning("torch could not read an entry of its cache artifacts", exc_info=True)
+        what = "torch could not read an entry of its cache artifacts"
+        logger.warning(what, exc_info=loggable(error))
         return False
+
+
+def forget_compiled() -> None:
+    """Make torch compile everything again that this process has compiled or loaded.
+
+    No file is touched. Inductor keeps loaded kernels by their source, so that without this a broken
+    one would be found again wherever the caches are pointed at. `clear_caches` is private (2.13);
+    before it was called `clear_inductor_caches`.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return
+    import torch
+
+    torch.compiler.reset()
+    utils: Any = sys.modules.get("torch._inductor.utils")
+    clear = getattr(utils, "clear_caches", None) or getattr(utils, "clear_inductor_caches", None)
+    if clear is not None:
+        clear()
 
 
 def private_directory(base: Path | None = None) -> Path:

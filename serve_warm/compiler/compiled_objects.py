@@ -78,6 +78,8 @@ def reaches_compiled(owner: Any) -> bool:
     Looks at attributes and what they hold, and at the names of a module that methods use. What is
     imported and not used is not the app's: a router may share its module with a model.
     """
+    if "torch" not in sys.modules:
+        return False
     waiting, seen = [owner], {id(owner)}
     while waiting and len(seen) < LOOKED_AT:
         value = waiting.pop()
@@ -153,9 +155,8 @@ def _describe(backend: Any) -> str:
 
 def how_to_raise_the_limit(limit: int) -> str:
     """Return what user code does in this torch to have `limit` variants of one function."""
-    import torch
-
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+    torch = sys.modules.get("torch")  # without it this is asked for, and never said
+    if torch is None or "recompile_limit" in inspect.signature(torch.compile).parameters:
         return f"pass torch.compile(..., recompile_limit={limit})"
     # 2.11 has no argument. Its settings are the process', while later ones are each context's.
     return f"set torch._dynamo.config.recompile_limit={limit} before the first call"
@@ -163,6 +164,8 @@ def how_to_raise_the_limit(limit: int) -> str:
 
 def uses_cuda_graphs(owner: Any) -> bool:
     """Whether something compiled on `owner` records CUDA graphs on this machine."""
+    if "torch._dynamo" not in sys.modules:
+        return False
     import torch
 
     if not torch.cuda.is_available():
@@ -174,10 +177,10 @@ def uses_cuda_graphs(owner: Any) -> bool:
 
 def _backends_of(value: Any) -> list[Any]:
     """Return the backend objects of a compiled function, or of what is compiled of a module."""
-    import torch
-
     if "torch._dynamo" not in sys.modules:  # which torch.compile imports
         return []
+    import torch
+
     if isinstance(value, torch.nn.Module):
         whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
         compiled = [whole] if whole else _methods_of(value) or [value]

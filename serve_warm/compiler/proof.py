@@ -63,6 +63,15 @@ def _forbidden_to_dynamo() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Run compiled callables as they are written inside the block; process-wide, as a stance is."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
 def falls_counted() -> Iterator[None]:
     """Count what runs eagerly inside the block because its recompile limit was reached before.
 

@@ -191,11 +191,14 @@ def _would_compile(frame: Any) -> bool:
 
 
 def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> CompileEvent:
-    code = frame.f_code
     values = {name: value for name, value in frame.f_locals.items() if name != "self"}
+    code, name = frame.f_code, frame.f_code.co_name
+    if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
+        # torch's wrapper around what it does not trace by itself, such as a module of torch.nn.
+        code, name = _wrapped(values.pop("fn"), otherwise=code)
     return CompileEvent(
         kind=kind,
-        function=f"{code.co_name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
+        function=f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
         signature=str(InputSignature.of(values)),
         # A guard quotes the texts that the variant before was compiled for: those of a request.
         reason=hide_texts(reason),
@@ -203,6 +206,15 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
         thread=threading.get_native_id(),
         at_unix=time.time(),
     )
+
+
+def _wrapped(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
+    """Return the code and the name of what torch has wrapped; of a module its `forward`."""
+    owner = getattr(function, "__self__", function)
+    forward = getattr(type(owner), "forward", None)
+    code = getattr(forward if forward is not None else function, "__code__", otherwise)
+    name = f"{type(owner).__name__}.forward" if forward is not None else code.co_name
+    return code, name
 
 
 def _recompile_reason() -> str:

@@ -24,6 +24,7 @@ from serve_warm.errors import ConfigError
 from serve_warm.precompile import aot_compile
 from serve_warm.precompile.dispatcher import Dispatcher, is_dynamo_compiling
 from serve_warm.precompile.entries import PREFIXES
+from serve_warm.precompile.names import STANDS_FOR
 from serve_warm.precompile.session import LIBRARY_LEVEL
 
 
@@ -61,11 +62,12 @@ def compile(  # noqa: A001 - as in torch
     if isinstance(target, torch.nn.Module):
         module: Any = torch.compile(target, **arguments)
         module.__class__ = _make_module_class()
-        stock = functools.partial(_call_forward, module)
         dispatcher = Dispatcher(
-            target, stock=stock, torch_compiled=lambda: module, arguments=arguments
+            target, stock=module.forward, torch_compiled=lambda: module, arguments=arguments
         )
         object.__setattr__(module, "_serve_warm", dispatcher)
+        # Libraries call `model.forward(x)`, sentence-transformers for example.
+        object.__setattr__(module, "forward", _forward_of(dispatcher, module.forward))
         return module
     if not callable(target):
         raise ConfigError(
@@ -168,6 +170,21 @@ def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module.forward(*args, **kwargs)
 
 
+OWN_FORWARD = "_serve_warm_own_forward"
+"""Attribute of a compiled module whose `forward` the user has set; without it there is none, since
+the keys of a module's `__dict__` are in facts."""
+
+
+def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
+    """Return what `model.forward` calls; in facts it is torch's function, as it was before."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return dispatcher(*args, **kwargs)
+
+    setattr(forward, STANDS_FOR, stock)
+    return forward
+
+
 @functools.cache
 def _make_module_class() -> type:
     # Made when it is first needed: its base is Dynamo's, which takes a second to import.
@@ -180,9 +197,18 @@ def _make_module_class() -> type:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             state = self.__dict__
-            if state["_forward_hooks"] or state["_forward_pre_hooks"]:  # fired by nn.Module's call
+            if (
+                state["_forward_hooks"]  # fired by nn.Module's call
+                or state["_forward_pre_hooks"]
+                or OWN_FORWARD in state
+            ):
                 return super().__call__(*args, **kwargs)
             return state["_serve_warm"](*args, **kwargs)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "forward":
+                object.__setattr__(self, OWN_FORWARD, True)
 
         def __bool__(self) -> bool:
             # As of any module. The base has a length, which raises where the module has none, and
@@ -220,7 +246,11 @@ class LightModule(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the library for this call, or what torch.compile makes; hooks of our own first."""
         state = self.__dict__
-        if state["_forward_hooks"] or state["_forward_pre_hooks"]:  # fired by nn.Module's call
+        if (
+            state["_forward_hooks"]  # fired by nn.Module's call
+            or state["_forward_pre_hooks"]
+            or "forward" in state  # the user has set another one
+        ):
             return super().__call__(*args, **kwargs)
         return state["_serve_warm"](*args, **kwargs)
 

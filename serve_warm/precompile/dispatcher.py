@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from serve_warm._redaction import shorten
+from serve_warm._redaction import redact, shorten
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.precompile import call_signature
@@ -236,7 +236,7 @@ class Dispatcher(HandedOver):
         del same[4:]
 
     def _count(self, call: str, level: int, reason: str) -> Use:
-        use = (call, level, shorten(reason))
+        use = (call, level, shorten(redact(reason)) if reason else "")
         if use not in self._counts:
             if len(self._counts) >= CALLS_KEPT:
                 use = ("other calls", level, "")

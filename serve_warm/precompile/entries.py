@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,13 @@ from typing import Any
 
 import torch
 
+from serve_warm._redaction import first_line, loggable
 from serve_warm.precompile import aot_compile, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
 from serve_warm.precompile.facts import RULES, Facts, NoEntry
 from serve_warm.precompile.names import literal, name_of_class
+
+logger = logging.getLogger(__name__)
 
 FORMAT = RULES
 """Version of both parts: of the rules by which guards became facts. Another one is not read: its
@@ -115,6 +119,8 @@ class EntryTable:
         """Where libraries lie, which are opened by their path; none in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Reason by unit name and call, for what has no entry although it was declared."""
+        self.broken = ""
+        """What loading an entry raised first that torch itself does not raise."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
         self._changed: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -146,6 +152,12 @@ class EntryTable:
                 return aoti_library.load(self._path(entry.file), entry.plan)
         except NoEntry as error:
             return error
+        except Exception as error:
+            # Unpickling runs code of the build's, which may raise anything. A call whose code does
+            # not load is answered by torch.compile, in traffic as well.
+            self.broken = self.broken or f"{type(error).__name__}: {first_line(error)}"
+            logger.warning("%s cannot be loaded", entry.file, exc_info=loggable(error))
+            return NoEntry(f"its code cannot be loaded: {type(error).__name__}")
 
     def _intact(self, name: str) -> bytes:
         data = self.files.get(name)
@@ -219,6 +231,11 @@ class EntryTable:
     def has_any(self) -> bool:
         """Whether it has an entry of any level."""
         return any(unit.entries for unit in self.units.values())
+
+    @property
+    def made(self) -> int:
+        """How many entries it has, of all levels."""
+        return sum(len(unit.entries) for unit in list(self.units.values()))
 
     def described(self) -> list[dict[str, Any]]:
         """Return a record for each kind of call, for the manifest: what has no entry, and why."""

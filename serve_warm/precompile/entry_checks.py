@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._redaction import loggable
 from serve_warm.precompile.eager_check import (
     NotComparable,
     copy_tensors,
@@ -267,12 +268,13 @@ class Checks:
             raise NoEntry(why) from wrong
         except NotComparable as why:
             self._give_up(dispatcher, check, str(why))
-        except Exception:
+        except Exception as raised:
             # Eager needs more memory than the entry, and runs code of the user's that nobody asked
             # to run twice. Whatever it raises is not the request's: that is answered as without a
             # check.
             if check.result is not ParityResult.NOT_COMPARABLE:
-                logger.exception("a check against eager failed: %s%s", dispatcher.name, check.call)
+                what = "a check against eager failed: %s%s"
+                logger.exception(what, dispatcher.name, check.call, exc_info=loggable(raised))
             self._note(check, ParityResult.NOT_COMPARABLE)
         else:
             self._note(check, ParityResult.SAME)

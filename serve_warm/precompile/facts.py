@@ -46,10 +46,6 @@ RULES = 2
 another version are not run. Version 1 dropped guards that it could not express."""
 
 
-ENTRIES_FORMAT = "entries_format"
-"""Name of the manifest fact that says by which rules an artifact's entries were made."""
-
-
 Step = tuple[int, str, Any]
 """Row of the object that it starts from, what is done with it, and with which argument. The
 argument of `item` is a key as `encode_key` writes it."""

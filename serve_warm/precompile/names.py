@@ -56,11 +56,17 @@ def device_named(text: str) -> Any:
     return torch_object("device")(text)
 
 
+STANDS_FOR = "_serve_warm_stands_for"
+"""Attribute of a function of this package that stands in the place of another one's: in facts it is
+that one, so that artifacts from before it stood there hold."""
+
+
 def identity(found: Any) -> str:
     """Name what is one of its kind in a program: a class, a function, a module, an enum member.
 
     Empty for anything else.
     """
+    found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
     if isinstance(found, types.CodeType):
         return f"{found.co_name} {_digest(found)}"
     if inspect.ismodule(found):
@@ -69,6 +75,10 @@ def identity(found: Any) -> str:
         # What it binds has guards of its own.
         of = identity(found.func)
         return f"partial of {of}" if of else ""
+    if isinstance(found, types.UnionType):
+        # An annotation, which Dynamo 2.15 guards. Two with the same members are equal.
+        members = [identity(each) for each in found.__args__]
+        return f"union {' | '.join(members)}" if all(members) else ""
     if isinstance(found, (enum.Enum, type)):
         named = literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
         return named or ""
@@ -219,7 +229,7 @@ def literal(value: Any) -> str | None:
         text = f"{kind.__name__} {value!r}"
     elif isinstance(value, type):
         text = f"class {name_of_class(value)}"
-    elif isinstance(value, types.FunctionType) and is_own(value):
+    elif isinstance(value, types.FunctionType) and is_own(value) and STANDS_FOR not in vars(value):
         text = f"function {name_of(value)}"
     elif isinstance(value, enum.Enum):
         # The value as well: members of an IntEnum are numbers to compiled code. Flags in one have

@@ -86,17 +86,15 @@ class Session:
 
         After READY one call in `one_in` of an entry is checked, or none where that is 0.
         """
+        if self.loaded is None or not self.loaded.has_any:
+            self.checks = None
+            return None
         from serve_warm.precompile.entry_checks import Checks
 
-        has_any = self.loaded is not None and self.loaded.has_any
-        self.checks = (
-            Checks(
-                one_in=one_in,
-                withdraw=lambda entry, why: self.withdraw(entry, why, eagerly=not can_compile()),
-                on_failure=on_failure,
-            )
-            if has_any
-            else None
+        self.checks = Checks(
+            one_in=one_in,
+            withdraw=lambda entry, why: self.withdraw(entry, why, eagerly=not can_compile()),
+            on_failure=on_failure,
         )
         return self.checks
 

@@ -92,7 +92,8 @@ def _noting_tensors(found: Unguarded) -> Replacements:
     from torch._dynamo.variables import tensor
 
     of_tensors: Any = tensor.TensorVariable
-    read, read_storage = of_tensors.method_attr_requires_grad, of_tensors.method_untyped_storage
+    of_storages: Any = tensor.UntypedStorageVariable
+    read, make_storage = of_tensors.method_attr_requires_grad, of_storages.__init__
 
     def method_attr_requires_grad(self: Any, tx: Any) -> Any:
         if self.source is not None and self.requires_grad is not None:
@@ -102,12 +103,13 @@ def _noting_tensors(found: Unguarded) -> Replacements:
             found.guards.append(Guard(path=path, kind="REQUIRES_GRAD", value=value, keys=keys))
         return read(self, tx)
 
-    def method_untyped_storage(self: Any, tx: Any) -> Any:
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
         found.refusals.append("it reads the storage of a tensor, which may be larger than that")
-        return read_storage(self, tx)
+        make_storage(self, *args, **kwargs)
 
     yield of_tensors, "method_attr_requires_grad", method_attr_requires_grad
-    yield of_tensors, "method_untyped_storage", method_untyped_storage
+    # Not the method: 2.15 keeps its methods in a table of their own.
+    yield of_storages, "__init__", make
 
 
 def _noting_sets(found: Unguarded) -> Replacements:

@@ -146,6 +146,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
             getattr(cls, "warmup_config", WarmupConfig()),
             user_config={"warmup": settings},
             environ={},
+            section_name="@warmup ",
         )
 
         def new(derived: type, *args: Any, **kwargs: Any) -> Any:

@@ -32,12 +32,12 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from serve_warm import metrics, node
-from serve_warm._private_folders import user_folder
+from serve_warm._private_folders import state_folder
 from serve_warm._version import __version__
 from serve_warm.compiler.caches import keep_headers_private, private_directory
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import WarmupConfig, image_created_unix, point_torch_caches_at, resolve
+from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import read_rank
 from serve_warm.replica.model_thread import ModelThread
@@ -49,6 +49,7 @@ from serve_warm.replica.serve_calls import (
     call_like_serve,
     replica_context,
 )
+from serve_warm.replica.timeline import Timeline, spans_before
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
@@ -111,6 +112,7 @@ class ServeReplica(ServeCalls):
         self.replica = context.replica_tag if context else ""
         self.unwatched_compiles_before = unwatched_compiles()
         self.model_thread = ModelThread(owner, is_starting=self._is_starting)
+        self._timeline = Timeline(spans_before(created_boot_s) if self.in_serve else ())
         self._known = Report(
             application=self.application,
             deployment=self.deployment,
@@ -137,7 +139,6 @@ class ServeReplica(ServeCalls):
     def _begin_in_serve(self) -> None:
         _claim(self.replica, type(self.owner).__name__)
         _log_through_serve()
-        self._known = dataclasses.replace(self._known, image_created_unix=image_created_unix())
         # Before `__init__`, which may take minutes: this node has a replica that is not ready.
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
@@ -145,7 +146,7 @@ class ServeReplica(ServeCalls):
         self._cache_directory = private_directory()
         point_torch_caches_at(self._cache_directory)
         # User code may compile in `__init__`, whatever it is told.
-        keep_headers_private()
+        keep_headers_private(self._config.headers)
         if self._config.cpu == "portable":
             pin_portable_cpu()
         if self._config.artifact is not None and self._config.overlap == "on":
@@ -156,6 +157,7 @@ class ServeReplica(ServeCalls):
                 trust=self.trust(),
                 # As a rule its process group has the same order.
                 rank=None if gang is None else (gang.rank, gang.world_size),
+                timeline=self._timeline,
             )
             self._prefetch.begin()
 
@@ -163,6 +165,9 @@ class ServeReplica(ServeCalls):
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
         """Do what Serve would have done with the user's own `reconfigure`, then warm up once."""
+        # Once: Serve calls this again for each light update, also where warm-up is off.
+        if all(span.name != "__init__" for span in self._timeline.spans()):
+            self._timeline.add("__init__", self._known.created_boot_s, node.boot_s())
         self._configure(user_config)
         if isinstance(user_config, dict) and "warmup" in user_config:
             # What is left of a user_config that had only our key is none: the user's method
@@ -270,6 +275,7 @@ class ServeReplica(ServeCalls):
             cache_directory=self._cache_directory,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
+            timeline=self._timeline,
             end_process=self._end_process if self.in_serve else None,
         )
         if self._shown is None:
@@ -301,6 +307,8 @@ class ServeReplica(ServeCalls):
         return dataclasses.replace(
             self._known,
             stage=Stage.READY if self._served_unwarmed else Stage.PENDING,
+            spans=self._timeline.spans(),
+            doing="" if self._served_unwarmed else "__init__",
             elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,
@@ -431,6 +439,13 @@ class ShownState:
             "statement": report.artifact.statement if report.artifact else "",
             "event": str(report.events[-1]) if report.events else "",
             "error": report.error,
+            "doing": report.doing,
+            "fingerprint": report.fingerprint,
+            "spans": [[s.name, s.began_boot_s, s.seconds, s.beside] for s in report.spans],
+            "traced": report.traced,
+            "levels": report.levels,
+            "reason": report.artifact.reason if report.artifact else "",
+            "warnings": list(report.warnings),
             "elapsed_s": report.elapsed_s,
             "stage_seconds": report.stage_seconds,
             "metrics": metrics.as_data(report),
@@ -438,7 +453,7 @@ class ShownState:
 
 
 def _state_directory(config: WarmupConfig) -> Path:
-    return Path(config.state_dir or user_folder("state"))
+    return Path(config.state_dir or state_folder())
 
 
 async def _join(task: asyncio.Task[None]) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from serve_warm._redaction import redact, shorten
+from serve_warm._redaction import loggable, redact, shorten
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.watch import watch_process
@@ -28,6 +28,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timed_calls import Progress
+from serve_warm.replica.timeline import Timeline, boot_s
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,
@@ -60,15 +61,12 @@ SIZES_OF_A_GRAPH = 8
 """
 
 
-def boot_s() -> float:
-    """Return CLOCK_BOOTTIME: who serves this node's metrics, another process, counts on from it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Journal:
     """What one start has done until now. Stages write to it; `report()` reads it."""
 
-    def __init__(self, known: Report, config: WarmupConfig) -> None:
+    def __init__(
+        self, known: Report, config: WarmupConfig, timeline: Timeline | None = None
+    ) -> None:
         # Of `known` is kept what the deployment alone knows of a start: where it runs, since when,
         # of which image and with which versions.
         self._known = known
@@ -79,6 +77,7 @@ class Journal:
         self._times: list[StageTime] = []
         self._span: _Preparing | _Warming | _Serving = _Preparing()
         self._compile_log = _CompileLog()
+        self.timeline = timeline or Timeline()
         self.stage = Stage.PENDING
         self.verdict = Verdict.OFF
         self.degraded: list[str] = []
@@ -113,6 +112,7 @@ class Journal:
         ended: dict[str, str | float] = {}
         if self._entered is not None:
             before, since = self._entered
+            self.timeline.add(before.value.lower(), since, now)
             ended = {"previous": before.value.lower(), "seconds": now - since}
         self._entered = (stage, now)
         if stage in (Stage.READY, Stage.FAILED):
@@ -168,13 +168,16 @@ class Journal:
             self.warnings.append(_describe_skips(counts.graph_skips, events))
         self.warnings += _many_sizes(e for e in events if e.at_unix >= self.started_unix)
         withdrawn = self.checks.failed if self.checks is not None else 0
-        not_full = (
+        not_in_it = (
             *(counts.compiler_processes, counts.kernels, counts.tunings),
             *(counts.fx_misses, counts.fx_bypasses),
-            *(self.compiled_early, len(self.progress.left_out), withdrawn),
         )
+        not_full = (*not_in_it, self.compiled_early, len(self.progress.left_out), withdrawn)
         if self.verdict is Verdict.FULL_HIT and any(not_full):
             self.verdict = Verdict.PARTIAL
+            from_bytes = "torch_bytes" in self._config.parts  # on a CPU these compile every kernel
+            if any(not_in_it) and self.artifact and not self.compiled_early and not from_bytes:
+                self.degraded.append(_build_again(self.artifact, counts))
 
     def say_ready(self) -> Report:
         """Say READY, and return the report."""
@@ -212,6 +215,8 @@ class Journal:
                 expected=len(results), proven=sum(result.proven for result in results)
             ),
             stages=tuple(self._times),
+            spans=self.timeline.spans(),
+            doing=self.timeline.doing,
             inputs=results,
             passes=progress.passes,
             inputs_done=progress.done,
@@ -226,6 +231,7 @@ class Journal:
             entries=SESSION.uses(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
+            nothing_compiles=not progress.has_compiled,
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)),
             warnings=tuple(self.warnings),
@@ -247,8 +253,11 @@ class Journal:
             return ""
         return "app" if self.is_compiler_from_app else "start"
 
-    def log_compile(self, event: CompileEvent) -> None:
-        """Log a compile in traffic, at a limited rate; counting is the watch's own."""
+    def log_compile(self, event: CompileEvent, suggest: Callable[[CompileEvent], str]) -> None:
+        """Log a compile in traffic, at a limited rate; counting is the watch's own.
+
+        `suggest` returns the input to declare for it.
+        """
         proven_on = self.progress.threads
         if event.kind == "capture" and proven_on and event.thread not in proven_on:
             advice = (
@@ -260,7 +269,9 @@ class Journal:
                 "what a graph reads has moved: write weights and caches in place, where they are"
             )
         else:
-            advice = "declare this input in warmup_inputs(), or pad to a bucket"
+            # Asked of the request under way, and only for a line that is written.
+            suggestion = suggest(event) if self._compile_log.is_due() else ""
+            advice = f"declare it in warmup_inputs(), or pad to a bucket: {suggestion}"
         self._compile_log.log(event, advice, self.log_fields)
 
     def log_fields(self, event: str, **more: str | float) -> dict[str, Any]:
@@ -294,11 +305,12 @@ class Journal:
         for observer in self._observers:
             try:
                 observer(report)
-            except Exception:
+            except Exception as error:
                 # An observer shows what happens. Losing a metric or a state file is no reason
                 # to lose the replica; it is dropped, so that it is logged once.
                 self._observers = tuple(o for o in self._observers if o is not observer)
-                logger.exception("an observer of the warm-up raised; going on without it")
+                what = "an observer of the warm-up raised; going on without it"
+                logger.exception(what, exc_info=loggable(error))
 
 
 class _Preparing:
@@ -382,12 +394,15 @@ class _CompileLog:
         self._silent_until = 0.0
         self._unlogged = 0
 
+    def is_due(self) -> bool:
+        """Whether the next event is written."""
+        return time.monotonic() >= self._silent_until
+
     def log(self, event: CompileEvent, advice: str, fields: Callable[..., dict[str, Any]]) -> None:
-        now = time.monotonic()
         self._unlogged += 1
-        if now < self._silent_until:
+        if not self.is_due():
             return
-        self._silent_until = now + EVENT_LOG_PERIOD_S
+        self._silent_until = time.monotonic() + EVENT_LOG_PERIOD_S
         logger.warning(
             "after ready: kind=%s function=%s input=[%s] seconds=%.2f reason=[%s] events=%d; %s",
             event.kind,
@@ -430,6 +445,15 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
                 "its own at every start: pad to fewer (Buckets), or name those that are worth a "
                 "graph in torch._inductor.config.triton.cudagraph_capture_sizes"
             )
+
+
+def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
+    """Return why a start on an artifact compiled: its build would have failed if it had."""
+    return (
+        f"partial: {max(counts.fx_misses + counts.fx_bypasses, counts.kernels, 1)} graphs or "
+        f"kernels are not in the artifact of {artifact.created[:10]}: the code or its inputs have "
+        f"changed since. Build again: serve-warm build APP --store {artifact.store}"
+    )
 
 
 def _torch_versions() -> dict[str, str]:

@@ -9,24 +9,24 @@ where loading fails.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from serve_warm import _private_folders
+from serve_warm._daemon_threads import begin
 from serve_warm._redaction import redact
+from serve_warm._store_address import is_relative
 from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import (
-    defer_precompiled_headers,
-    load_torch_bytes,
-    private_directory,
+    forget_compiled,
 )
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
 from serve_warm.config import WarmupConfig, environment
@@ -38,17 +38,24 @@ from serve_warm.errors import (
     StoreError,
     WarmupFailed,
 )
-from serve_warm.fingerprint import NOT_NEEDED
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
-from serve_warm.replica.pack import ISA_FACT, LEVEL_PARTS
+from serve_warm.replica.artifact_time import check_time
+from serve_warm.replica.placement import put_in_place
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 
 if TYPE_CHECKING:
     from serve_warm.replica.journal import Journal
-    from serve_warm.replica.prepare import CompileCaches, Preparation, Prepared, Replica
+    from serve_warm.replica.prepare import (
+        CompileCaches,
+        CompilesWith,
+        Preparation,
+        Prepared,
+        Replica,
+    )
     from serve_warm.replica.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -69,6 +76,8 @@ class _Ready:
     directory: Path | None
     """Where its part `cache` is unpacked already, if it is."""
     unpacked_early_s: float
+    note: Callable[[], None]
+    """Remembers on this node that it was taken."""
 
 
 class Loading:
@@ -91,22 +100,55 @@ class Loading:
 
     async def load(
         self, prepared: Prepared, preparation: Preparation, ranks: Ranks, deadline: Deadline
-    ) -> None:
+    ) -> WarmupFailed | None:
         """Load the artifact that is configured, on all ranks or on none.
+
+        Returns what `on_missing: fail` says of a start in which nothing that compiles was found
+        yet: it holds once something has compiled.
 
         Raises:
             WarmupFailed: there is none, and the policy says that it must be.
             CompilerMissing: something has to be compiled after all.
         """
-        uri = self._config.artifact
-        if uri is not None:
-            await self._load_from(uri, prepared, deadline)
+        uri, postponed = self._config.artifact, None
+        if uri is not None and prepared.fingerprint is not None:
+            postponed = await self._load_from(
+                uri, prepared.fingerprint, prepared.compiles_with, deadline
+            )
         await self._agree(ranks, deadline)
-        if prepared.has_libraries_only and not self._has_libraries:
-            # It compiles after all: at a build, or where nothing was loaded.
+        if self._needs_compiler(prepared.compiles_with):
             with self._journal.timed(Stage.PENDING):
                 await preparation.import_compiler()
             require_compiler(environment())
+        return postponed
+
+    def _needs_compiler(self, compiles_with: CompilesWith) -> bool:
+        """Whether the compiler was not imported yet, and something needs it after all."""
+        if compiles_with == "torch" or self._has_libraries:
+            return False
+        # At a build, or where no library was loaded. Or a model is made later, and the artifact
+        # has something of it.
+        return compiles_with == "libraries" or (
+            self._journal.artifact is not None and self._journal.artifact.in_use
+        )
+
+    async def go_on_without(
+        self, refusal: ArtifactRefused, prepared: Prepared, preparation: Preparation
+    ) -> None:
+        """Refuse what was loaded, because its code raised, and have all compiled from here on.
+
+        Raises:
+            WarmupFailed: `on_refused` is `fail`.
+            CompilerMissing: something has to be compiled, and there is no compiler.
+        """
+        self._put_aside(Verdict.REFUSED, refusal)
+        self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
+        self._journal.checks = None
+        if prepared.compiles_with != "torch":
+            with self._journal.timed(Stage.PENDING):
+                await preparation.import_compiler()
+            require_compiler(environment())
+        forget_compiled()
 
     async def _agree(self, ranks: Ranks, deadline: Deadline) -> None:
         """Put aside what this rank has loaded, if another one has nothing.
@@ -128,27 +170,37 @@ class Loading:
                 + reasons[first].splitlines()[0],
                 hint="publish one for each rank: all of them start warm, or none does",
             )
+            self._put_aside(Verdict.MISS, error)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
 
-    async def _load_from(self, uri: str, prepared: Prepared, deadline: Deadline) -> None:
+    async def _load_from(
+        self, uri: str, fingerprint: Fingerprint, compiles_with: CompilesWith, deadline: Deadline
+    ) -> WarmupFailed | None:
         journal = self._journal
         journal.artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
         try:
-            ready = await self._pull(uri, prepared, deadline)
+            ready = await self._pull(uri, fingerprint, deadline)
             journal.enter(Stage.LOADING)
             with journal.timed(Stage.LOADING, hidden_s=ready.unpacked_early_s), ready.pulled:
-                await asyncio.to_thread(self._put_in_place, ready.pulled, ready.directory)
+                await self._load_in_time(ready, deadline)
         except (ArtifactNotFound, StoreError) as error:
+            self._put_aside(Verdict.MISS, error)
+            if compiles_with == "nothing":
+                logger.info("no artifact, and nothing that compiles was found: %s", error.message)
+                return self._failure(Verdict.MISS, error, self._config.on_missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
         except ArtifactRefused as error:
+            self._put_aside(Verdict.REFUSED, error)
             self._start_cold(Verdict.REFUSED, error, self._config.on_refused)
         else:
             # Until the replay has shown otherwise.
             journal.verdict = Verdict.FULL_HIT
+            ready.note()
+        return None
 
     # Pulling --------------------------------------------------------------------------------------
 
-    async def _pull(self, uri: str, prepared: Prepared, deadline: Deadline) -> _Ready:
+    async def _pull(self, uri: str, fingerprint: Fingerprint, deadline: Deadline) -> _Ready:
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         journal.enter(Stage.PULLING)
@@ -158,11 +210,11 @@ class Loading:
         given_up = threading.Event()
         start = time.perf_counter()
         try:
-            taken = await self._take_prefetched(wanted, prepared, limit)
+            taken = await self._take_prefetched(wanted, fingerprint, limit)
             pulled = (
                 taken.pulled
                 if taken
-                else await self._retry(limit, self._puller(uri, wanted, prepared, given_up))
+                else await self._retry(limit, self._puller(uri, wanted, fingerprint, given_up))
             )
         except ServeWarmError:
             journal.add_time(Stage.PULLING, time.perf_counter() - start)
@@ -174,9 +226,7 @@ class Loading:
         early = taken.early if taken else 0.0
         waited_s = pulled.verify_s * (1 - early)
         journal.add_time(
-            Stage.PULLING,
-            max(0.0, elapsed_s - waited_s),
-            hidden_s=pulled.download_s * early,
+            Stage.PULLING, max(0.0, elapsed_s - waited_s), hidden_s=pulled.download_s * early
         )
         if journal.stage is not Stage.VERIFYING:
             journal.enter(Stage.VERIFYING)  # what was pulled during __init__ was verified there
@@ -186,10 +236,11 @@ class Loading:
             pulled=pulled,
             directory=taken.directory if taken else None,
             unpacked_early_s=taken.unpack_s * early if taken else 0.0,
+            note=check_time(pulled, wanted, journal.warn),
         )
 
     def _puller(
-        self, uri: str, wanted: prefetch.Wanted, prepared: Prepared, given_up: threading.Event
+        self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, given_up: threading.Event
     ) -> Callable[[], Pulled]:
         """Return what pulls once; it is called in a thread."""
         loop = asyncio.get_running_loop()
@@ -203,7 +254,7 @@ class Loading:
                 return pull(
                     open_store(uri),
                     deployment=wanted.deployment,
-                    fingerprint=prepared.fingerprint,
+                    fingerprint=fingerprint,
                     trust=wanted.trust,
                     cache=cache,
                     parts=wanted.parts,
@@ -214,14 +265,12 @@ class Loading:
         return pull_once
 
     async def _take_prefetched(
-        self, wanted: prefetch.Wanted, prepared: Prepared, limit: Deadline
+        self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
         """Return what was pulled during `__init__`, where that is what is wanted."""
         if self._prefetched is None:
             return None
-        taken = await self._prefetched.taken(
-            wanted, prepared.fingerprint, timeout_s=max(0.1, limit.left())
-        )
+        taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
         if taken is None:
             # Before it is looked for anew: it may hold the node's lock on what comes.
             self._prefetched.drop()
@@ -254,56 +303,46 @@ class Loading:
 
     # Loading --------------------------------------------------------------------------------------
 
-    def _put_in_place(self, pulled: Pulled, unpacked: Path | None) -> None:
-        # Into a new directory: what user code made torch write into the present one stays out.
-        directory = self._caches.begin_anew(unpacked)
-        _private_folders.check_private(directory, "the directory that torch loads from")
-        if "cache" in pulled.raw:
-            if unpacked is None:
-                prefetch.unpack(pulled.raw["cache"], directory)
-            # The fingerprint was found equal by now: same CPU flags, compiler and torch. With
-            # torch's bytes alone stock torch is what is measured, and kernels are compiled
-            # anyway: the probe stays.
-            answers = pulled.manifest.facts.get(ISA_FACT)
-            defer_precompiled_headers()
-            # Of another shape where another release built it: then the probe runs. So it does where
-            # the compiler may be another one, since libraries need none.
-            compiler_is_the_same = pulled.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
-            if isinstance(answers, dict) and compiler_is_the_same:
-                isa_checks().give({str(k): bool(v) for k, v in answers.items()})
-        self._load_entries(pulled)
-        if "torch_bytes" in pulled.raw and not load_torch_bytes(pulled.raw["torch_bytes"].read()):
-            raise ArtifactRefused(
-                "torch did not accept the part torch_bytes",
-                reason="bad_archive",
-                hint="build the artifact again with this version of torch",
-            )
+    async def _load_in_time(self, ready: _Ready, deadline: Deadline) -> None:
+        """Load an artifact, or say that it is late: then its thread ends at its next piece."""
+        limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
+        key, given_up = ready.pulled.chosen.key, threading.Event()
 
-    def _load_entries(self, pulled: Pulled) -> None:
-        names = [name for name in LEVEL_PARTS.values() if name in pulled.raw]
-        if not names or not SESSION.has_callables():
-            return
-        unpacked = []
-        with _private_folders.temporary_folder() as scratch:
-            for name in names:
-                if name == "exported":
-                    # For as long as the process: a library is opened when something first fits.
-                    folder = private_directory()
-                else:
-                    folder = scratch / name
-                    folder.mkdir(mode=0o700)
-                prefetch.unpack(pulled.raw[name], folder)
-                unpacked.append(folder)
-            why = SESSION.load(*unpacked)
-        self._has_libraries = "exported" in names and not why
-        if why:
-            self._journal.warnings.append(
-                f"not all entries can be used, and Dynamo traces calls: {why}"
-            )
+        def check_wanted() -> None:
+            if given_up.is_set():
+                raise StoreError(f"{key}: nobody waits for this artifact any more")
 
-    def _start_cold(self, verdict: Verdict, error: ServeWarmError, policy: str) -> None:
-        """Put aside what was loaded, say why, and go on without, unless the policy is `fail`."""
+        load = functools.partial(
+            put_in_place,
+            ready.pulled,
+            ready.directory,
+            caches=self._caches,
+            warn=self._journal.warnings.append,
+            check_wanted=check_wanted,
+        )
+        context = contextvars.copy_context()  # torch's settings are in it
+        loading = begin(lambda: context.run(load), name="serve_warm-load")
+        try:
+            self._has_libraries = await asyncio.wait_for(asyncio.wrap_future(loading), limit_s)
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise StoreError(
+                f"{key}: it was not loaded within {limit_s:.0f} s",
+                hint="look for a slow disk under the folder for temporary files, or raise "
+                "pull_deadline_s",
+            ) from error
+        finally:
+            given_up.set()
+
+    def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> None:
+        """Forget what was loaded, and note why."""
         journal = self._journal
+        if verdict is Verdict.MISS and is_relative(str(self._config.artifact)):
+            # Ray chooses the working directory of a replica: it need not be the one of the YAML.
+            error.message += (
+                f"\n  {self._config.artifact} is a relative path, resolved against the replica's "
+                f"working directory {Path.cwd()}: name an absolute path or a bucket if the "
+                "artifact is elsewhere"
+            )
         journal.verdict = verdict
         journal.artifact = ArtifactUse(
             store=redact(str(self._config.artifact)),
@@ -315,18 +354,31 @@ class Loading:
         )
         # Whatever was written until now is not built upon.
         self._caches.begin_anew()
+        isa_checks().give({})
         self._has_libraries = False
         SESSION.unload()
-        if policy == "fail":
-            setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
-            raise WarmupFailed(
-                f"verdict {verdict.value}, and {setting} is fail: {error.message}",
-                hint=error.hint,
-                stage=journal.stage.value,
-            ) from error
+
+    def _failure(
+        self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]
+    ) -> WarmupFailed | None:
+        if policy == "compile":
+            return None
+        setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
+        return WarmupFailed(
+            f"verdict {verdict.value}, and {setting} is fail: {error.message}",
+            hint=error.hint,
+            stage=self._journal.stage.value,
+        )
+
+    def _start_cold(
+        self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]
+    ) -> None:
+        """Say why this start compiles, or raise what the policy says."""
+        if (failure := self._failure(verdict, error, policy)) is not None:
+            raise failure from error
         # In one line: what was tried, what was found, what to do.
         words = " ".join(str(error).split())
-        fields = journal.log_fields("artifact", verdict=verdict.value, reason=words)
+        fields = self._journal.log_fields("artifact", verdict=verdict.value, reason=words)
         logger.warning("verdict=%s, compiling cold: %s", verdict.value, words, extra=fields)
 
 
@@ -334,14 +386,14 @@ def _use_of(uri: str, pulled: Pulled) -> ArtifactUse:
     return ArtifactUse(
         store=redact(uri),
         source=kind_of(uri),
-        statement=pulled.statement_key,
-        created=pulled.manifest.created,
+        statement=pulled.chosen.key,
+        created=pulled.chosen.manifest.created,
         stored_bytes=pulled.stored_bytes,
-        raw_bytes=sum(pulled.manifest.part(name).raw_bytes for name in pulled.raw),
+        raw_bytes=sum(pulled.chosen.manifest.part(name).raw_bytes for name in pulled.raw),
         downloaded_bytes=pulled.downloaded_bytes,
-        believed=pulled.believed.how,
-        signers=pulled.believed.signers,
-        trace=_lines(pulled.trace),
+        believed=pulled.chosen.believed.how,
+        signers=pulled.chosen.believed.signers,
+        trace=_lines(pulled.chosen.trace),
     )
 
 
@@ -358,9 +410,7 @@ async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: floa
     Not in the event loop's own threads: those are the user's too, and one that hangs in a store
     would be missing there.
     """
-    threads = ThreadPoolExecutor(1, "serve_warm-pull")
-    pulling = threads.submit(pull_once)
-    threads.shutdown(wait=False)
+    pulling = begin(pull_once, name="serve_warm-pull")
     came = None
     try:
         came = await asyncio.wait_for(asyncio.wrap_future(pulling), timeout_s)

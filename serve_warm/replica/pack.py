@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.manifest import ENTRIES_FORMAT
 from serve_warm.compiler import pgo
 from serve_warm.compiler.caches import save_torch_bytes
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.facts import ENTRIES_FORMAT
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.replay import Replay
 from serve_warm.report import Report
@@ -36,29 +36,40 @@ class PackedReplica(TypedDict):
 
 
 async def pack(
-    report: Report, cache_directory: Path, new_replay: Callable[[], Replay], *, has_profile: bool
+    report: Report,
+    cache_directory: Path,
+    new_replay: Callable[[], Replay],
+    *,
+    has_profile: bool,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
     """Return the raw parts of an artifact, and what its manifest says about the build.
 
     Replays the inputs once more where something was handed to `serve_warm.compile`, and makes an
     entry for each kind of call. `report` is that of the proof, `new_replay` gives a replay of the
     same inputs. Once per process: torch's bytes of a second save cannot be loaded completely.
+    `say` is told what is under way.
     """
     facts = dict(build_facts(report))
     if has_profile:
+        say("compiling by the profile")
         await _compile_by_profile(new_replay())
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
         with SESSION.building() as table:
-            await new_replay().once()
+            await new_replay().once(
+                lambda done, of: say(f"input {done} of {of}, {table.made} entries made")
+            )
             # Once more: an entry that answers now is of a state that comes back, such as an
             # adapter that another input switches off.
+            say("looking at which entries last")
             await new_replay().once()
         for level, name in LEVEL_PARTS.items():
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
         facts["entries"] = table.described()
         facts[ENTRIES_FORMAT] = table.format
+    say("packing the caches")
     return pack_parts(cache_directory, entries), facts
 
 

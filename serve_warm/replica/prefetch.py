@@ -27,11 +27,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from serve_warm import _private_folders
 from serve_warm.artifact import pull
@@ -50,6 +50,8 @@ from serve_warm.fingerprint import (
     read_machine,
     torch_environment,
 )
+from serve_warm.precompile.session import SESSION
+from serve_warm.replica.timeline import Timeline
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
@@ -77,7 +79,6 @@ class Wanted:
     trust: Trust
     node_cache_dir: Path
     node_cache_max_bytes: int
-    node_cache_max_age_s: float
 
     @classmethod
     def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> Wanted:
@@ -100,7 +101,6 @@ class Wanted:
             trust=files if trust is None else trust | files.limits,
             node_cache_dir=default_root() if folder is None else Path(folder),
             node_cache_max_bytes=config.node_cache_max_bytes,
-            node_cache_max_age_s=config.node_cache_max_age_s,
         )
 
     def node_cache(self) -> NodeCache:
@@ -112,7 +112,6 @@ class Wanted:
         return NodeCache.open(
             self.node_cache_dir,
             max_bytes=self.node_cache_max_bytes,
-            max_age_s=self.node_cache_max_age_s,
         )
 
 
@@ -157,6 +156,7 @@ class Prefetch:
         trust: Trust | None,
         rank: tuple[int, int] | None = None,
         driver: Sequence[Path] = NVIDIA,
+        timeline: Timeline | None = None,
     ) -> None:
         """`rank`, and how many there are, is what the process group will say, if that is known."""
         self._has_driver = any(path.exists() for path in driver)
@@ -172,12 +172,14 @@ class Prefetch:
         self._taken.set_running_or_notify_cancel()
         self._handed_over = False
         self._spans: list[_Span] = []
+        self._timeline = timeline or Timeline()
         self._imported_under: str | None = None
         self.imported_compiler = False
         """Whether torch's compiler was imported here, and not by the app."""
-        self._needs_compiler = False
+        self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
+        """What the believed artifacts of this deployment were built from."""
         self._looked = threading.Event()
-        """Set once it is known whether what comes needs torch's compiler."""
+        """Set once the store was asked."""
 
     def begin(self) -> None:
         """Start, and return at once. Nothing that happens here is raised anywhere."""
@@ -250,17 +252,25 @@ class Prefetch:
             self._begin_pull(turns)
             # Libraries are to be loaded without it, and there may be nothing else.
             self._looked.wait(LOOK_S)
-            if self._looked.is_set() and not self._needs_compiler:
+            if self._found == "libraries":
                 return
-            with turns.alone(lambda: "torch" in sys.modules, given_up=self._init_ended) as mine:
+            with turns.alone(self._will_compile, given_up=self._init_ended) as mine:
                 if mine:
                     self._import()
             with turns.alone(self._devices_are_chosen, given_up=self._init_ended) as mine:
                 if mine:
-                    with self._span():
+                    with self._span("torch's compiler"):
                         import_compiler()
         finally:
             turns.end()
+
+    def _will_compile(self) -> bool:
+        """Whether torch is there, and something will be compiled or loaded that needs Dynamo."""
+        if "torch" not in sys.modules:
+            return False
+        # torch.compile imports Dynamo. An app that calls neither pays for nothing.
+        compiles = is_imported() or (SESSION.has_callables() and not SESSION.has_libraries_only())
+        return self._found == "levels 1 and 2" or compiles
 
     def _begin_pull(self, turns: Turns) -> None:
         store = None
@@ -273,7 +283,6 @@ class Prefetch:
             _log(error)
         finally:
             if store is None:
-                self._needs_compiler = True
                 self._looked.set()
                 self._taken.set_result(None)
         if store is not None:
@@ -285,7 +294,7 @@ class Prefetch:
         self.imported_compiler = not is_imported()
         if "torch._inductor.config" not in sys.modules:
             self._imported_under = torch_environment(environment())
-        with self._span():
+        with self._span("torch's compiler"):
             import_dynamo()
 
     def _devices_are_chosen(self) -> bool:
@@ -298,7 +307,8 @@ class Prefetch:
     def _pull(self, store: Store) -> None:
         taken = None
         try:
-            taken = self._take(store)
+            with self._timeline.span("pull", beside=True):
+                taken = self._take(store)
         except ServeWarmError as error:
             _log(error)
         finally:
@@ -307,26 +317,33 @@ class Prefetch:
             self._taken.set_result(taken)
 
     def _note_found(self, found: pull.Found | None) -> None:
-        """Note whether what was found needs torch's compiler; where nothing was, it compiles."""
+        """Note whether something was found, and whether it needs torch's compiler."""
         if not self._looked.is_set():
-            self._needs_compiler = found is None or not pull.only_libraries(found)
+            if found is not None and any(each.believed for each in found.statements):
+                self._found = "libraries" if pull.only_libraries(found) else "levels 1 and 2"
             self._looked.set()
 
     def _take(self, store: Store) -> Taken | None:
         wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
-        found = pull.find(
-            store, deployment=wanted.deployment, trust=wanted.trust, given_up=self._given_up
+        found = pull.find_fitting(
+            store,
+            deployment=wanted.deployment,
+            trust=wanted.trust,
+            fingerprint=None,
+            given_up=self._given_up,
         )
         self._note_found(found)
-        choice = pull.expect(
+        if not found.statements or not found.is_complete:
+            return None
+        chosen = pull.expect(
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
-        if choice is None:
+        if chosen is None:
             logger.info("nothing in %s is fetched before __init__ ends: none fits", store.uri)
             return None
         with wanted.node_cache() as cache:
             pulled = pull.take(
-                store, choice, cache=cache, parts=wanted.parts, given_up=self._given_up
+                store, found, chosen, cache=cache, parts=wanted.parts, given_up=self._given_up
             )
         began = time.perf_counter()
         directory = None
@@ -356,7 +373,7 @@ class Prefetch:
         importlib.import_module("torch")
         while not self._devices_are_chosen() and not self._init_ended.wait(POLL_S):
             pass
-        with self._span():
+        with self._span("fingerprint"):
             cpu = self._config.cpu
             return Fingerprint(
                 machine=read_machine(environment(), cpu=cpu),
@@ -364,10 +381,11 @@ class Prefetch:
             )
 
     @contextlib.contextmanager
-    def _span(self) -> Iterator[None]:
+    def _span(self, name: str) -> Iterator[None]:
         span = _Span(began=time.perf_counter())
         self._spans.append(span)
-        yield
+        with self._timeline.span(name, beside=True):
+            yield
         span.ended = time.perf_counter()
 
 
@@ -378,8 +396,12 @@ class _Span:
     """None while it is under way."""
 
 
-def unpack(raw: BinaryIO, directory: Path) -> None:
+def unpack(
+    raw: BinaryIO, directory: Path, *, check_wanted: Callable[[], None] = lambda: None
+) -> None:
     """Write what was packed as the part `cache` into an empty private directory.
+
+    `check_wanted` is called again and again, and ends this by what it raises.
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory`: others could exchange what is in it.
@@ -387,7 +409,7 @@ def unpack(raw: BinaryIO, directory: Path) -> None:
     """
     _private_folders.check_private(directory, "the directory that torch loads from")
     try:
-        unpack_directory(raw, directory)
+        unpack_directory(raw, directory, check_wanted=check_wanted)
         triton_kernels.relocate(directory)
     except OSError as error:
         raise StoreError(

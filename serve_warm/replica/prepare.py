@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from serve_warm.compiler import pgo
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.caches import keep_headers_private, private_directory
-from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
@@ -75,8 +76,14 @@ class Replica(Protocol):
     def waits_for(self) -> Sequence[str]:
         """Return the names of the deployments that this one calls."""
 
+    def largest_batch(self) -> int:
+        """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
+
     def trust(self) -> Trust | None:
         """Return who is trusted where the code says so, else `None`: the machine's files."""
+
+    def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
+        """Return the `Input(...)` to declare for a compile of the request under way."""
 
     def refusal(self, event: CompileEvent) -> BaseException:
         """Return what a request gets that would compile under `after_ready: forbid`."""
@@ -102,14 +109,19 @@ class CompileCaches:
         return self.directory
 
 
+CompilesWith = Literal["torch", "libraries", "nothing"]
+"""What answers compiled calls, as far as a start knows before it replays: torch's compiler,
+libraries alone, or nothing that compiles was found. The last two do not import the compiler before
+something needs it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A start whose inputs stand in the journal, and what it is compared with."""
 
-    fingerprint: Fingerprint
-    has_libraries_only: bool
-    """Whether libraries are asked for in all that is compiled: then nothing of torch's compiler
-    is imported before something needs it."""
+    fingerprint: Fingerprint | None
+    """None where no store is configured and torch is not imported."""
+    compiles_with: CompilesWith
 
 
 class Preparation:
@@ -140,11 +152,11 @@ class Preparation:
         journal.enter(Stage.PENDING)
         hidden_s = self._prefetched.hidden_s if self._prefetched else 0.0
         with journal.timed(Stage.PENDING, hidden_s=hidden_s):
-            keep_headers_private()
+            keep_headers_private(self._config.headers)
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
-            has_libraries_only = only_libraries(arguments)
-            if not has_libraries_only:
+            with_ = self._compiles_with(arguments)
+            if with_ == "torch":
                 await self.import_compiler()
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
@@ -157,14 +169,29 @@ class Preparation:
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
-            fingerprint = await self._fingerprint(arguments, needs_compiler=not has_libraries_only)
-            journal.fingerprint = fingerprint
-        return Prepared(fingerprint=fingerprint, has_libraries_only=has_libraries_only)
+            # Reading it imports torch, which a router has no use for.
+            if "torch" in sys.modules or self._config.artifact is not None:
+                journal.fingerprint = await self._fingerprint(
+                    arguments, needs_compiler=with_ != "libraries"
+                )
+        return Prepared(fingerprint=journal.fingerprint, compiles_with=with_)
+
+    def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
+        if only_libraries(arguments):
+            return "libraries"
+        compiles = (
+            bool(arguments)
+            or SESSION.has_callables()
+            or self._config.pgo == "on"  # the profile has to be there before the first compile
+            or reaches_compiled(self._replica.owner)
+        )
+        return "torch" if compiles else "nothing"
 
     async def import_compiler(self) -> None:
         """Import torch's compiler, so that a stage pays for it, and see to its profile."""
         # Nothing where it was done during __init__; where that is under way this waits for it.
-        await asyncio.to_thread(import_compiler)
+        with self._journal.timeline.span("torch's compiler"):
+            await asyncio.to_thread(import_compiler)
         self._warn_of_late_settings()
         self._keep_profile()
 
@@ -173,8 +200,9 @@ class Preparation:
     ) -> Fingerprint:
         # On this thread, not in a worker: grad mode, autocast and current GPU are the thread's.
         cpu, device = self._config.cpu, gpu_in_use()
-        app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
-        machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu, device=device)
+        with self._journal.timeline.span("fingerprint"):
+            app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
+            machine = await asyncio.to_thread(read_machine, environment(), cpu=cpu, device=device)
         if machine["gpu"] == UNKNOWN:
             self._journal.warn(await asyncio.to_thread(why_no_gpu, environment()))
         if not needs_compiler:
@@ -238,7 +266,8 @@ class Preparation:
             stage=Stage.PENDING.value,
         )
         try:
-            declared = await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
+            with self._journal.timeline.span("warmup_inputs()"):
+                declared = await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise late from error
         if deadline.left() < 0:  # it has blocked the loop, where nothing could cancel it
@@ -260,7 +289,8 @@ class Preparation:
             "max_passes": self._config.max_passes,
             "on_uncovered": self._config.on_uncovered,
         }
-        plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
+        with self._journal.timeline.span("the other ranks"):
+            plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
         for rank, theirs in enumerate(plans):
             differing = [name for name, value in plan.items() if theirs[name] != value]
             if differing:

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs, evidence
 from serve_warm.compiler.compiled_objects import how_to_raise_the_limit
 from serve_warm.compiler.evidence import CompiledCalls, Replayed
@@ -32,7 +33,7 @@ from serve_warm.errors import NotProven, ReplayFailed
 from serve_warm.inputs import Input
 from serve_warm.replica.call_evidence import CallEvidence
 from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import Call, Deadline, Progress, TimedCalls, first_line
+from serve_warm.replica.timed_calls import Call, Deadline, Progress, TimedCalls
 from serve_warm.report import Counts, Stage
 
 logger = logging.getLogger(__name__)
@@ -111,14 +112,17 @@ class Replay:
             stage=Stage.REPLAYING.value,
         )
 
-    async def once(self) -> None:
+    async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
         """Replay all inputs once, for what that does to the callables; nothing is proven by it.
+
+        `begins` is called before each, with its number and how many there are.
 
         Raises:
             ReplayFailed: an input raised.
             WarmupTimeout: a deadline passed.
         """
-        for item in self.progress.inputs:
+        for number, item in enumerate(self.progress.inputs, start=1):
+            begins(number, len(self.progress.inputs))
             await self._replay_if_it_fits(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
@@ -137,6 +141,16 @@ class Replay:
             if error is not None and not self._may_be_left_out(error):
                 raise error
             self._changed()
+
+    async def try_again(self, name: str) -> ReplayFailed | None:
+        """Replay the input of this name once more, and return what it raised.
+
+        Raises:
+            WarmupTimeout: a deadline passed.
+        """
+        item = next(item for item in self.progress.inputs if item.name == name)
+        _, error = await self._calls.make(item)
+        return error
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and note which went through.
@@ -168,6 +182,25 @@ class Replay:
                 break  # what the last proof has found stands
         await self._evidence.require_calls()
         await self._prove_together()
+
+    async def find_compiling(self, items: Sequence[Input]) -> list[Input]:
+        """Replay each of `items` with compiling forbidden, and return those that would compile.
+
+        They are not among the declared inputs: nothing of this counts for or against those.
+
+        Raises:
+            WarmupTimeout: a deadline passed.
+        """
+        found = []
+        with evidence.note_calls() as calls, self._forbidding():
+            for item in items:
+                before = self._seen.counts()
+                with calls.of_replay():
+                    await self._calls.make(item)  # what it raises for another reason is traffic's
+                change = self._seen.counts() - before
+                if change.forbidden or change.compiles:
+                    found.append(item)
+        return found
 
     async def _prove_together(self) -> None:
         """Take what is not proven on another rank for not proven: its calls are calls of all."""

@@ -28,8 +28,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_warm.errors import InputError, ServeWarmError
-from serve_warm.inputs import Input
+from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
+
+LARGEST_BATCH = 32
+"""Batches that are looked at outside Serve, where nothing limits them."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -87,8 +90,17 @@ class ServeCalls:
         return task.result()
 
     def check(self, inputs: Sequence[Input]) -> None:
-        """Raise `InputError` for an input whose target does not exist."""
+        """Raise `InputError` for an input that traffic cannot be: its target, or its batch."""
+        limit = max_ongoing_requests()
         for item in inputs:
+            if limit is not None and item.concurrency > limit:
+                raise InputError(
+                    f"input {item.name!r} makes {item.concurrency} calls at once, and Serve gives "
+                    f"this replica {limit} at most (max_ongoing_requests): traffic never forms a "
+                    f"batch of {item.concurrency}",
+                    hint=f"set max_ongoing_requests to {item.concurrency} or more, or declare a "
+                    f"concurrency of {limit} at most",
+                )
             if item.http is None:
                 self._method(item)
             elif not callable(self.owner):
@@ -164,6 +176,39 @@ class ServeCalls:
         """Return the names of the deployments that this one calls."""
         handles = [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
         return sorted({handle.deployment_name for handle in handles})
+
+    def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
+        """Return the `Input(...)` to declare for a compile of the request under way."""
+        request = serve_context._get_serve_request_context()  # noqa: SLF001
+        return suggest_input(
+            declared,
+            function=event.function,
+            signature=event.signature,
+            # Ray 2.53 to 2.60; of a handle's call it is empty.
+            route=request.route if request.is_http_request else "",
+            largest=self.largest_batch(),
+        )
+
+    def largest_batch(self) -> int:
+        """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
+        kind = type(self.owner)
+        methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
+        # Serve marks what it batches with this getter alone (2.53 to 2.60).
+        getters = [m._get_max_batch_size for m in methods if hasattr(m, "_get_max_batch_size")]  # noqa: SLF001
+        sizes = [
+            get()
+            for get in getters
+            # Where the user measures a batch in something else, its number of requests is open.
+            if getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
+        ]
+        return max(1, min(max(sizes, default=1), max_ongoing_requests() or LARGEST_BATCH))
+
+
+def max_ongoing_requests() -> int | None:
+    """Return how many requests Serve gives this replica at a time; `None` outside Serve."""
+    config = getattr(replica_context(), "_deployment_config", None)
+    limit = getattr(config, "max_ongoing_requests", None)
+    return limit if isinstance(limit, int) else None
 
 
 def replica_context() -> Any:

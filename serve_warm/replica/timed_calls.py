@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from serve_warm._redaction import first_line
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.report import InputResult, Stage
@@ -189,8 +190,3 @@ class TimedCalls:
         if not self._waits_for:
             return ""
         return "; it may wait for other deployments: " + ", ".join(self._waits_for)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what was raised."""
-    return (str(error).strip().splitlines() or [""])[0][:300]

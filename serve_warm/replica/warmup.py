@@ -10,6 +10,7 @@ observers of each change.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import logging
@@ -19,22 +20,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve_warm._redaction import first_line
+from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.compiled_objects import reaches_compiled, uses_cuda_graphs
 from serve_warm.compiler.cpu_target import require_compiler
+from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, environment
-from serve_warm.errors import CompilerMissing, NotProven, WarmupFailed, WarmupTimeout
+from serve_warm.errors import (
+    ArtifactRefused,
+    CompilerMissing,
+    NotProven,
+    ReplayFailed,
+    WarmupFailed,
+    WarmupTimeout,
+)
+from serve_warm.inputs import missing_batches
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch, ranks
-from serve_warm.replica.journal import Journal, Observer, boot_s, cpu_seconds
+from serve_warm.replica.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.load import Loading
 from serve_warm.replica.pack import pack
+from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import CompileCaches, Preparation, Replica
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.timed_calls import Deadline
+from serve_warm.replica.timeline import Timeline, boot_s
 from serve_warm.replica.watchdog import Watchdog
-from serve_warm.report import Report, Stage, Verdict
+from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +70,7 @@ class Warmup:
         cache_directory: Path | None = None,
         prefetched: prefetch.Prefetch | None = None,
         known: Report | None = None,
+        timeline: Timeline | None = None,
         end_process: Callable[[], None] | None = None,
     ) -> None:
         # `end_process` is called where a deadline has passed and the event loop is blocked: in
@@ -70,7 +85,7 @@ class Warmup:
             replica=replica.replica,
             created_boot_s=boot_s(),
         )
-        self.journal = Journal(known, config)
+        self.journal = Journal(known, config, timeline)
         self.caches = CompileCaches(cache_directory)
         self._proof = Proof(replica, config, self.journal, self.caches)
 
@@ -130,12 +145,17 @@ class Warmup:
         preparation, loading, proof = Preparation(*common), Loading(*common), self._proof
         with self._watch_deadline(deadline), self._join() as proof.ranks:
             prepared = await preparation.prepare(proof.ranks, deadline)
-            await loading.load(prepared, preparation, proof.ranks, deadline)
-            await proof.replay_and_prove(deadline)
-            if await proof.withdraws_entries():
-                # What answers their calls now is not warm yet.
-                await proof.replay_and_prove(deadline)
-            proof.judge()
+            missing = await loading.load(prepared, preparation, proof.ranks, deadline)
+            try:
+                await proof.replay_and_compare(deadline)
+            except ReplayFailed as error:
+                refusal = await proof.blame_artifact(error)
+                if refusal is None:
+                    raise
+                await loading.go_on_without(refusal, prepared, preparation)
+                await proof.replay_and_compare(deadline)
+            await proof.look_for_gaps()
+            proof.judge(missing)
             # None serves before all may: its first request would wait for the others.
             await proof.ranks.agree("being ready", None, timeout_s=deadline.left())
 
@@ -151,12 +171,16 @@ class Warmup:
         journal.end_warmup()
         # The deadline may have passed before anything was watched: traffic is, all the same.
         seen = watch_process()
-        seen.on_event = journal.log_compile
+        seen.on_event = self._note_in_traffic
         if self._config.after_ready == "forbid":
             seen.forbidden = self._replica.refusal
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
+
+    def _note_in_traffic(self, event: CompileEvent) -> None:
+        declared = self.journal.inputs
+        self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact, and what its manifest says about the build.
@@ -164,12 +188,20 @@ class Warmup:
         Once per process, after `run()`.
         """
         with self._join() as self._proof.ranks:
-            return await pack(
-                self.report(),
-                self.caches.directory,
-                lambda: self._proof.new_replay(Deadline(self._config.deadline_s)),
-                has_profile=self.caches.has_profile,
-            )
+            try:
+                return await pack(
+                    self.report(),
+                    self.caches.directory,
+                    lambda: self._proof.new_replay(Deadline(self._config.deadline_s)),
+                    has_profile=self.caches.has_profile,
+                    say=self._say,
+                )
+            finally:
+                self._say("")
+
+    def _say(self, text: str) -> None:
+        self.journal.timeline.say(text)
+        self.journal.tell()
 
     def _join(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
         alone = contextlib.nullcontext(ranks.Ranks())
@@ -270,6 +302,35 @@ class Proof:
             has_compiled=self._has_compiled,
         )
 
+    async def replay_and_compare(self, deadline: Deadline) -> None:
+        """Replay and prove, and once more where an entry turns out to differ from eager."""
+        await self.replay_and_prove(deadline)
+        if await self.withdraws_entries():
+            # What answers their calls now is not warm yet.
+            await self.replay_and_prove(deadline)
+
+    async def blame_artifact(self, failed: ReplayFailed) -> ArtifactRefused | None:
+        """Return why the artifact is refused, where its code raised what eager does not.
+
+        None where eager raises as well, which is the input's fault, and where memory did not
+        suffice. Of several ranks the others are in the middle of the same call.
+        """
+        used, cause = self._journal.artifact, failed.__cause__
+        if self._journal.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
+            return None
+        if cause is None or cuda_graphs.ran_out_of_memory(failed):
+            return None
+        name = str(getattr(failed, "input", ""))
+        SESSION.unload()
+        with run_eagerly():
+            if await self._replays[-1].try_again(name) is not None:
+                return None
+        return refuse_broken(
+            f"input {name!r} raised {type(cause).__name__}, and does not without it: "
+            f"{first_line(cause)}",
+            used.statement,
+        )
+
     async def replay_and_prove(self, deadline: Deadline) -> None:
         """Replay until nothing compiles, then once more with compiling forbidden."""
         journal = self._journal
@@ -301,7 +362,7 @@ class Proof:
 
     def _begin_checks(self) -> None:
         # Ranks that compute together would have to check the same call at the same time.
-        if self._journal.checks is None and SESSION.has_callables() and self.ranks.size == 1:
+        if self._journal.checks is None and self.ranks.size == 1:
             self._journal.checks = SESSION.begin_checks(
                 one_in=self._config.parity_one_in,
                 can_compile=_can_compile,
@@ -329,17 +390,61 @@ class Proof:
             )
         return bool(checks.failed)
 
+    async def look_for_gaps(self) -> None:
+        """Name the sizes of batches that traffic forms, nobody declared, and that would compile."""
+        largest = self._replica.largest_batch()
+        if largest == 1 or self.ranks.size > 1:
+            return
+        items = missing_batches(self._journal.inputs, largest=largest)
+        found = await self._replays[-1].find_compiling(items)
+        if not found:
+            return
+        sizes = ", ".join(str(size) for size in sorted({item.concurrency for item in found}))
+        targets = ", ".join(sorted({item.target_name for item in found}))
+        self._journal.warn(
+            f"{targets}: batches of {sizes} requests would compile in traffic. @serve.batch forms "
+            f"every size up to {largest}: declare each, Input(..., concurrency=size) for size in "
+            f"range(1, {largest + 1}), or pad inside the batch to sizes that are declared"
+        )
+
     # What is made of it -------------------------------------------------------------------------
 
-    def judge(self) -> None:
+    def judge(self, missing: WarmupFailed | None) -> None:
         """Warn of what the proof has shown, or raise where a policy says that it may not be.
 
+        `missing` is what `on_missing: fail` says once something has compiled.
+
         Raises:
-            WarmupFailed: CUDA graphs were captured on threads that end with their request.
+            WarmupFailed: `missing`; or CUDA graphs were captured on threads that end with their
+                request.
             NotProven: an input is not proven, and `on_uncovered` is `fail`.
         """
+        if self._journal.progress.has_compiled:
+            if missing is not None:
+                raise missing
+        else:
+            self._say_nothing_compiles()
         self._judge_threads()
         self._judge_coverage()
+
+    def _say_nothing_compiles(self) -> None:
+        journal = self._journal
+        others = ", ".join(self._replica.waits_for())
+        journal.warnings.append(
+            "nothing compiled was found in this process, and no input called anything "
+            "compiled: the inputs were replayed, and there was nothing to prove. "
+            + (
+                f"A model in another deployment ({others}) warms up there"
+                if others
+                else "If this app has a compiled model, declare inputs that reach it"
+            )
+        )
+        if journal.verdict is Verdict.MISS and journal.artifact is not None:
+            # There is none to miss: `serve-warm build` publishes nothing for such an app.
+            journal.verdict = Verdict.OFF
+            journal.artifact = dataclasses.replace(
+                journal.artifact, reason="nothing compiles here: no artifact is needed"
+            )
 
     def _judge_threads(self) -> None:
         """Name, or with CUDA graphs refuse, handlers whose compiled calls change threads."""
@@ -369,17 +474,6 @@ class Proof:
 
     def _judge_coverage(self) -> None:
         journal = self._journal
-        if not journal.progress.has_compiled:
-            others = ", ".join(self._replica.waits_for())
-            journal.warnings.append(
-                "nothing compiled was found in this process, and no input called anything "
-                "compiled: the inputs were replayed, and there was nothing to prove. "
-                + (
-                    f"A model in another deployment ({others}) warms up there"
-                    if others
-                    else "If this app has a compiled model, declare inputs that reach it"
-                )
-            )
         unproven, left_out = journal.progress.unproven, journal.progress.left_out
         if not unproven:
             return

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where artifacts live: one protocol of seven methods, and the URI that chooses a store.
+"""Where artifacts live: one protocol of eight methods, and the URI that chooses a store.
 
 Stores keep bytes under keys and know nothing of artifacts. They are write-once, because a reader
 that has checked an object must be able to rely on it, and they are not trusted: what they give is
@@ -10,19 +10,18 @@ checked by the caller (`serve_warm.artifact.statements`, `serve_warm.artifact.bl
 from __future__ import annotations
 
 import builtins
-import re
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
+from serve_warm._store_address import check_scheme, split
+from serve_warm._suggestions import did_you_mean
 from serve_warm.errors import ConfigError, StoreError
 
 PIECE_BYTES = 1 << 20
 """Read and written at once where nothing else decides."""
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,15 @@ class Object:
     """When it was written, by the store's clock; seconds since the epoch."""
     version: str
     """Pins the bytes while they are read (an ETag, a commit); empty where the store has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """What a listing says about an object."""
+
+    key: str
+    modified_unix: float | None = None
+    """When it was written, by the store's clock; None where a listing does not say so."""
 
 
 Sink = Callable[[int, bytes | memoryview], None]
@@ -58,6 +66,14 @@ class Store(Protocol):
         """Return, sorted, every key that begins with `prefix`; none when the store is empty.
 
         It sees what others have done until now, also where reads are pinned to a moment.
+        """
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """Yield what `list` returns a page at a time, in any order.
+
+        The store is asked for a page when that is wanted, so that whoever wants no more ends the
+        listing. A page may be empty. Where the store can, it leaves out what comes before `prefix`
+        without listing it.
         """
 
     def head(self, key: str) -> Object:
@@ -110,35 +126,51 @@ def open_store(uri: str) -> Store:
         ConfigError: not such an address, or its package is not installed.
         StoreDenied: the environment of this machine does not configure such a store.
     """
-    scheme = _SCHEME.match(uri)
-    if scheme is None:
-        return _open_folder(uri)
-    name, rest = scheme.group(1).lower(), uri[scheme.end() :]
+    name, rest = split(uri)
     host = rest.removeprefix("//").partition("/")[0]
     # From here on no more than the scheme is repeated in errors: a URI may hold a password or a
     # presigned query.
-    if "?" in rest or "#" in rest or "@" in host:
+    if name and ("?" in rest or "#" in rest or "@" in host):
         raise ConfigError(
             f"the address of a {name}: store has a query, a fragment or a user in it",
             hint="credentials come from the environment or the machine, never from the address",
         )
-    if name == "file" and rest.startswith("///"):
+    check_scheme(uri)
+    if not name:
+        return _open_folder(uri)
+    if name == "file":
         return _open_folder(urllib.parse.unquote(rest.removeprefix("//")))
-    for kind in _BUCKETS:
-        if name == kind and rest.startswith("//"):
-            from serve_warm.stores.object_store import ObjectStore
-
-            return ObjectStore.open(kind, rest.removeprefix("//"))
-    if name == "hf" and rest.startswith("//"):
+    if name == "hf":
         from serve_warm.stores.hub import HubStore
 
         return HubStore.open(rest.removeprefix("//"))
-    if name in ("http", "https"):
-        raise ConfigError(
-            f"{name}:// is not a store: whoever sets the address could make replicas call any host",
-            hint=_ADDRESSES,
+    from serve_warm.stores.object_store import ObjectStore
+
+    return ObjectStore.open(_BUCKETS[name], rest.removeprefix("//"))
+
+
+def open_existing_store(uri: str) -> Store:
+    """Return the store at `uri`, for those that only read it or remove from it.
+
+    A folder has to be there: a mistyped one is no store that is empty. What else a store can be
+    says so by itself when it is asked.
+
+    Raises:
+        ConfigError, StoreDenied: as `open_store`.
+        StoreError: the folder is not there.
+    """
+    from serve_warm.stores.local import LocalStore
+
+    store = open_store(uri)
+    if isinstance(store, LocalStore) and not store.root.is_dir():
+        beside = store.root.parent
+        names = [each.name for each in beside.iterdir()] if beside.is_dir() else []
+        what = "is a file" if store.root.exists() else "is not there"
+        raise StoreError(
+            f"{store.root} {what}, and a store is a folder",
+            hint=did_you_mean(store.root.name, names) or "check the path; build makes the folder",
         )
-    raise ConfigError(f"{name}: does not begin the address of a store", hint=_ADDRESSES)
+    return store
 
 
 KINDS = {"file": "file", "s3": "s3", "gs": "gs", "az": "azure", "hf": "hf"}
@@ -151,15 +183,10 @@ def kind_of(uri: str) -> str:
     >>> kind_of("./artifacts"), kind_of("az://container/prefix")
     ('file', 'azure')
     """
-    scheme = _SCHEME.match(uri)
-    return KINDS.get(scheme.group(1).lower() if scheme else "file", "none")
+    return KINDS.get(split(uri)[0] or "file", "none")
 
 
-_BUCKETS: tuple[Literal["s3", "gs", "az"], ...] = ("s3", "gs", "az")
-_ADDRESSES = (
-    "name a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "
-    "az://container/prefix, or hf://owner/repo@revision"
-)
+_BUCKETS: dict[str, Literal["s3", "gs", "az"]] = {"s3": "s3", "gs": "gs", "az": "az"}
 
 
 def _open_folder(path: str) -> Store:
@@ -170,6 +197,11 @@ def _open_folder(path: str) -> Store:
     if path.startswith("~"):
         raise ConfigError(f"~ is not expanded in the path of a store: {path}", hint="write it out")
     return LocalStore(root=Path(path).absolute())
+
+
+def sort_keys(pages: Iterable[Sequence[Listed]]) -> list[str]:
+    """Return the keys of a listing in order."""
+    return sorted(each.key for page in pages for each in page)
 
 
 def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
@@ -192,11 +224,28 @@ def check_key(key: str) -> None:
     Raises:
         StoreError: not a key.
     """
-    names = key.split("/")
-    if (
-        "\\" in key
-        or not key.isprintable()
-        or len(key.encode()) > 1024
-        or any(not name or name.startswith(".") or len(name.encode()) > 255 for name in names)
-    ):
+    if not is_key(key):
         raise StoreError(f"not a key: {key[:80]!r}", key=key)
+
+
+def check_prefix(prefix: str) -> None:
+    """Refuse a prefix that no key can begin with.
+
+    Raises:
+        StoreError: not the beginning of a key.
+    """
+    if prefix:
+        check_key(prefix.removesuffix("/"))
+
+
+def is_key(key: str) -> bool:
+    """Return whether `check_key` takes a key."""
+    return (
+        "\\" not in key
+        and key.isprintable()
+        and len(key.encode()) <= 1024
+        and all(
+            name and not name.startswith(".") and len(name.encode()) <= 255
+            for name in key.split("/")
+        )
+    )

@@ -12,6 +12,7 @@ commits, and the others look again.
 from __future__ import annotations
 
 import builtins
+import functools
 import hashlib
 import itertools
 import logging
@@ -20,13 +21,14 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from serve_warm._daemon_threads import begin
 from serve_warm._private_folders import temporary_folder
 from serve_warm._redaction import tainted
 from serve_warm.errors import (
@@ -37,7 +39,16 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.stores import Object, Sink, check_key, pieces_of
+from serve_warm.stores import (
+    Listed,
+    Object,
+    Sink,
+    check_key,
+    check_prefix,
+    is_key,
+    pieces_of,
+    sort_keys,
+)
 from serve_warm.stores.hub_client import (
     LOG_IN,
     OutrunError,
@@ -48,7 +59,6 @@ from serve_warm.stores.hub_client import (
     listener,
     no_progress_bars,
     open_api,
-    run,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +75,10 @@ _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,250}", re.ASCII)
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+PAGE_FILES = 1_000
+"""Entries of the tree that the Hub gives at once."""
 
 
 _COMMIT_TRIES = 20
@@ -163,31 +177,33 @@ class HubStore:
 
         Those whose names are no keys are left out.
         """
-        if prefix:
-            check_key(prefix.removesuffix("/"))
+        return sort_keys(self.pages(prefix))
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """Yield what `list` returns, of `PAGE_FILES` files at a time.
+
+        Without times: the Hub has them for one more request a few files.
+        """
+        from huggingface_hub import RepoFile
+
+        check_prefix(prefix)
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
-
-        def ask(_: Pulse) -> builtins.list[str]:
-            from huggingface_hub import RepoFile
-
-            entries = open_api().list_repo_tree(
-                self.repository, folder or None, recursive=True, revision=commit
-            )
-            return [entry.path for entry in entries if isinstance(entry, RepoFile)]
-
-        try:
-            paths = self._call("list", prefix, ask)
-        except ObjectNotFound:
-            return []  # there is no such folder
-        root = self._path("")
-        keys = []
-        for path in paths:
-            key = path.removeprefix(root)
-            with suppress(StoreError):
-                check_key(key)
-                if path.startswith(root) and key.startswith(prefix):
-                    keys.append(key)
-        return sorted(keys)
+        entries = open_api().list_repo_tree(
+            self.repository, folder or None, recursive=True, revision=commit
+        )
+        stream, root = iter(entries), self._path("")
+        while True:
+            try:
+                some = self._call(
+                    "list", prefix, lambda _: list(itertools.islice(stream, PAGE_FILES))
+                )
+            except ObjectNotFound:
+                return  # there is no such folder
+            if not some:
+                return
+            paths = [entry.path for entry in some if isinstance(entry, RepoFile)]
+            keys = [path.removeprefix(root) for path in paths if path.startswith(root)]
+            yield [Listed(key=key) for key in keys if key.startswith(prefix) and is_key(key)]
 
     def head(self, key: str) -> Object:
         """Return size and time of an object; the version is the commit it is read at."""
@@ -499,10 +515,8 @@ class HubStore:
         call. So the call has a thread of its own, which is left behind when it is given up.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
-        pulse, future = Pulse(), Future[T]()
-        threading.Thread(
-            target=run, args=(future, ask, pulse), name="serve_warm-hub", daemon=True
-        ).start()
+        pulse = Pulse()
+        future = begin(functools.partial(ask, pulse), name="serve_warm-hub")
         try:
             while not future.done():
                 left_s = pulse.at + silence_s - time.monotonic()

@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,30 +78,6 @@ def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
     if type(error).__name__ == "XetAuthenticationError":
         return StoreDenied, "the storage behind the Hub refuses", LOG_IN
     return StoreError, " ".join(redact(f"{type(error).__name__}: {error}").split())[:200], ""
-
-
-def run(future: Future[T], ask: Callable[[Pulse], T], pulse: Pulse) -> None:
-    """Ask, and give what is answered or raised to whoever waits for the future."""
-    with _HandedOver(future):
-        future.set_result(ask(pulse))
-
-
-class _HandedOver(AbstractContextManager["_HandedOver"]):
-    """Gives what is raised to whoever waits for the future, and nobody else.
-
-    All of it: a client meets answers that are none of a Hub with errors of any kind, and what
-    would leave this thread is printed by `threading.excepthook` with the addresses and headers in
-    it, while somebody waits in vain. It is no `except` because nothing is handled here: what it
-    was is looked at, and raised again in our words, by `HubStore._call`.
-    """
-
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        if error is not None:
-            self._future.set_exception(error)
-        return True
 
 
 def listener(pulse: Pulse, *, max_bytes: int) -> Any:

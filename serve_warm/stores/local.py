@@ -27,7 +27,23 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.stores import PIECE_BYTES, Object, Sink, check_key, pieces_of
+from serve_warm.stores import (
+    PIECE_BYTES,
+    Listed,
+    Object,
+    Sink,
+    check_key,
+    check_prefix,
+    is_key,
+    pieces_of,
+    sort_keys,
+)
+
+PAGE_FILES = 10_000
+"""Files of a page. Looking at that many takes a part of a second on a disk."""
+
+Times = Literal["all", "none"]
+"""Whether files are asked for their times: each is a round trip on a network share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +66,22 @@ class LocalStore:
 
     def list(self, prefix: str) -> builtins.list[str]:
         """Return the files that begin with `prefix`; leftovers of crashes are not among them."""
-        if prefix:
-            check_key(prefix.removesuffix("/"))
+        return sort_keys(self._pages(prefix, times="none"))
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """Yield the files that begin with `prefix`, out of `PAGE_FILES` files at a time."""
+        return self._pages(prefix, times="all")
+
+    def _pages(self, prefix: str, *, times: Times) -> Iterator[Sequence[Listed]]:
+        check_prefix(prefix)
         folder = prefix.rpartition("/")[0]
-        with self._border("list", prefix):
-            found = _files(self.root, folder.split("/") if folder else [])
-        return sorted(key for key in found if key.startswith(prefix))
+        with closing(_files(self.root, folder.split("/") if folder else [], times)) as files:
+            while True:
+                with self._border("list", prefix):
+                    some = list(itertools.islice(files, PAGE_FILES))
+                if not some:
+                    return
+                yield [each for each in some if each.key.startswith(prefix)]
 
     def head(self, key: str) -> Object:
         """Return size and time of an object."""
@@ -188,9 +214,9 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _files(root: Path, start: Sequence[str]) -> list[str]:
-    """Return the keys of the files in and below one folder of a store."""
-    keys, folders = [], [tuple(start)]
+def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, None, None]:
+    """Yield the files in and below one folder of a store."""
+    folders = [tuple(start)]
     while folders:
         names = folders.pop()
         # Nothing there: an empty store, one that is being pruned, or a link. One that is followed
@@ -202,14 +228,32 @@ def _files(root: Path, start: Sequence[str]) -> list[str]:
         ):
             for entry in entries:
                 key = "/".join((*names, entry.name))
-                # A temporary file, or somebody else's, has a name that is no key.
-                with suppress(StoreError):
-                    check_key(key)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append((*names, entry.name))
-                    elif entry.is_file():
-                        keys.append(key)
-    return keys
+                if not is_key(key):
+                    continue  # a temporary file, or somebody else's
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((*names, entry.name))
+                elif _is_file(entry):
+                    yield Listed(key=key, modified_unix=_modified(entry, times))
+
+
+def _modified(entry: os.DirEntry[str], times: Times) -> float | None:
+    if times == "none":
+        return None
+    try:
+        return entry.stat().st_mtime
+    except OSError:
+        return None  # it was deleted meanwhile
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        # A link in a loop, or into a folder that this user may not enter, is no object. It must not
+        # hide the objects beside it.
+        if entry.is_symlink():
+            return False
+        raise
 
 
 def _object(key: str, status: os.stat_result) -> Object:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import builtins
 import io
-import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
@@ -33,7 +32,17 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.stores import PIECE_BYTES, Object, Sink, check_key, pieces_of
+from serve_warm.stores import (
+    PIECE_BYTES,
+    Listed,
+    Object,
+    Sink,
+    check_key,
+    check_prefix,
+    is_key,
+    pieces_of,
+    sort_keys,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -135,28 +144,27 @@ class ObjectStore:
     def list(self, prefix: str) -> builtins.list[str]:
         """Return the keys that begin with `prefix`; objects whose names are no keys are left out.
 
-        All objects of the folder that `prefix` ends in are listed on the way.
+        All objects of the folder that `prefix` ends in, from `prefix` on, are listed on the way.
         """
-        if prefix:
-            check_key(prefix.removesuffix("/"))
+        return sort_keys(self.pages(prefix))
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """Yield what `list` returns, some objects of an answer at a time."""
+        import obstore
+
+        check_prefix(prefix)
         own = f"{self.prefix}/" if self.prefix else ""
-        # obstore lists whole names only.
-        folder = (own + prefix).rpartition("/")[0]
-
-        def ask() -> builtins.list[str]:
-            import obstore
-
-            pages = obstore.list(self._reader, folder or None)
-            return [found["path"] for found in itertools.chain.from_iterable(pages)]
-
-        keys = []
-        for path in self._ask("list", prefix, ask):
-            key = path.removeprefix(own)
-            if key.startswith(prefix):
-                with suppress(StoreError):
-                    check_key(key)
-                    keys.append(key)
-        return sorted(keys)
+        # obstore lists whole names only. No key has private use characters, nor stands behind them.
+        folder, _, begun = (start := own + prefix).rpartition("/")
+        after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
+        stream = obstore.list(self._reader, folder or None, offset=after)
+        while (some := self._ask("list", prefix, lambda: next(stream, None))) is not None:
+            found = {each["path"].removeprefix(own): each["last_modified"] for each in some}
+            yield [
+                Listed(key=key, modified_unix=when.timestamp())
+                for key, when in found.items()
+                if key.startswith(prefix) and is_key(key)
+            ]
 
     def head(self, key: str) -> Object:
         """Return size, time and ETag of an object."""

@@ -149,6 +149,15 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
     return _signed(Envelope(payload=payload, signatures=()), keys)
 
 
+def wrap_unsigned(payload: bytes) -> bytes:
+    """Return the envelope of `payload` without a signature, which nobody believes by itself.
+
+    Raises:
+        BuildFailed: the envelope is larger than any reader accepts.
+    """
+    return _to_bytes(payload, ())
+
+
 def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
     """Return the envelope with signatures by `keys` added; for rotation, no part is touched.
 
@@ -176,8 +185,12 @@ def _signed(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> bytes:
             f"than {MAX_SIGNATURES}",
             hint="build and push again, which begins with no signature",
         )
+    return _to_bytes(opened.payload, signatures)
+
+
+def _to_bytes(payload: bytes, signatures: Sequence[Signature]) -> bytes:
     fields = {
-        "payload": base64.b64encode(opened.payload).decode(),
+        "payload": base64.b64encode(payload).decode(),
         "payloadType": PAYLOAD_TYPE,
         "signatures": [
             {"keyid": signature.key_id, "sig": base64.b64encode(signature.value).decode()}

@@ -8,11 +8,15 @@ able to add a key.
 
     pinned = ["sha256:9f2c..."]         # optional: statements believed whoever signed them
     denied = ["sha256:41aa..."]         # optional: statements or parts refused whoever signed them
-    max_age_days = 90                   # optional: older artifacts are refused
+    max_age_days = 90                   # optional: older artifacts are refused; default 365
+    rollback = "refuse"                 # optional: what is older than what this node took before
+    require = {builder = "https://github.com/acme/*", source = "*"}    # optional: signed facts
 
     [[keys]]
     name = "ci"
     pem = "-----BEGIN PUBLIC KEY-----\n...\n-----END PUBLIC KEY-----\n"
+    deployments = ["Embedder", "text/*"]    # optional: believed for these alone
+    stores = ["s3://prod/*"]                # optional: believed from these alone
 
     [[keys]]
     name = "release"
@@ -33,7 +37,7 @@ import operator
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +45,8 @@ from typing import TYPE_CHECKING, Any
 from serve_warm import _atomic_files, _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, public_pem
-from serve_warm.trust.policy import Trust, UnsignedOk, parse_digest
+from serve_warm.trust.patterns import read_patterns
+from serve_warm.trust.policy import Trust, UnsignedOk, parse_digest, with_scope
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -131,11 +136,12 @@ def _parse(data: bytes, path: Path) -> Trust:
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     lists = ("keys", "pinned", "denied", "unsigned_ok")
-    unknown = sorted(set(fields) - {*lists, "max_age_days"})
+    others = ("max_age_days", "require", "rollback")
+    unknown = sorted(set(fields) - {*lists, *others})
     if unknown:
         raise ConfigError(
             f"{path}: unknown setting {unknown[0]!r}",
-            hint="it has keys, pinned, denied, max_age_days and unsigned_ok",
+            hint=f"it has {', '.join((*lists, *others))}",
         )
     for name in lists:
         if not isinstance(fields.setdefault(name, []), list):
@@ -143,12 +149,35 @@ def _parse(data: bytes, path: Path) -> Trust:
                 f"{path}: {name} is not a list",
                 hint="[[keys]] and [[unsigned_ok]] are tables, pinned and denied are lists",
             )
+    try:
+        return _to_trust(fields, path)
+    except ConfigError as error:
+        if str(path) in error.message:
+            raise
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _to_trust(fields: Mapping[str, Any], path: Path) -> Trust:
     return Trust(
         keys=distinct(_parse_key(table, path) for table in fields["keys"]),
         pinned=frozenset(parse_digest(text, where=f"{path}: pinned") for text in fields["pinned"]),
         denied=frozenset(parse_digest(text, where=f"{path}: denied") for text in fields["denied"]),
         max_age_s=_parse_age(fields["max_age_days"], path) if "max_age_days" in fields else None,
         unsigned_ok=tuple(_parse_unsigned_ok(table, path) for table in fields["unsigned_ok"]),
+        require=_parse_require(fields.get("require", {}), path),
+        rollback=fields.get("rollback", "warn"),
+    )
+
+
+def _parse_require(table: Any, path: Path) -> frozenset[tuple[str, str]]:
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{path}: require is not a table",
+            hint='for example require = {builder = "https://github.com/acme/*"}',
+        )
+    return frozenset(
+        (name, read_patterns([pattern], where=f"{path}: require.{name}")[0])
+        for name, pattern in table.items()
     )
 
 
@@ -176,19 +205,20 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
 
 
 def _parse_key(table: Any, path: Path) -> TrustedKey:
-    wanted = "each of [[keys]] has a name, and either pem or file, all of them strings"
-    if (
-        not isinstance(table, dict)
-        or set(table) not in ({"name", "pem"}, {"name", "file"})
-        or not all(isinstance(value, str) and value for value in table.values())
+    wanted = (
+        "each of [[keys]] has a name, and either pem or file, all of them strings; deployments and "
+        "stores are lists"
+    )
+    named = set(table) - {"deployments", "stores"} if isinstance(table, dict) else set()
+    if named not in ({"name", "pem"}, {"name", "file"}) or not all(
+        isinstance(table[name], str) and table[name] for name in named
     ):
         raise ConfigError(f"{path}: a key is incomplete or has unknown settings", hint=wanted)
-    if "pem" in table:
-        return TrustedKey.from_pem(table["pem"], name=table["name"])
-    pem = _read_guarded(path.parent / table["file"])
+    pem = table["pem"] if "pem" in table else _read_guarded(path.parent / table["file"])
     if pem is None:
         raise ConfigError(f"{path}: key {table['name']!r}: there is no file {table['file']}")
-    return TrustedKey.from_pem(pem, name=table["name"])
+    key = TrustedKey.from_pem(pem, name=table["name"])
+    return with_scope(key, table, where=f"{path}: key {table['name']!r}")
 
 
 def _read_guarded(path: Path) -> bytes | None:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from serve_warm import _atomic_files
 from serve_warm.errors import ConfigError
+from serve_warm.trust.patterns import matches_any
 
 MAX_KEY_FILE_BYTES = 1 << 20
 
@@ -39,10 +41,21 @@ class TrustedKey:
     """What people call it; shown by inspection, never compared."""
     raw: bytes = field(repr=False)
     """The 32 bytes of the key."""
+    deployments: tuple[str, ...] = ()
+    """Patterns of the deployments that it is believed for; none means all."""
+    stores: tuple[str, ...] = ()
+    """Patterns of the addresses of stores that it is believed for; none means all."""
 
     def __post_init__(self) -> None:
         if len(self.raw) != 32:
             raise ConfigError(f"key {self.name!r} has {len(self.raw)} bytes, Ed25519 has 32")
+        for store in self.stores:
+            if "://" not in store:
+                raise ConfigError(
+                    f"key {self.name!r}: {store!r} is not the address of a store",
+                    hint="write it as `serve-warm inspect` and the log show it, with * for the "
+                    "rest: s3://bucket/*",
+                )
 
     @classmethod
     def from_pem(cls, pem: str | bytes, *, name: str) -> TrustedKey:
@@ -72,6 +85,22 @@ class TrustedKey:
         """The id that this key's signatures carry."""
         return key_id(self.public)
 
+    @property
+    def scope(self) -> str:
+        """What it is believed for, in words; empty where that is everything."""
+        return " and ".join(
+            f"{what} {', '.join(patterns)}"
+            for what, patterns in (("deployments", self.deployments), ("stores", self.stores))
+            if patterns
+        )
+
+    def covers(self, *, deployment: str | None, store: str) -> bool:
+        """Return whether it is believed for a deployment (None: unknown) in a store."""
+        of_deployment = not self.deployments or (
+            deployment is not None and matches_any(self.deployments, deployment)
+        )
+        return of_deployment and (not self.stores or matches_any(self.stores, store))
+
     def signed(self, message: bytes, signature: bytes) -> bool:
         """Whether `signature` is this key's over `message`."""
         try:
@@ -95,10 +124,10 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def distinct(keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-    """Return each key once, under its first name: two names are not two signers."""
-    first: dict[bytes, TrustedKey] = {}
+    """Return each key once for each scope, under its first name: two names are not two signers."""
+    first: dict[tuple[Any, ...], TrustedKey] = {}
     for key in keys:
-        first.setdefault(key.raw, key)
+        first.setdefault((key.raw, key.deployments, key.stores), key)
     return tuple(first.values())
 
 
@@ -114,6 +143,13 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
             data = file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
+    # First: a public half may be read by others, and changing its mode would be wrong advice.
+    if b"-----BEGIN PUBLIC KEY-----" in data:
+        private = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
+        raise ConfigError(
+            f"{path} is the public half of a key, and signing takes the private one",
+            hint=f"pass {private}, as keygen wrote it; replicas need the public half alone",
+        )
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise ConfigError(
             f"signing key {path} can be read by other users",

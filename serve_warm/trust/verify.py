@@ -12,14 +12,16 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from serve_warm.errors import ArtifactRefused
-from serve_warm.trust.envelope import Envelope
+from serve_warm.trust.envelope import Envelope, parse_json
 from serve_warm.trust.files import how_to_trust
+from serve_warm.trust.keys import TrustedKey
+from serve_warm.trust.patterns import matches
 from serve_warm.trust.policy import Trust
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,9 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Believed:
 
     Raises:
         ArtifactRefused: `no_trust` (nothing is configured), `too_large`, `bad_statement` (not an
-            envelope), `untrusted` (signed by nobody we know), `bad_signature` (names a key we
-            trust, and that key did not sign this).
+            envelope), `untrusted` (signed by nobody we know, or by a key that is not trusted for
+            this deployment or store), `bad_signature` (names a key we trust, and that key did not
+            sign this).
     """
     if not (trust.keys or trust.pinned or trust.unsigned_ok):
         raise ArtifactRefused(
@@ -64,9 +67,14 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Believed:
         )
     opened = Envelope.parse(envelope)
     signers = opened.signers(trust.keys)
-    if signers:
-        names = tuple(signer.name for signer in signers)
-        return Believed(payload=opened.payload, how="signature", signers=names)
+    # Signed by a key that is trusted for something: its payload may be looked into by now.
+    deployment = _deployment_in(opened.payload) if any(key.deployments for key in signers) else None
+    covering = [key for key in signers if key.covers(deployment=deployment, store=store)]
+    if covering:
+        names = {key.raw: key.name for key in reversed(covering)}
+        return Believed(
+            payload=opened.payload, how="signature", signers=tuple(reversed(names.values()))
+        )
     if hashlib.sha256(opened.payload).hexdigest() in trust.pinned:
         return Believed(payload=opened.payload, how="pin")
     for allowed in trust.unsigned_ok:
@@ -78,7 +86,29 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Believed:
                 allowed.reason,
             )
             return Believed(payload=opened.payload, how="unsigned_ok")
-    raise _refusal(opened, trust)
+    raise _out_of_scope(signers, deployment, store) if signers else _refusal(opened, trust)
+
+
+def _deployment_in(payload: bytes) -> str | None:
+    """Return the deployment that a statement is for; None where it names none."""
+    try:
+        deployment = parse_json(payload)["predicate"]["deployment"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return deployment if isinstance(deployment, str) else None
+
+
+def _out_of_scope(
+    signers: Sequence[TrustedKey], deployment: str | None, store: str
+) -> ArtifactRefused:
+    named = "; ".join(f"{key.name!r} is trusted for {key.scope} alone" for key in signers)
+    what = "this" if deployment is None else f"this is for {deployment!r} and"
+    return ArtifactRefused(
+        f"signed by a key out of its scope: {named}, and {what} comes from {store or 'no store'}",
+        reason="untrusted",
+        hint="sign with a key for it, or widen `deployments` or `stores` of the key in the trust "
+        "file",
+    )
 
 
 def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
@@ -130,13 +160,7 @@ def check_age_and_denied(
                 hint="its digest is under `denied` in a trust file or in code; build and push a "
                 "new one",
             )
-    try:
-        created_at = datetime.fromisoformat(created.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise ArtifactRefused("created is not a time", reason="bad_statement") from error
-    if created_at.tzinfo is None:
-        raise ArtifactRefused("created is a time without a zone", reason="bad_statement")
-    age_s = (time.time() if now_unix is None else now_unix) - created_at.timestamp()
+    age_s = _age_s(created, now_unix)
     if age_s < -MAX_CLOCK_SKEW_S:
         raise ArtifactRefused(
             f"created {created}, which is {-age_s / 86400:.1f} days ahead of this machine's clock",
@@ -144,14 +168,59 @@ def check_age_and_denied(
             hint="one of two clocks is wrong: this machine's, or that of the machine that built "
             "it; if it was that one, build and push again",
         )
-    if trust.max_age_s is not None and age_s > trust.max_age_s:
+    if age_s > trust.age_limit_s:
+        default = ", where no policy says another" if trust.max_age_s is None else ""
         raise ArtifactRefused(
             f"created {created}, which is {age_s / 86400:.1f} days ago; the limit is "
-            f"{trust.max_age_s / 86400:.1f} days",
+            f"{trust.age_limit_s / 86400:.1f} days{default}",
             reason="expired",
             hint="build and push again, or raise max_age_days in the trust file (max_age_s in "
             "code)",
         )
+
+
+def _age_s(created: str, now_unix: float | None) -> float:
+    try:
+        created_at = datetime.fromisoformat(created.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise ArtifactRefused("created is not a time", reason="bad_statement") from error
+    if created_at.tzinfo is None:
+        raise ArtifactRefused("created is a time without a zone", reason="bad_statement")
+    return (time.time() if now_unix is None else now_unix) - created_at.timestamp()
+
+
+def describe_end(trust: Trust, *, created: str, now_unix: float | None = None) -> str:
+    """Return in a sentence when an artifact becomes too old, if nine tenths of its time are over.
+
+    Empty before that: a fleet should hear of it before it goes cold.
+    """
+    age_s, limit_s = _age_s(created, now_unix), trust.age_limit_s
+    if age_s < 0.9 * limit_s:
+        return ""
+    return (
+        f"the artifact was created {created}, and is refused as too old in "
+        f"{max(0.0, limit_s - age_s) / 86400:.1f} days: build it again, or raise max_age_days"
+    )
+
+
+def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
+    """Refuse what does not say of where it comes from what the policies require.
+
+    `said` has what the statement says by the names of `policy.FACTS`.
+
+    Raises:
+        ArtifactRefused: `untrusted`.
+    """
+    for name, pattern in sorted(trust.require):
+        found = said.get(name)
+        if not isinstance(found, str) or not matches(pattern, found):
+            says = f"says {name} {found!r}" if isinstance(found, str) else f"says no {name}"
+            raise ArtifactRefused(
+                f"the artifact {says}, and {pattern!r} is required here",
+                reason="untrusted",
+                hint="build it where `require` of the trust file allows, with --source-commit, "
+                "--image and --builder as it says",
+            )
 
 
 def _show(key_ids: Iterable[str]) -> str:

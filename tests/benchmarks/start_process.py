@@ -534,6 +534,12 @@ class Replica:
     def serving_threads(self) -> set[int]:
         return {threading.get_native_id()}
 
+    def suggest(self, event: Any, declared: Any) -> str:
+        return ""
+
+    def largest_batch(self) -> int:
+        return 1
+
     def waits_for(self) -> Sequence[str]:
         return ()
 

@@ -280,7 +280,6 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
         *(name for name, metric in rows.items() if metric.kind == "counter"),
         "ray_serve_warm_artifact_info",
         "ray_serve_warm_artifact_created_timestamp_seconds",
-        "ray_serve_warm_image_created_timestamp_seconds",
         "ray_serve_warm_graph_pool_bytes",
         "ray_serve_warm_gpu_reserved_bytes",
         "ray_serve_warm_gpu_reserved_peak_bytes",

@@ -7,6 +7,8 @@
 {{- $build := $values.build -}}
 {{- $group := .context.group -}}
 {{- $name := .name -}}
+{{- /* What runs the code of the model is as a replica: with its rights, and its own trust. */ -}}
+{{- $builds := dict "root" .root "group" $group "replicas" "yes" "probed" false "publishes" false "trust" "" "token" $values.artifact.tokenSecret "env" $build.env -}}
 {{- $credentials := $build.credentialsSecret | default $values.artifact.credentialsSecret -}}
 backoffLimit: {{ $build.backoffLimit }}
 activeDeadlineSeconds: {{ include "serve-warm.buildSeconds" .root }}
@@ -38,6 +40,74 @@ template:
     {{- end }}
     initContainers:
       {{- include "serve-warm.foldersContainer" .context | nindent 6 }}
+      # A key for this pod's round trip alone: the build trusts it beside the others, and nobody else does.
+      - name: round-trip-key
+        image: {{ include "serve-warm.image" .root }}
+        imagePullPolicy: {{ $values.image.pullPolicy }}
+        command:
+          - /bin/sh
+          - -c
+          - |
+            set -e
+            umask 077
+            cp -RL /etc/serve_warm/* /run/trust/
+            echo >> /run/trust/trust.toml
+            serve-warm keygen /run/trust/round-trip.key --name round-trip >> /run/trust/trust.toml
+        resources:
+          requests: {cpu: 10m, memory: 128Mi}
+          limits: {memory: 512Mi}
+        securityContext:
+          {{- toYaml $values.containerSecurityContext | nindent 10 }}
+        volumeMounts:
+          - {name: serve-warm-scratch, mountPath: /run/trust, subPath: trust}
+          {{- if .context.trust }}
+          - {name: serve-warm-trust, mountPath: /etc/serve_warm, readOnly: true}
+          {{- end }}
+      # It runs the code of the model, so it has neither the signing key nor what may write to the store.
+      - name: build
+        image: {{ include "serve-warm.image" .root }}
+        imagePullPolicy: {{ $values.image.pullPolicy }}
+        command:
+          - serve-warm
+          - build
+          - /etc/serve_warm_build/serve.yaml
+          - --store=file:///run/unsigned
+          - --unsigned
+          - --key=/etc/serve_warm/round-trip.key
+          - {{ printf "--image=%s" (include "serve-warm.image" .root) | quote }}
+          {{- with $build.sourceCommit }}
+          - {{ printf "--source-commit=%s" . | quote }}
+          {{- end }}
+          {{- with $build.builder }}
+          - {{ printf "--builder=%s" . | quote }}
+          {{- end }}
+          {{- with $build.deployment }}
+          - {{ printf "--deployment=%s" . | quote }}
+          {{- end }}
+          {{- if eq ($values.warmup.cpu | default "native") "portable" }}
+          - --portable-cpu
+          {{- end }}
+        env:
+          {{- include "serve-warm.env" $builds | trim | nindent 10 }}
+        {{- if or $values.artifact.credentialsSecret $values.envFrom }}
+        envFrom:
+          {{- with $values.artifact.credentialsSecret }}
+          - secretRef: {name: {{ . }}}
+          {{- end }}
+          {{- with $values.envFrom }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+        {{- end }}
+        resources:
+          {{- toYaml ($build.resources | default $group.resources) | nindent 10 }}
+        securityContext:
+          {{- toYaml $values.containerSecurityContext | nindent 10 }}
+        volumeMounts:
+          {{- include "serve-warm.volumeMounts" $builds | nindent 10 }}
+          - {name: serve-warm-scratch, mountPath: /etc/serve_warm, subPath: trust, readOnly: true}
+          - {name: serve-warm-scratch, mountPath: /run/unsigned, subPath: unsigned}
+          - {name: build, mountPath: /etc/serve_warm_build, readOnly: true}
+          - {name: shm, mountPath: /dev/shm}
       # serve_warm takes a key that its user alone can read. Kubelet lets the group read a Secret.
       - name: signing-key
         image: {{ include "serve-warm.image" .root }}
@@ -52,24 +122,28 @@ template:
           - {name: key-secret, mountPath: /run/key-secret, readOnly: true}
           - {name: key, mountPath: /run/key}
     containers:
-      - name: build
+      # It runs no code of the model, and shares no folder with what does but the artifact, which it only
+      # reads: neither /tmp nor HOME.
+      - name: sign
         image: {{ include "serve-warm.image" .root }}
         imagePullPolicy: {{ $values.image.pullPolicy }}
         command:
           - serve-warm
-          - build
-          - /etc/serve_warm_build/serve.yaml
-          - {{ printf "--store=%s" (include "serve-warm.store" .root) | quote }}
+          - sign
+          - file:///run/unsigned
+          - --unsigned
           - --key=/run/key/signing.key
+          - {{ printf "--publish=%s" (include "serve-warm.store" .root) | quote }}
           - --if-published={{ $build.ifPublished }}
-          {{- with $build.deployment }}
-          - {{ printf "--deployment=%s" . | quote }}
-          {{- end }}
-          {{- if eq ($values.warmup.cpu | default "native") "portable" }}
-          - --portable-cpu
-          {{- end }}
         env:
-          {{- include "serve-warm.env" .context | trim | nindent 10 }}
+          - {name: HOME, value: /tmp}
+          {{- include "serve-warm.storeEnv" (dict "root" .root "token" .context.token) | trim | nindent 10 }}
+          {{- with $values.env }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+          {{- with $build.env }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
         {{- if or $credentials $values.envFrom }}
         envFrom:
           {{- if $credentials }}
@@ -80,14 +154,27 @@ template:
           {{- end }}
         {{- end }}
         resources:
-          {{- toYaml ($build.resources | default $group.resources) | nindent 10 }}
+          requests: {cpu: 100m, memory: 256Mi}
+          limits: {memory: 2Gi}
         securityContext:
           {{- toYaml $values.containerSecurityContext | nindent 10 }}
         volumeMounts:
-          {{- include "serve-warm.volumeMounts" .context | nindent 10 }}
-          - {name: build, mountPath: /etc/serve_warm_build, readOnly: true}
+          - {name: sign-tmp, mountPath: /tmp}
+          - {name: serve-warm-scratch, mountPath: /run/unsigned, subPath: unsigned, readOnly: true}
           - {name: key, mountPath: /run/key, readOnly: true}
-          - {name: shm, mountPath: /dev/shm}
+          {{- if .context.trust }}
+          - {name: serve-warm-trust, mountPath: /etc/serve_warm, readOnly: true}
+          {{- end }}
+          {{- with $values.artifact.volume.persistentVolumeClaim }}
+          - name: serve-warm-artifacts
+            mountPath: /srv/serve_warm/artifacts
+            {{- with .subPath }}
+            subPath: {{ . }}
+            {{- end }}
+          {{- end }}
+          {{- range $values.extraVolumeMounts }}
+          - {{- toYaml (merge (dict "readOnly" true) .) | nindent 12 }}
+          {{- end }}
     volumes:
       {{- include "serve-warm.volumes" .context | nindent 6 }}
       - name: build
@@ -100,6 +187,8 @@ template:
           defaultMode: {{ $values.podSecurityContext.fsGroup | empty | ternary 292 288 }}
       - name: key
         emptyDir: {medium: Memory, sizeLimit: 1Mi}
+      - name: sign-tmp
+        emptyDir: {}
       - name: shm
         emptyDir: {medium: Memory}
 {{- end -}}

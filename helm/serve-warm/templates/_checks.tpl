@@ -349,10 +349,10 @@
 {{- $problems := list -}}
 {{- $trust := .Values.trust -}}
 {{- $own := include "serve-warm.ownTrust" . -}}
-{{- if and $trust.configMap (or $own $trust.denied $trust.maxAgeDays) -}}
-{{- $problems = append $problems "trust.configMap: an existing ConfigMap is named, so that keys, pinned, denied, maxAgeDays and unsignedOk would not be used; write them into it, or leave the name out" -}}
-{{- else if and (or $trust.denied $trust.maxAgeDays) (not $own) -}}
-{{- $problems = append $problems "trust: denied and maxAgeDays are limits on somebody who is trusted; add trust.keys or trust.pinned" -}}
+{{- if and $trust.configMap (or $own $trust.denied $trust.maxAgeDays $trust.require (eq $trust.rollback "refuse")) -}}
+{{- $problems = append $problems "trust.configMap: an existing ConfigMap is named, so that keys, pinned, denied, maxAgeDays, require, rollback and unsignedOk would not be used; write them into it, or leave the name out" -}}
+{{- else if and (or $trust.denied $trust.maxAgeDays $trust.require (eq $trust.rollback "refuse")) (not $own) -}}
+{{- $problems = append $problems "trust: denied, maxAgeDays, require and rollback are limits on somebody who is trusted; add trust.keys or trust.pinned" -}}
 {{- end -}}
 {{- if and $trust.inImage (include "serve-warm.trustConfigMap" .) -}}
 {{- $problems = append $problems "trust.inImage: a ConfigMap at /etc/serve_warm would hide the file of the image; keep one of them" -}}
@@ -389,7 +389,7 @@
 {{- $own = append $own "/srv/serve_warm/artifacts" -}}
 {{- end -}}
 {{- if $values.build.enabled -}}
-{{- $own = concat $own (list "/run/key" "/etc/serve_warm_build" "/dev/shm") -}}
+{{- $own = concat $own (list "/run/key" "/run/trust" "/run/unsigned" "/etc/serve_warm_build" "/dev/shm") -}}
 {{- end -}}
 {{- $hidden := list -}}
 {{- range $own -}}
@@ -415,7 +415,7 @@
 {{- end -}}
 {{- $own := list "serve-warm-state" "serve-warm-scratch" "serve-warm-cache" "serve-warm-trust" "serve-warm-artifacts" -}}
 {{- if .Values.build.enabled -}}
-{{- $own = concat $own (list "build" "key-secret" "key" "shm") -}}
+{{- $own = concat $own (list "build" "key-secret" "key" "shm" "sign-tmp") -}}
 {{- end -}}
 {{- $volumes := list -}}
 {{- range $index, $volume := .Values.extraVolumes -}}
@@ -624,7 +624,7 @@
 
 {{- /* Variables that are not the user's, with why or what else to set, as YAML. */ -}}
 {{- define "serve-warm.ownVariables" -}}
-{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it, where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "SERVE_WARM_IMAGE_CREATED" "set image.created" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
+{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it, where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
 {{- end -}}
 
 {{- define "serve-warm.check.env" -}}

@@ -86,11 +86,23 @@ denied = {{ toJson . }}
 {{- with $trust.maxAgeDays }}
 max_age_days = {{ . }}
 {{- end }}
+{{- if ne ($trust.rollback | default "warn") "warn" }}
+rollback = {{ toJson $trust.rollback }}
+{{- end }}
+{{- with $trust.require }}
+require = { {{- range $index, $name := keys . | sortAlpha }}{{ if $index }}, {{ end }}{{ $name }} = {{ toJson (index $trust.require $name) }}{{ end -}} }
+{{- end }}
 {{- range $trust.keys }}
 
 [[keys]]
 name = {{ .name | toJson }}
 pem = {{ printf "%s\n" (trim .pem) | toJson }}
+{{- with .deployments }}
+deployments = {{ toJson . }}
+{{- end }}
+{{- with .stores }}
+stores = {{ toJson . }}
+{{- end }}
 {{- end }}
 {{- range $trust.unsignedOk }}
 

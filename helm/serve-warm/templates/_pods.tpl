@@ -118,6 +118,10 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
       {{- end }}
     - /volumes/scratch/tmp
     - /volumes/scratch/tmp/home
+    {{- if .publishes }}
+    - /volumes/scratch/trust
+    - /volumes/scratch/unsigned
+    {{- end }}
     {{- range $values.writableDirs }}
     - /volumes/scratch/writable{{ . | replace "/" "-" }}
     {{- end }}
@@ -170,7 +174,11 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
     - serve
     - --port={{ $values.nodeServer.port }}
     - --drain-s={{ $values.nodeServer.drainSeconds }}
+    # The kubelet asks from there: other clients cannot take its places.
+    - --host-ip=$(HOST_IP)
     {{- include "serve-warm.nodeOptions" . | nindent 4 }}
+  env:
+    - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
   ports:
     - {name: serve-warm, containerPort: {{ $values.nodeServer.port }}}
   livenessProbe:
@@ -262,9 +270,6 @@ startupProbe:
 {{- if .replicas }}
 - {name: SERVE_WARM_STATE_DIR, value: /run/serve_warm/state}
 - {name: SERVE_WARM_NODE_CACHE_DIR, value: /var/cache/serve_warm/blobs}
-{{- with $values.image.created }}
-- {name: SERVE_WARM_IMAGE_CREATED, value: {{ . | quote }}}
-{{- end }}
 {{- include "serve-warm.storeEnv" (dict "root" .root "token" .token) }}
 {{- end }}
 {{- with $values.env }}

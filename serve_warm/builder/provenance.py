@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where an artifact comes from, as its manifest says it: source commit, image and builder.
+
+A CI job says two of them by itself, where a variable of the CI's own leaves no doubt what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serve_warm.errors import ConfigError
+from serve_warm.trust.policy import FACTS
+
+MAX_CHARACTERS = 1000
+
+
+def read_provenance(
+    environ: Mapping[str, str], *, source: str = "", image: str = "", builder: str = ""
+) -> dict[str, str]:
+    """Return what is given of the three, else what a CI job's variables say; nothing where neither.
+
+    >>> read_provenance({"GITLAB_CI": "true", "CI_COMMIT_SHA": "4f2c"}, image="app:1")
+    {'source': '4f2c', 'image': 'app:1'}
+
+    Raises:
+        ConfigError: one of them cannot be shown in a line.
+    """
+    said = {**_of_ci(environ), **_without_empty(source=source, image=image, builder=builder)}
+    for name, text in said.items():
+        if not text.isprintable() or len(text) > MAX_CHARACTERS:
+            raise ConfigError(
+                f"{name} is not a line of up to {MAX_CHARACTERS} printable characters: {text!r:.80}"
+            )
+    return {name: said[name] for name in FACTS if name in said}
+
+
+def _of_ci(environ: Mapping[str, str]) -> dict[str, str]:
+    if environ.get("GITHUB_ACTIONS") == "true":
+        # The workflow file and its ref: a job of a fork or of another branch has another one.
+        workflow = environ.get("GITHUB_WORKFLOW_REF", "")
+        server = environ.get("GITHUB_SERVER_URL", "https://github.com")
+        return _without_empty(
+            source=environ.get("GITHUB_SHA", ""),
+            builder=workflow and f"{server}/{workflow}",
+        )
+    if environ.get("GITLAB_CI") == "true":
+        return _without_empty(source=environ.get("CI_COMMIT_SHA", ""))
+    return {}
+
+
+def _without_empty(**texts: str) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if text}

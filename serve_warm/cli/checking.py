@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that looks for mistakes before anything is started: `check`."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import click
+
+from serve_warm.cli import CANNOT_TELL, FAILED, harmless, screen
+from serve_warm.cli.starts import APP_HELP, need_ray
+from serve_warm.config import environment
+from serve_warm.errors import ServeWarmError
+
+
+@click.command(epilog=APP_HELP)
+@click.argument("app")
+@click.option("--store", help="What build --store will be given, to compare with the application.")
+@click.option("--deployment", help="Only this one of those that use WarmupMixin.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write what was found here; - for stdout, in place of the text.",
+)
+def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
+    """Look for mistakes in an application, in seconds and without starting Ray.
+
+    Imports the application's module and runs no __init__. Looks at the names of deployments, keys,
+    settings, the store, and at targets and sizes of inputs as far as the source says them. The exit
+    code is 0 when no problem was found, 1 for problems, and 2 when the application cannot be
+    imported or read. Warnings do not count.
+    """
+    start = time.perf_counter()
+    with _CannotTell():
+        need_ray("check")
+        from serve_warm.builder import check as check_
+
+        checked = check_.check(app, deployment=deployment, store=store, environ=environment())
+    seconds = time.perf_counter() - start
+    if json_file is not None:
+        data = check_.to_json(checked, seconds=seconds)
+        screen.write_json(data, json_file)
+    if json_file != Path("-"):
+        lines = [
+            *check_.to_lines(checked.problems, label="problem"),
+            *check_.to_lines(checked.warnings, label="warning"),
+        ]
+        for line in lines:
+            click.echo(screen.show_line(line))
+        found = f"{_count(len(checked.problems), 'problem')}, "
+        found += _count(len(checked.warnings), "warning")
+        click.echo(f"{found} ({seconds:.1f} s)", err=True)
+    if checked.problems:
+        click.get_current_context().exit(FAILED)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+class _CannotTell:
+    """Ends the command with its own exit code for whatever the user's module raises."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _frames: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, ServeWarmError):
+            text = f"error: {error}"
+        else:
+            text = "".join(traceback.format_exception(error)).rstrip("\n")
+        click.echo(harmless(text), err=True)
+        click.get_current_context().exit(CANNOT_TELL)

@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command that tells whole starts: `report`, of this node's replicas or of a Ray cluster's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from serve_warm import node
+from serve_warm.config import WarmupConfig, resolve
+from serve_warm.errors import MissingPackage, StoreError
+from serve_warm.report import LEVELS, Span, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of one replica, as its state file or the replica itself tells it."""
+
+    application: str
+    deployment: str
+    replica: str
+    stage: str
+    ended: bool
+    """Whether the replica's process is gone."""
+    verdict: str
+    traced: str
+    levels: Mapping[str, int]
+    spans: Sequence[Span]
+    doing: str
+    reason: str
+    """Why its artifact was not loaded."""
+    degraded: Sequence[str]
+    warnings: Sequence[str]
+    error: str
+
+    def lines(self) -> list[str]:
+        """Return what a terminal shows of it."""
+        name = f"{self.application}#{self.deployment} {self.replica}"
+        gone = ", and its process has ended" if self.ended else ""
+        kinds = ", ".join(f"{self.levels[k]} at level {k}" for k in self.levels if self.levels[k])
+        facts = [
+            f"verdict={self.verdict}" if self.verdict else "",
+            f"traced={self.traced}" if self.traced else "",
+            f"calls: {kinds}" if kinds else "",
+            f"waits for {self.doing}" if self.doing and not self.ended else "",
+        ]
+        said = [" ".join(filter(None, facts))]
+        said += [f"artifact: {self.reason}"] if self.reason else []
+        said += [f"degraded: {why}" for why in self.degraded]
+        said += [f"warning: {text}" for text in self.warnings]
+        said += [f"error: {self.error}"] if self.error else []
+        first = f"{name}: {self.stage or 'no stage'}{describe(self.spans)}{gone}"
+        rest = [f"  {node.shown(line)}" for text in said for line in text.splitlines() if line]
+        return [node.shown(first), *rest]
+
+
+@click.command()
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    default="",
+    help="Where the replicas of this node write; default: as they do.",
+)
+@click.option("--address", help="Ask the replicas of a running Ray cluster, such as auto, instead.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here."
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a Chrome trace here, for chrome://tracing or ui.perfetto.dev.",
+)
+def report(
+    *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
+) -> None:
+    """Tell each start from its process on: where its seconds went, which levels answer, and why.
+
+    Of the replicas of this node also those that have ended, for as long as their files are kept.
+    """
+    if state_dir and address:
+        raise click.UsageError("name --state-dir or --address, not both")
+    if address:
+        starts = of_cluster(address)
+    else:
+        configured = resolve(WarmupConfig()).state_dir
+        starts = of_node(state_dir or configured or node.default_directory())
+    for start in starts:
+        for line in start.lines():
+            click.echo(line)
+    if json_file is not None:
+        _write(json_file, {"starts": [as_data(start) for start in starts]})
+    if trace_file is not None:
+        _write(trace_file, as_trace(starts))
+
+
+def _write(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    click.echo(f"wrote {path}", err=True)
+
+
+def of_node(directory: str) -> list[Start]:
+    """Return the starts of which there are state files.
+
+    Raises:
+        StoreError: there is none, or the directory cannot be read.
+    """
+    try:
+        replicas = node.look(directory)
+    except OSError as error:
+        raise StoreError(
+            f"the state directory {directory} cannot be read: {error.strerror or error}",
+            hint="run it as the user of the replicas, or name --state-dir",
+        ) from error
+    starts = [
+        _start(replica.names, replica.state, ended=replica.condition == "dead")
+        for replica in replicas
+        if replica.state is not None
+    ]
+    if not starts:
+        raise StoreError(
+            f"no replica has written to {directory}",
+            hint="run it as the user of the replicas, or name --state-dir or --address",
+        )
+    return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
+
+
+def of_cluster(address: str) -> list[Start]:
+    """Return the starts of all running replicas of a Ray cluster that have the mixin.
+
+    Raises:
+        MissingPackage: Ray is not installed.
+        ConfigError: there is no cluster.
+        StoreError: it has no such replica.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingPackage("--address", package="ray[serve]")
+    from serve_warm.builder.cluster import ask_replicas
+
+    starts = [
+        _start((report["application"], report["deployment"], report["replica"]), report)
+        for report in ask_replicas(address)
+    ]
+    if not starts:
+        raise StoreError(
+            f"no replica on the cluster at {address} has WarmupMixin",
+            hint="name --state-dir on the node of a replica that has ended",
+        )
+    return starts
+
+
+def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
+    """Return a start from a state file or a report; what another release does not have is empty."""
+    artifact = said.get("artifact")
+    reason = artifact.get("reason", "") if isinstance(artifact, dict) else said.get("reason", "")
+    levels = said.get("levels")
+    known = levels if isinstance(levels, dict) else {}
+    return Start(
+        application=names[0],
+        deployment=names[1],
+        replica=names[2],
+        stage=_text(said.get("stage")),
+        ended=ended,
+        verdict=_text(said.get("verdict")),
+        traced=_text(said.get("traced")),
+        levels={str(level): _count(known.get(str(level))) for level in LEVELS},
+        spans=[span for each in _list(said.get("spans")) if (span := _span(each)) is not None],
+        doing=_text(said.get("doing")),
+        reason=_text(reason),
+        degraded=[_text(each) for each in _list(said.get("degraded"))],
+        warnings=[_text(each) for each in _list(said.get("warnings"))],
+        error=_text(said.get("error")),
+    )
+
+
+def _span(data: Any) -> Span | None:
+    if isinstance(data, dict):
+        data = [data.get(name) for name in ("name", "began_boot_s", "seconds", "beside")]
+    try:
+        name, began, seconds, beside = data
+        return Span(
+            name=str(name), began_boot_s=float(began), seconds=float(seconds), beside=bool(beside)
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def as_data(start: Start) -> dict[str, Any]:
+    """Return a start for JSON: its spans in seconds from its process on."""
+    zero = min((span.began_boot_s for span in start.spans), default=0.0)
+    plain = {name: getattr(start, name) for name in Start.__dataclass_fields__ if name != "spans"}
+    return {
+        **plain,
+        "spans": [
+            {
+                "name": span.name,
+                "began_s": span.began_boot_s - zero,
+                "seconds": span.seconds,
+                "beside": span.beside,
+            }
+            for span in start.spans
+        ],
+    }
+
+
+def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
+    """Return a trace as Chrome and Perfetto read it: a process a start, a track for what is beside.
+
+    All starts of a node are on one clock: who waited for whom can be seen.
+    """
+    spans = [span for start in starts for span in start.spans]
+    zero = min((span.began_boot_s for span in spans), default=0.0)
+    events: list[dict[str, Any]] = []
+    for number, start in enumerate(starts, start=1):
+        name = f"{start.application}#{start.deployment} {start.replica}"
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+        events += [
+            {
+                "ph": "X",
+                "name": span.name,
+                "pid": number,
+                "tid": int(span.beside),
+                "ts": round((span.began_boot_s - zero) * 1e6),
+                "dur": round(span.seconds * 1e6),
+            }
+            for span in start.spans
+        ]
+    return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`serve-warm build` as a process on a running cluster: compositions, code it brings, its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import ray
+
+from serve_warm.trust.keys import write_key_pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+COMPOSITION = """
+import torch
+from ray import serve
+from serve_warm import Buckets, Field, WarmupMixin, shape_grid, signed_by
+
+
+class Doubles(WarmupMixin):
+    warmup_trust = signed_by({key!r})
+
+    def __init__(self, *_others):
+        self.model = torch.compile(lambda x: x * 2, dynamic=False)
+
+    def warmup_inputs(self):
+        return shape_grid(
+            self.score, Buckets(batch=[2]), fields={"x": Field(axes=("batch",), dtype="float32")}
+        )
+
+    async def score(self, x):
+        return self.model(x)
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.5})
+class Ranker(Doubles): ...
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.5})
+class Retriever(Doubles): ...
+
+
+app = Ranker.bind(Retriever.bind())
+"""
+
+
+def start_build(
+    folder: Path, *options: str, place: Literal["here", "address"] = "address"
+) -> subprocess.Popen[str]:
+    write_key_pair(folder / "ci.key")
+    key = (folder / "ci.key.pub").read_text()
+    (folder / "brought_with_the_build.py").write_text(COMPOSITION.replace("{key!r}", repr(key)))
+    there: tuple[str, ...] = ()
+    if place == "address":
+        address = ray.get_runtime_context().gcs_address
+        there = ("--address", address, "--working-dir", str(folder))
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "serve_warm.cli", "build", "brought_with_the_build:app"),
+            *("--store", str(folder / "artifacts"), "--key", "ci.key", *there, *options),
+        ],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.usefixtures("cluster")
+def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
+    """`--all` builds one after the other, and the nodes get the code from `--working-dir`."""
+    with start_build(tmp_path, "--all", "--json") as process:
+        out, err = process.communicate(timeout=500)
+
+    assert process.returncode == 0, err
+    statements = [each["statement"].split("/")[1] for each in json.loads(out)]
+    assert statements == ["Ranker", "Retriever"]
+    assert (tmp_path / "artifacts" / "statements" / "Retriever").is_dir()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("place", "stage"), [("here", "starting Ray"), ("address", "compile")])
+def test_a_build_ends_on_sigterm_without_a_stack(
+    tmp_path: Path, place: Literal["here", "address"], stage: str
+):
+    """Ray prints the C++ stack of its driver; what a job's log needs is how it ended."""
+    with start_build(tmp_path, "--deployment", "Ranker", place=place) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if stage in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+
+    assert process.returncode == 143
+    assert "SIGTERM received" not in err
+    assert "@ " not in err
+    assert err.splitlines()[-1] == "terminated"

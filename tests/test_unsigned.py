@@ -1,0 +1,268 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact that a build leaves without a signature, and its first one by another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from artifacts import DEPLOYMENT, MemoryStore, blob_key, build, fingerprint, new_key, trusting
+from artifacts import packed_cache as packed
+from command_line import KEY, Ended, run_fixture, trust_file_fixture  # noqa: F401 - fixtures
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.push import push
+from serve_warm.artifact.push import sign as sign_again
+from serve_warm.artifact.unsigned import sign_unsigned
+from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
+from serve_warm.stores.local import LocalStore
+from transfers import pull_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OTHER = new_key()
+LATER = "2026-11-21T10:00:00.000000Z"
+
+
+@dataclass
+class Site:
+    """Where a build left something, and where replicas look."""
+
+    left: MemoryStore = field(default_factory=MemoryStore)
+    fleet: MemoryStore = field(default_factory=lambda: MemoryStore(uri="memory:fleet"))
+
+    def leave(self, *keys: Any, **fields: Any) -> Manifest:
+        manifest, stored = build(**fields)
+        push(self.left, manifest, stored, keys or None)
+        return manifest
+
+    def sign(self, **options: Any) -> Any:
+        return sign_unsigned(self.left, self.fleet, [KEY], **{"trust": trusting(KEY), **options})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site()
+
+
+def test_no_replica_loads_what_has_no_signature(site: Site):
+    """It is `untrusted`, and rotation does not sign it."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused, match="carries no signature") as pulled:
+        pull_here(site.left, trust=trusting(KEY))
+    with pytest.raises(ArtifactRefused, match="carries no signature") as signed:
+        sign_again(site.left, [KEY], trust=trusting(KEY))
+
+    assert pulled.value.reason == signed.value.reason == "untrusted"
+
+
+def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
+    """The signature is over the very statement that the build made, and the parts are its own."""
+    made = site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": {"source": "4f2c"}})
+
+    done = site.sign()
+
+    pulled = pull_here(site.fleet, trust=trusting(KEY))
+    assert pulled.chosen.manifest == made
+    assert pulled.chosen.believed.signers == ("key0",)
+    assert done.statements == (pulled.chosen.key,)
+    assert site.left.written == [blob_key(made.parts[0]), pulled.chosen.key]
+
+
+def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
+    """Without another store the folder has both statements, and a replica takes the signed one."""
+    made = site.leave(raw={"cache": packed(tmp_path)})
+
+    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY))
+
+    assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
+    with pytest.raises(AlreadyPublished):
+        push(site.left, *build(created=LATER), [KEY])
+
+
+def test_what_a_stranger_signed_is_left_alone(site: Site):
+    """Only what carries no signature at all is signed: the rest is for rotation, and its checks."""
+    site.leave(OTHER)
+
+    with pytest.raises(ArtifactNotFound, match="no artifact without a signature"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_nothing_left_is_nothing_to_sign(site: Site):
+    """A build of an app that compiles nothing leaves no artifact: the Job of it has not failed."""
+    done = site.sign()
+
+    assert (done.statements, done.unchanged, done.refused) == ((), 0, ())
+
+
+def flipped(site: Site, made: Manifest) -> None:
+    key = blob_key(made.parts[0])
+    site.left.objects[key] = bytes([site.left.objects[key][0] ^ 1]) + site.left.objects[key][1:]
+
+
+def missing(site: Site, made: Manifest) -> None:
+    del site.left.objects[blob_key(made.parts[0])]
+
+
+@pytest.mark.parametrize("spoil", [flipped, missing])
+def test_parts_that_are_not_what_the_statement_says_get_no_signature(
+    site: Site, tmp_path: Path, spoil: Callable[..., None]
+):
+    """A signature vouches for every byte."""
+    spoil(site, site.leave(raw={"cache": packed(tmp_path)}))
+
+    with pytest.raises(ArtifactRefused):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_a_part_that_cannot_be_unpacked_gets_no_signature(site: Site):
+    """Nor does one that no replica could load."""
+    site.leave(raw={"cache": b"no archive"})
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign()
+
+    assert refused.value.reason == "bad_archive"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_age_s": 1.0}, "expired"),
+        ({"require": frozenset({("source", "*")})}, "untrusted"),
+    ],
+)
+def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, limits: Any, reason: str):
+    """What every replica would refuse is not published."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(KEY, **limits))
+
+    assert refused.value.reason == reason
+    assert site.fleet.written == []
+
+
+def test_a_key_that_the_fleet_does_not_believe_is_noticed(site: Site):
+    """Where the machine trusts somebody, and not this key, nothing is published."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(OTHER))
+
+    assert refused.value.reason == "untrusted"
+    assert site.fleet.written == []
+
+
+def test_of_a_variant_that_is_published_either_is_kept(site: Site, tmp_path: Path):
+    """Refused by default; kept, or superseded, where that is asked for."""
+    cache = {"cache": packed(tmp_path)}
+    push(site.fleet, *build(raw=cache), [KEY])
+    site.leave(created=LATER, raw=cache)
+
+    with pytest.raises(AlreadyPublished):
+        site.sign()
+    kept, there = site.sign(on_taken="keep"), len(site.fleet.objects)
+    superseded = site.sign(on_taken="supersede")
+
+    assert (kept.statements, kept.unchanged, there) == ((), 1, 2)
+    assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == superseded.statements[0]
+
+
+def test_entries_that_no_replica_runs_any_more_are_not_kept(site: Site, tmp_path: Path):
+    """Made by older rules than the new ones they are superseded, whatever is asked for."""
+    cache = {"cache": packed(tmp_path)}
+    entries = {"entries": [{"level": 2}]}
+    push(site.fleet, *build(raw=cache, facts={**entries, "entries_format": 2}), [KEY])
+    site.leave(created=LATER, raw=cache, facts={**entries, "entries_format": 3})
+
+    done = site.sign(on_taken="keep")
+
+    assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == done.statements[0]
+
+
+def test_what_is_not_believed_is_not_kept(site: Site, tmp_path: Path):
+    """A stranger who took the name of the variant does not keep the fleet cold in silence."""
+    cache = {"cache": packed(tmp_path)}
+    push(site.fleet, *build(raw=cache), [OTHER])
+    site.leave(created=LATER, raw=cache)
+
+    with pytest.raises(AlreadyPublished):
+        site.sign(on_taken="keep")
+
+
+def test_each_variant_and_deployment_is_signed(site: Site, tmp_path: Path):
+    """A gang leaves one for each rank; `deployment` takes those of one."""
+    cache = {"cache": packed(tmp_path)}
+    for threads in ("1", "2"):
+        site.leave(raw=cache, built_for=fingerprint(threads=threads))
+    site.leave(raw=cache, deployment="Scorer")
+
+    done = site.sign(deployment=DEPLOYMENT)
+
+    assert len(done.statements) == 2
+    assert all(f"/{DEPLOYMENT}/" in key for key in done.statements)
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ci.key"
+    path.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    return path
+
+
+def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Path, key_file: Path):
+    """`sign --unsigned --publish` is the second of two containers; `verify` says yes afterwards."""
+    left = LocalStore(root=tmp_path / "left")
+    push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
+    fleet = tmp_path / "fleet"
+
+    signed = run("sign", left.root, "--unsigned", "--key", key_file, "--publish", fleet)
+    again = run(
+        *("sign", left.root, "--unsigned", "--key", key_file, "--publish", fleet),
+        *("--if-published", "keep"),
+    )
+
+    assert (signed.code, again.code) == (0, 0)
+    assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
+    assert "0 signed, 1 kept as published" in again.err
+    assert run("verify", fleet).code == 0
+    assert run("verify", left.root).code == 3
+
+
+@pytest.mark.parametrize("option", [("--publish", "x"), ("--if-published", "keep")])
+def test_where_to_publish_is_for_the_unsigned(
+    run: Callable[..., Ended], tmp_path: Path, key_file: Path, option: tuple[str, str]
+):
+    """Rotation publishes nowhere else, so such an option is a mistake."""
+    ended = run("sign", tmp_path, "--key", key_file, *option)
+
+    assert ended.code == 2
+    assert "are for --unsigned" in ended.err
+
+
+def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], tmp_path: Path):
+    """Source, image and builder, each in a line of its own; nothing of one that says none."""
+    said = {"builder": "https://ci/acme", "image": "r/app@sha256:1", "source": "4f2c\x1b[2K"}
+    store = LocalStore(root=tmp_path / "store")
+    push(store, *build(facts={"provenance": said}), [KEY])
+    push(store, *build(deployment="Scorer"), [KEY])
+
+    shown = run("inspect", store.root).out
+
+    assert shown.count("builder https://ci/acme\n") == shown.count("image r/app@sha256:1\n") == 1
+    assert "\x1b" not in shown

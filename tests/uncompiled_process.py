@@ -1,0 +1,120 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One start in a process of its own, of an app that compiles nothing, or only in its handler.
+
+    python uncompiled_process.py '{"app": "router", "settings": {}, "prefetch": false}'
+
+Prints the report and which halves of torch were imported, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import WarmupFailed
+from serve_warm.inputs import Input
+from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.warmup import Warmup
+
+
+class Router:
+    """Answers by itself."""
+
+    def __init__(self) -> None:
+        self.routes = {"short": "small", "long": "large"}
+
+    def route(self, text: str) -> str:
+        return self.routes["long" if len(text) > 3 else "short"]
+
+
+class Eager:
+    """Has a model, and compiles nothing."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.model = torch.nn.Linear(4, 4).eval()
+
+    def route(self, text: str) -> str:
+        import torch
+
+        with torch.inference_mode():
+            return str(self.model(torch.ones(len(text), 4)).shape)
+
+
+class Lazy(Eager):
+    """Compiles when it is first asked."""
+
+    def route(self, text: str) -> str:
+        import torch
+
+        if not hasattr(self, "compiled"):
+            self.compiled = torch.compile(self.model, backend="eager", dynamic=False)
+        with torch.inference_mode():
+            return str(self.compiled(torch.ones(4, 4)).shape)
+
+
+class Replica:
+    """What a warm-up needs of a deployment that answers texts."""
+
+    application, deployment, replica = "app", "Router", "Router#1"
+    unwatched_compiles_before = 0
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    async def warmup_inputs(self) -> Any:
+        return [Input(target="route", name=text, args=(text,)) for text in ("abc", "abcdef")]
+
+    async def call(self, item: Input) -> None:
+        self.owner.route(*item.args)
+
+    def check(self, inputs: Sequence[Input]) -> None: ...
+
+    def serving_threads(self) -> set[int]:
+        return {threading.get_native_id()}
+
+    def suggest(self, event: Any, declared: Any) -> str:
+        return ""
+
+    def largest_batch(self) -> int:
+        return 1
+
+    def waits_for(self) -> Sequence[str]:
+        return ()
+
+    def trust(self) -> Any:
+        return None
+
+    def refusal(self, event: Any) -> BaseException:
+        return RuntimeError(event.function)
+
+
+def main(*, app: str, settings: dict[str, Any], prefetch: bool) -> dict[str, Any]:
+    """Start the app, and return what came of it."""
+    config = WarmupConfig(**settings)
+    work = Prefetch(config, deployment="Router", trust=None) if prefetch else None
+    if work is not None:
+        work.begin()
+    replica = Replica({"router": Router, "eager": Eager, "lazy": Lazy}[app]())
+    if work is not None:
+        work._taken.result(100)  # an `__init__` that takes as long as the store
+    warmup = Warmup(replica, config, prefetched=work)
+    with contextlib.suppress(WarmupFailed):
+        asyncio.run(warmup.run())
+    halves = ("torch", "torch._dynamo", "torch._inductor")
+    return {
+        "report": warmup.report().to_json(),
+        "imported": [name for name in halves if name in sys.modules],
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))) + "\n")
