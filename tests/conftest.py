@@ -199,8 +199,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 @pytest.fixture(scope="session")
-def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("temporary")
+def temporary_folders() -> Iterator[Path]:
+    # Short, because a Ray that a test starts has its sockets in it: at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="sw-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

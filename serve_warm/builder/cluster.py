@@ -208,7 +208,11 @@ def _describe(states: list[dict[str, Any]], replicas: Any) -> str:
 
 @contextlib.contextmanager
 def open_cluster(
-    *, address: str | None = None, num_cpus: float = 0.0, working_dir: Path | None = None
+    *,
+    address: str | None = None,
+    num_cpus: float = 0.0,
+    working_dir: Path | None = None,
+    progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Cluster]:
     """Yield a cluster: the one at `address`, or a local one that ends with the block.
 
@@ -218,14 +222,19 @@ def open_cluster(
         address: what `ray.init` takes, for example `auto`.
         num_cpus: logical CPUs that a local cluster must offer; the machine's if more.
         working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
-    """
-    import ray
-    from ray import serve
+        progress: is told that Ray starts, once SIGTERM is taken care of.
 
-    port = _free_port()
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    Raises:
+        ConfigError: there is no cluster at `address`, or Ray cannot start one here.
+    """
     with _sigterm_as_exit() as take_over:
         take_over()
+        progress("starting Ray")
+        import ray
+        from ray import serve
+
+        port = _free_port()
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         copied = _connect(address, num_cpus, working_dir)
         take_over()  # from Ray, whose own prints a C++ stack
         try:
@@ -259,6 +268,12 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
             hint="check --address, or leave it out for a local cluster",
+        ) from error
+    except OSError as error:
+        # Seen in 2.60: a socket's path in the temporary folder is too long, or the disk is full.
+        raise ConfigError(
+            f"Ray does not start on this machine: {error}",
+            hint="set TMPDIR to a short path with room, for example /tmp",
         ) from error
     copied = ray.get_runtime_context().runtime_env.get("working_dir")
     return None if copied is None else str(copied)

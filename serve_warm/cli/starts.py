@@ -147,8 +147,9 @@ def _build_each(
     results = []
     num_cpus = max(app.num_cpus for app in apps)
     with screen.progress() as progress:
-        progress("starting Ray")
-        with open_cluster(address=address, num_cpus=num_cpus, working_dir=working_dir) as cluster:
+        with open_cluster(
+            address=address, num_cpus=num_cpus, working_dir=working_dir, progress=progress
+        ) as cluster:
             for app in apps:
                 if len(apps) > 1:
                     _say(f"for {app.deployment}:")
@@ -280,9 +281,8 @@ def bench(
 
     loaded = load_app(app, deployment=deployment)
     with screen.progress() as progress:
-        progress("starting Ray")
         with open_cluster(
-            address=address, num_cpus=loaded.num_cpus, working_dir=working_dir
+            address=address, num_cpus=loaded.num_cpus, working_dir=working_dir, progress=progress
         ) as cluster:
             result = bench_.run(
                 loaded,

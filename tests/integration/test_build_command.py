@@ -105,3 +105,19 @@ def test_a_build_ends_on_sigterm_without_a_stack(
     assert "SIGTERM received" not in err
     assert "@ " not in err
     assert err.splitlines()[-1] == "terminated"
+
+
+def test_a_build_says_what_to_do_where_sockets_of_ray_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A path of a socket has at most 107 characters; the temporary folder of a user may be long."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+    with start_build(tmp_path, "--deployment", "Ranker", place="here") as process:
+        _, err = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert err.splitlines()[-2].startswith("error: Ray does not start on this machine: ")
+    assert err.splitlines()[-1] == ("hint: set TMPDIR to a short path with room, for example /tmp")
