@@ -146,16 +146,16 @@ def _build_each(
 
     results = []
     num_cpus = max(app.num_cpus for app in apps)
-    with screen.progress() as progress:
-        with open_cluster(
+    with (
+        screen.progress() as progress,
+        open_cluster(
             address=address, num_cpus=num_cpus, working_dir=working_dir, progress=progress
-        ) as cluster:
-            for app in apps:
-                if len(apps) > 1:
-                    _say(f"for {app.deployment}:")
-                results.append(
-                    build(app, store, on=cluster, progress=progress, notice=_say, **options)
-                )
+        ) as cluster,
+    ):
+        for app in apps:
+            if len(apps) > 1:
+                _say(f"for {app.deployment}:")
+            results.append(build(app, store, on=cluster, progress=progress, notice=_say, **options))
     return results
 
 
@@ -280,19 +280,21 @@ def bench(
     from serve_warm.builder.cluster import open_cluster
 
     loaded = load_app(app, deployment=deployment)
-    with screen.progress() as progress:
-        with open_cluster(
+    with (
+        screen.progress() as progress,
+        open_cluster(
             address=address, num_cpus=loaded.num_cpus, working_dir=working_dir, progress=progress
-        ) as cluster:
-            result = bench_.run(
-                loaded,
-                store,
-                on=cluster,
-                modes=modes or bench_.MODES,
-                repeats=repeats,
-                request_count=request_count,
-                progress=progress,
-            )
+        ) as cluster,
+    ):
+        result = bench_.run(
+            loaded,
+            store,
+            on=cluster,
+            modes=modes or bench_.MODES,
+            repeats=repeats,
+            request_count=request_count,
+            progress=progress,
+        )
     if json_file != Path("-"):
         show(result)
     if json_file is not None:
