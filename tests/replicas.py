@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 
 import serve_warm
 from artifacts import build, new_key, trusting
+from outside_serve import OutsideServe
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
 from serve_warm.compiler.compiled_objects import compile_arguments
@@ -24,17 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from serve_warm.report import CompileEvent
     from serve_warm.stores.local import LocalStore
     from serve_warm.trust.policy import Trust
 
 KEY = new_key()
 
 
-class StandIn:
+class StandIn(OutsideServe):
     """What a warm-up needs of a deployment whose inputs are tensors for methods of `owner`."""
 
-    application, deployment, replica = "app", "Embedder", "Embedder#1"
+    deployment, replica = "Embedder", "Embedder#1"
 
     def __init__(self, owner: SimpleNamespace, inputs: Sequence[Input]) -> None:
         self.unwatched_compiles_before = unwatched_compiles()
@@ -51,25 +50,8 @@ class StandIn:
         with torch.inference_mode():
             self.answers[item.name] = getattr(self.owner, item.target)(*item.args)
 
-    def check(self, inputs: Sequence[Input]) -> None: ...
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
-
     def trust(self) -> Trust | None:
         return trusting(KEY)
-
-    def refusal(self, event: CompileEvent) -> BaseException:
-        return RuntimeError(event.function)
 
 
 class Scaled(torch.nn.Module):

@@ -28,6 +28,7 @@ from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 
 from artifacts import build, container, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
+from outside_serve import OutsideServe
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
@@ -76,12 +77,10 @@ class Embedder:
         self.model = compiled(double)
 
 
-class StandIn:
+class StandIn(OutsideServe):
     """A replica without Serve: what deployment.py is for a Serve deployment."""
 
-    application = "app"
-    deployment = "Embedder"
-    replica = "Embedder#1"
+    deployment, replica = "Embedder", "Embedder#1"
 
     def __init__(self, *sizes: int, trust: Trust | None = None) -> None:
         self.unwatched_compiles_before = unwatched_compiles()
@@ -108,18 +107,6 @@ class StandIn:
         for item in inputs:
             if item.target_name != "embed":
                 raise InputError(f"no method {item.target_name!r}", hint="embed")
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
 
     def trust(self) -> Trust | None:
         return self._trust

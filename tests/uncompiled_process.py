@@ -13,10 +13,9 @@ import asyncio
 import contextlib
 import json
 import sys
-import threading
-from collections.abc import Sequence
 from typing import Any
 
+from outside_serve import OutsideServe
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import WarmupFailed
 from serve_warm.inputs import Input
@@ -61,11 +60,10 @@ class Lazy(Eager):
             return str(self.compiled(torch.ones(4, 4)).shape)
 
 
-class Replica:
+class Replica(OutsideServe):
     """What a warm-up needs of a deployment that answers texts."""
 
-    application, deployment, replica = "app", "Router", "Router#1"
-    unwatched_compiles_before = 0
+    deployment, replica = "Router", "Router#1"
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -75,26 +73,6 @@ class Replica:
 
     async def call(self, item: Input) -> None:
         self.owner.route(*item.args)
-
-    def check(self, inputs: Sequence[Input]) -> None: ...
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
-
-    def trust(self) -> Any:
-        return None
-
-    def refusal(self, event: Any) -> BaseException:
-        return RuntimeError(event.function)
 
 
 def main(*, app: str, settings: dict[str, Any], prefetch: bool) -> dict[str, Any]:

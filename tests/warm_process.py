@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from outside_serve import OutsideServe
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import Manifest, utc_now
 from serve_warm.artifact.push import push
@@ -36,8 +36,6 @@ from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from serve_warm.report import CompileEvent
 
 
 AVX512_FEATURES = (
@@ -85,10 +83,10 @@ class Classifier:
         return shape_grid(self.classify, self.buckets, fields={"pixels": pixels})
 
 
-class Replica:
+class Replica(OutsideServe):
     """What a warm-up needs of a deployment, without Serve."""
 
-    application, deployment, replica = "app", "Classifier", "Classifier#1"
+    deployment, replica = "Classifier", "Classifier#1"
 
     def __init__(self, key: Any, owner: Classifier) -> None:
         self.unwatched_compiles_before = unwatched_compiles()
@@ -101,26 +99,9 @@ class Replica:
     async def call(self, item: Input) -> None:
         await self.owner.classify(**item.kwargs)
 
-    def check(self, inputs: Sequence[Input]) -> None: ...
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
-
     def trust(self) -> Trust:
         public = self._key.public_key().public_bytes_raw()
         return Trust(keys=(TrustedKey(name="test", raw=public),))
-
-    def refusal(self, event: CompileEvent) -> BaseException:
-        return RuntimeError(event.function)
 
 
 def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStore, key: Any):

@@ -28,7 +28,6 @@ import shlex
 import shutil
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from outside_serve import OutsideServe  # noqa: E402
 
 if TYPE_CHECKING:
     from benchmarks.workloads import Example, Workload
@@ -492,10 +493,11 @@ class Owner:
         return out
 
 
-class Replica:
+class Replica(OutsideServe):
     """What a warm-up needs of a deployment, without Serve; notes when calls are made."""
 
-    application, deployment, replica = "bench", "Model", "Model#1"
+    application = "bench"
+    deployment, replica = "Model", "Model#1"
 
     def __init__(
         self, model: Any, inputs: Sequence[Example], *, key: Any, wait: Callable[[], None]
@@ -529,25 +531,8 @@ class Replica:
         await self.owner.predict(*item.args, **item.kwargs)
         self.calls.append((before, Clock.now()))
 
-    def check(self, inputs: Any) -> None: ...
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
-
     def trust(self) -> Any:
         return trusted(self._key)
-
-    def refusal(self, event: Any) -> BaseException:
-        return RuntimeError(event.function)
 
 
 def trusted(key: Any) -> Any:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from gpus import ON_A_GPU
+from outside_serve import OutsideServe
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
@@ -26,10 +26,10 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from serve_warm.report import CompileEvent, Report
+    from serve_warm.report import Report
 
 pytestmark = ON_A_GPU
 
@@ -38,10 +38,10 @@ WARM, IN_TRAFFIC = 64, 4096
 """Rows of the declared input, and of one that nobody declared."""
 
 
-class Replica:
+class Replica(OutsideServe):
     """As much of a deployment as a start asks for; one handler, on the thread that warms up."""
 
-    application, deployment, replica = "app", "OnGpu", "OnGpu#1"
+    deployment, replica = "OnGpu", "OnGpu#1"
 
     def __init__(self, handler: Callable[..., Any], *args: Any) -> None:
         self.unwatched_compiles_before = unwatched_compiles()
@@ -59,26 +59,6 @@ class Replica:
         with torch.inference_mode():
             self.handler(*args)
         torch.cuda.synchronize()
-
-    def check(self, inputs: Sequence[Input]) -> None: ...
-
-    def serving_threads(self) -> set[int]:
-        return {threading.get_native_id()}
-
-    def suggest(self, event: Any, declared: Any) -> str:
-        return ""
-
-    def largest_batch(self) -> int:
-        return 1
-
-    def waits_for(self) -> Sequence[str]:
-        return ()
-
-    def trust(self) -> None:
-        return None
-
-    def refusal(self, event: CompileEvent) -> BaseException:
-        return RuntimeError(str(event))
 
 
 @pytest.fixture(autouse=True)
