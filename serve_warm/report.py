@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from serve_warm._public_names import public
 from serve_warm._redaction import SHOWN, shorten
@@ -48,7 +48,7 @@ Traced = Literal["none", "some", "all"]
 """How many of a start's compiled calls Dynamo traced: those of level 1. A `full_hit` at level 1 has
 `all`, and its seconds are mostly tracing."""
 
-TRACED: tuple[Traced, ...] = ("none", "some", "all")
+TRACED: tuple[Traced, ...] = get_args(Traced)
 
 LEVELS = (1, 2, 3)
 """1: torch.compile. 2: an entry made ahead of time. 3: a library."""
