@@ -147,9 +147,17 @@ def tainted(error: BaseException) -> Tainted:
     return Tainted(redact(f"{type(error).__module__}.{type(error).__qualname__}: {error}"))
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what was raised, redacted."""
-    return redact((str(error).strip().splitlines() or [""])[0][:300])
+def describe_error(error: BaseException) -> str:
+    """Return `KeyError: 'no such weights'`: type and first line of what was raised, redacted.
+
+    Of what another replica raised, and Ray carried here, those of its cause: Ray's own text begins
+    with where it was.
+    """
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException) and isinstance(error, type(cause)):
+        error = cause
+    line = (str(error).strip().splitlines() or [""])[0]
+    return redact(f"{type(error).__name__}: {line}")[:300]  # cut last: half a secret is not found
 
 
 def loggable(error: BaseException) -> Tainted:

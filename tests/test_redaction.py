@@ -11,9 +11,10 @@ import traceback
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayTaskError
 
 import serve_warm
-from serve_warm._redaction import HIDDEN, hide_texts, loggable, redact, tainted
+from serve_warm._redaction import HIDDEN, describe_error, hide_texts, loggable, redact, tainted
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
@@ -433,3 +434,17 @@ def test_no_long_text_takes_longer_than_its_length():
     for piece in PIECES:
         redact(piece * (LONG // len(piece)))
         hide_texts(piece * (LONG // len(piece)))
+
+
+def test_what_another_replica_raised_is_told_by_its_cause():
+    """Ray's own text begins with the name of the process, which no hint follows from."""
+    carried = RayTaskError("ServeReplica:shop:Ranker", "Traceback\n...", KeyError("no weights"))
+
+    assert describe_error(carried.as_instanceof_cause()) == "KeyError: 'no weights'"
+
+
+def test_an_error_is_cut_after_it_is_redacted():
+    """Half a secret would not be recognised."""
+    text = "x" * 270 + "https://user:" + "hunter2" * 10 + "@example.org/a"
+
+    assert "hunter" not in describe_error(ValueError(text))

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from serve_warm._redaction import first_line, loggable
+from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile import aot_compile, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
 from serve_warm.precompile.facts import RULES, Facts, NoEntry
@@ -155,7 +155,7 @@ class EntryTable:
         except Exception as error:
             # Unpickling runs code of the build's, which may raise anything. A call whose code does
             # not load is answered by torch.compile, in traffic as well.
-            self.broken = self.broken or f"{type(error).__name__}: {first_line(error)}"
+            self.broken = self.broken or describe_error(error)
             logger.warning("%s cannot be loaded", entry.file, exc_info=loggable(error))
             return NoEntry(f"its code cannot be loaded: {type(error).__name__}")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_warm import _private_folders
-from serve_warm._redaction import first_line, loggable
+from serve_warm._redaction import describe_error, loggable
 from serve_warm.artifact.choose import Considered, with_trace
 from serve_warm.artifact.pull import Pulled
 from serve_warm.compiler.caches import (
@@ -64,7 +64,7 @@ def put_in_place(
         # torch's readers and the pickles of a build may raise anything.
         cause = loggable(error)
         logger.info("loading statement=%s raised", chosen.key, exc_info=cause)
-        what = f"loading it raised {type(error).__name__}: {first_line(error)}"
+        what = f"loading it raised {describe_error(error)}"
         raise refuse_broken(what, chosen.key, chosen.trace) from cause
     return has_libraries
 

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serve_warm._redaction import first_line
+from serve_warm._redaction import describe_error
 from serve_warm.compiler import cuda_graphs, evidence
 from serve_warm.compiler.compiled_objects import how_to_raise_the_limit
 from serve_warm.compiler.evidence import CompiledCalls, Replayed
@@ -275,7 +275,7 @@ class Replay:
             why = f"would compile: {_last_reason(self._seen)}"
         elif error is not None and self._may_be_left_out(error):
             # Passes that follow a failed proof show whether it has to be left out.
-            why = f"memory does not suffice: {_describe_error(error)}"
+            why = f"memory does not suffice: {describe_error(error.__cause__ or error)}"
             error = None
             cuda_graphs.free_memory()
         elif error is not None:
@@ -316,7 +316,7 @@ class Replay:
                 return seconds
             if not self._may_be_left_out(error):
                 raise error
-            why = _describe_error(error)
+            why = describe_error(error.__cause__ or error)
             # What it holds goes first: the frames that ran out of memory, with their tensors.
             error = None
             cuda_graphs.free_memory()
@@ -361,8 +361,3 @@ def _last_reason(seen: Watch) -> str:
         return ""
     last = events[-1]
     return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")
-
-
-def _describe_error(failed: ReplayFailed) -> str:
-    cause = failed.__cause__ or failed
-    return f"{type(cause).__name__}: {first_line(cause)}"

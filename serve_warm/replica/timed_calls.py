@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from serve_warm._redaction import first_line
+from serve_warm._redaction import describe_error
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.report import InputResult, Stage
@@ -163,7 +163,7 @@ class TimedCalls:
         if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
         failed = ReplayFailed(
-            f"input {item.name!r} raised {type(error).__name__}: {first_line(error)}",
+            f"input {item.name!r} raised {describe_error(error)}",
             # An error of ours knows better what to do.
             hint=getattr(error, "hint", "")
             or "warm-up replays it as traffic would: call the same method with the same "

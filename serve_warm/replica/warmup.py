@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_warm._redaction import first_line
+from serve_warm._redaction import describe_error
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.compiled_objects import reaches_compiled, uses_cuda_graphs
@@ -326,8 +326,7 @@ class Proof:
             if await self._replays[-1].try_again(name) is not None:
                 return None
         return refuse_broken(
-            f"input {name!r} raised {type(cause).__name__}, and does not without it: "
-            f"{first_line(cause)}",
+            f"input {name!r} raised {describe_error(cause)}; without the artifact it does not",
             used.statement,
         )
 

@@ -1,0 +1,51 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`serve-warm report --address` as a process beside a running cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import ray
+
+from integration import apps as shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import App
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def test_the_replicas_of_a_cluster_tell_their_starts(start: Callable[..., App], tmp_path: Path):
+    """Of each deployment with the mixin, also one that another one calls; of no other one."""
+    app = start(shapes.Caller.bind(shapes.Handlers.bind(0.5, ids=()))).ready()
+    address = ray.get_runtime_context().gcs_address
+
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "serve_warm.cli", "report", "--address", address),
+            *("--json", str(tmp_path / "starts.json")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    starts = [
+        one
+        for one in json.loads((tmp_path / "starts.json").read_text())["starts"]
+        if one["application"] == app.name
+    ]
+    assert sorted(one["deployment"] for one in starts) == ["Caller", "Handlers"]
+    for one in starts:
+        [line] = [text for text in ran.stdout.splitlines() if one["replica"] in text]
+        assert " ready " in f" {line.lower()} "
