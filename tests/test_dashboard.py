@@ -143,7 +143,7 @@ def test_the_lint_finds_what_is_broken(broken, said: str) -> None:
 
 
 def test_the_file_in_the_chart_is_up_to_date() -> None:
-    """`python helm/observability/dashboard.py` would change nothing."""
+    """`python -m helm.observability.dashboard` would change nothing."""
     if sys.version_info < (3, 11):
         pytest.skip("grafana-foundation-sdk needs Python 3.11")
     # By itself: the builders warn that there is a newer model of a dashboard.
