@@ -40,7 +40,7 @@ def queries(title: str) -> list[str]:
 
 def substituted(expression: str, *, sink: str = "serve_warm", **chosen: str) -> str:
     """Return what Grafana would ask, with everything chosen but what is said."""
-    values = dict.fromkeys(("Cluster", "Application", "Deployment", "Replica"), ".*")
+    values = dict.fromkeys(("Namespace", "Cluster", "Application", "Deployment", "Replica"), ".*")
     values |= {"slo": "60", "__range": "24h", "__rate_interval": "5m", "sink": sink} | chosen
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: values.get(m[1] or m[2], m[0]), expression)
 

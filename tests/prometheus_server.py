@@ -11,7 +11,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components import require
 from conftest import wait_until
@@ -42,17 +42,32 @@ class Prometheus:
     def ask(self, expression: str, at_s: float | None = None) -> list[tuple[Labels, float]]:
         """Return labels, without the name, and value of each series that an expression has."""
         form = {"query": expression} | ({} if at_s is None else {"time": str(at_s)})
+        answer = self._ask("query", form)
+        assert answer["resultType"] == "vector", expression
+        return [(_labels(each), float(each["value"][1])) for each in answer["result"]]
+
+    def ask_range(
+        self, expression: str, begin_s: float, end_s: float, *, step_s: float
+    ) -> list[tuple[Labels, list[tuple[float, float]]]]:
+        """Return labels, and seconds and value of each point, of each series in a time range."""
+        form = {"query": expression, "start": str(begin_s), "end": str(end_s), "step": str(step_s)}
+        return [
+            (_labels(each), [(float(at), float(value)) for at, value in each["values"]])
+            for each in self._ask("query_range", form)["result"]
+        ]
+
+    def _ask(self, what: str, form: dict[str, str]) -> dict[str, Any]:
         data = urllib.parse.urlencode(form).encode()
         try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/query", data) as response:
-                answer = json.load(response)["data"]
+            with urllib.request.urlopen(f"{self._url}/api/v1/{what}", data) as response:
+                answer: dict[str, Any] = json.load(response)["data"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{expression}: {error.read().decode()}") from None
-        assert answer["resultType"] == "vector", expression
-        return [
-            ({k: v for k, v in each["metric"].items() if k != "__name__"}, float(each["value"][1]))
-            for each in answer["result"]
-        ]
+            raise AssertionError(f"{form['query']}: {error.read().decode()}") from None
+        return answer
+
+
+def _labels(series: dict[str, Any]) -> Labels:
+    return {name: value for name, value in series["metric"].items() if name != "__name__"}
 
 
 @contextlib.contextmanager

@@ -527,6 +527,40 @@ def test_each_port_that_is_scraped_is_there() -> None:
         assert {e["port"] for e in monitor["spec"]["podMetricsEndpoints"]} <= there
 
 
+def shown_dashboard(found: charts.Manifests) -> dict[str, Any]:
+    (text,) = (
+        m["data"]["warm-start.json"]
+        for m in of_kind(found, "ConfigMap")
+        if "warm-start.json" in m["data"]
+    )
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_dashboard_takes_the_values_of_the_rules(engine: str) -> None:
+    """Its line is at the objective of the alerts, and its links go to their runbooks."""
+    written = {"startSloSeconds": 12.5, "runbookUrl": "https://wiki.example/runbooks"}
+    values = laid_over(example("monitoring"), {"alerts": written})
+
+    board = shown_dashboard(ENGINES[engine](values))
+    found = {v["name"]: v for v in board["templating"]["list"]}
+
+    assert found["slo"]["query"] == found["slo"]["current"]["value"] == "12.5"
+    assert found["runbooks"]["query"] == found["runbooks"]["current"]["value"]
+    assert found["runbooks"]["query"] == "https://wiki.example/runbooks"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_chart_changes_nothing_else_of_the_dashboard(engine: str) -> None:
+    """What Grafana gets with the values by default is the file."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["alerts"]
+    values = laid_over(example("monitoring"), {"alerts": defaults})
+
+    board = shown_dashboard(ENGINES[engine](values))
+
+    assert board == json.loads((CHART / "dashboards" / "warm-start.json").read_text())
+
+
 # --- one deadline --------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ def problems(board: dict[str, Any]) -> Iterator[str]:
     declared = {variable["name"] for variable in board["templating"]["list"]}
     asked = [target["expr"] for panel in drawn(board) for target in panel["targets"]]
     asked += [str(variable.get("query")) for variable in board["templating"]["list"]]
+    asked += [link["url"] for panel in drawn(board) for link in data_links(panel)]
     used = {"datasource"}.union(*map(variables, asked))
     yield from (f"${name} is used and not declared" for name in sorted(used - declared))
     yield from (f"${name} is declared and not used" for name in sorted(declared - used))
@@ -56,6 +57,8 @@ def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
         yield f"{title} has no unit that we know"
     if panel["type"] == "timeseries" and not panel["options"]["legend"]["showLegend"]:
         yield f"{title} has no legend"
+    if panel["type"] == "stat" and is_always_green(panel["fieldConfig"]["defaults"]):
+        yield f"{title} is always green"
     if not panel["targets"]:
         yield f"{title} asks nothing"
     for target in panel["targets"]:
@@ -69,6 +72,20 @@ def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
             yield f"{title} works with the node server alone and does not say so"
         read = set().union(*(names(substituted(expression, sink=sink)) for sink in SINKS))
         yield from (f"{title} reads {n}, which nobody exports" for n in sorted(read - known()))
+
+
+def is_always_green(defaults: dict[str, Any]) -> bool:
+    """Whether no value, nor the lack of one, changes the color of a number."""
+    steps = [step["color"] for step in defaults["thresholds"]["steps"]]
+    of_nothing = [m for m in defaults.get("mappings", ()) if m["type"] == "special"]
+    return steps == ["green"] or not of_nothing
+
+
+def data_links(panel: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the links that a value of a panel has."""
+    for override in panel["fieldConfig"]["overrides"]:
+        for made in override["properties"]:
+            yield from made["value"] if made["id"] == "links" else ()
 
 
 def variables(text: str) -> set[str]:
@@ -127,8 +144,15 @@ def _second(board: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda b: b["templating"]["list"].append({"name": "X"}), "$X is declared and not used"),
         (lambda b: _second(b)["gridPos"].update(drawn(b)[0]["gridPos"]), "lies on"),
-        (lambda b: _second(b)["gridPos"].update(x=21), "is not on the grid"),
+        (lambda b: _second(b)["gridPos"].update(x=22), "is not on the grid"),
         (lambda b: b.update(uid=None), "its own uid"),
+        (
+            lambda b: _second(b)["fieldConfig"]["defaults"]["thresholds"].update(
+                steps=[{"color": "green", "value": None}]
+            ),
+            "Starting replicas is always green",
+        ),
+        (lambda b: _second(b)["fieldConfig"]["defaults"].update(mappings=[]), "is always green"),
     ],
 )
 def test_the_lint_finds_what_is_broken(broken, said: str) -> None:

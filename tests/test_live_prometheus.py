@@ -144,9 +144,9 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
         shown[title] = [scraped.ask(substituted(query)) for query in queries(title)]
 
     assert told == {
-        "ServeWarmArtifactRefused/firing/untrusted/warning": 1.0,
-        "ServeWarmColdStart/firing/warning": 1.0,
-        "ServeWarmStartNearDeadline/firing/warning": 1.0,
+        "ServeWarmArtifactRefused/firing/untrusted/servewarmartifactrefused/warning": 1.0,
+        "ServeWarmColdStart/firing/servewarmcoldstart/warning": 1.0,
+        "ServeWarmStartNearDeadline/firing/servewarmstartneardeadline/warning": 1.0,
     }
     assert now["replica:serve_warm_stage:now"] == {"warm/ready": 1.0, "starts/replaying": 1.0}
     assert now["replica:serve_warm_start:within_slo"] == {"warm": 1.0, "fails": 0.0}
@@ -159,7 +159,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert shown["Ready replicas"] == [{"": 1.0}]
     assert shown["Starting replicas"] == [{"": 1.0}]
     assert shown["Cold share"] == [pytest.approx({"": 2 / 3})]
-    assert shown["Starts within the objective, 28 days"] == [{"": 0.5}]
+    assert shown["Objective met, 28 days"] == [{"": 0.5}]
     assert shown["Time to ready of each replica, and the objective"][0] == {"warm": 12.5}
     assert shown["Stage breakdown"] == [{"replaying": 4.0}]
     assert shown["Refused artifacts by reason"] == [{"untrusted": 1.0}]
@@ -205,4 +205,4 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     scraped.server.kill()
     alert = 'ALERTS{alertname="ServeWarmNodeServerDown"}'
     pending = wait_until("it is missed", lambda: scraped.ask(alert))
-    assert pending == {"ServeWarmNodeServerDown/pending/warning": 1.0}
+    assert pending == {"ServeWarmNodeServerDown/pending/servewarmnodeserverdown/warning": 1.0}

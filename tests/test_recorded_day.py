@@ -2,149 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A day of a small fleet in a real Prometheus: each panel and each rule has the right number.
 
-The day is described in DAY, short enough that the numbers below are known by hand.
+The day is described in `recorded_day.DAY`.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from boards import BOARD, SINKS, drawn, queries, substituted
-from components import require
-from fleet import DAY_S, Fleet, Replica, as_openmetrics
+from draw_dashboard import Drawn, ask_panel, color
+from fleet import DAY_S
 from helm.observability import rules
-from prometheus_server import INSTALL, Prometheus, prometheus
+from recorded_day import (
+    COLD,
+    DAY,
+    END,
+    HIT,
+    HIT_SLOWER,
+    REFUSED,
+    inlined,
+    with_alerts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HIT = (("pulling", 2.0), ("loading", 3.0), ("replaying", 20.0), ("proving", 10.0))
-HIT_SLOWER = (("pulling", 4.0), *HIT[1:])
-COLD = (("pulling", 1.0), ("replaying", 600.0), ("proving", 12.0))
-REFUSED = (("verifying", 1.0), ("replaying", 260.0), ("proving", 12.0))
-
-DAY = Fleet(
-    start_s=1_773_100_800.0,  # 2026-03-10, midnight
-    minutes=24 * 60,
-    step=4,
-    queued={"Embedder": {1412: 7.0}},
-    replicas=(
-        # Lives all day, on an artifact of 45 days, in an image of 8. Captures a graph in traffic at
-        # 15:00, and tunes a kernel at 15:02.
-        Replica(
-            name="a1",
-            took_s=45.0,
-            artifact_days=45.0,
-            stage_seconds=HIT,
-            lookups=(("fx", "hit", 6.0), ("aot", "hit", 4.0)),
-            on_gpu=(("captures", 900), ("tunings", 902)),
-        ),
-        # From 6:00 to 18:00; its node server remembers it.
-        Replica(name="a2", born=360, took_s=50.0, dead=1080, stage_seconds=HIT_SLOWER),
-        # Cold, from 8:00 on.
-        Replica(
-            name="a3",
-            born=480,
-            took_s=700.0,
-            verdict="miss",
-            artifact_days=None,
-            stage_seconds=COLD,
-            lookups=(("fx", "miss", 6.0),),
-        ),
-        # Refused its artifact; compiles in traffic at 14:00, 14:02 and 20:00.
-        Replica(
-            name="b1",
-            deployment="Embedder",
-            took_s=300.0,
-            verdict="refused",
-            refused="untrusted",
-            artifact_days=None,
-            stage_seconds=REFUSED,
-            compiles=(840, 842, 1200),
-        ),
-        # Died at 10:02, two minutes after its creation.
-        Replica(name="b2", deployment="Embedder", born=600, took_s=None, dead=602),
-        # Has been starting since 23:30, and has 2000 s for it.
-        Replica(
-            name="b3",
-            deployment="Embedder",
-            born=1410,
-            took_s=None,
-            verdict="miss",
-            artifact_days=None,
-            deadline_s=2000.0,
-        ),
-        # Wants no artifact; its pod is there from 0:00 to 13:00, and the replica since noon.
-        Replica(
-            name="c1",
-            application="night",
-            deployment="Batch",
-            born=720,
-            took_s=20.0,
-            verdict="off",
-            configured=False,
-            artifact_days=None,
-            gone=780,
-            cluster="green",
-        ),
-    ),
-)
-END = DAY.minutes
-
-# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; a replica
-# that only Ray knows of, from 16:40 to 17:20; and two starts, from 18:20 and 18:28 to the minute 8
-# later, that only Ray saw. A node without replicas cannot read its states from 20:00 on.
-OTHERS = {
-    (
-        "up",
-        (("instance", "of-c1:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
-    ): {m: float(m < 780) for m in range(0, 840, 4)},
-    (
-        "ray_serve_warm_ready",
-        (
-            ("application", "night"),
-            ("deployment", "Stray"),
-            ("namespace", "prod"),
-            ("replica", "x"),
-        ),
-    ): dict.fromkeys(range(1000, 1040, 4), 1.0),
-    (
-        "serve_warm_node_states_readable",
-        (("instance", "n4:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
-    ): {m: float(m < 1200) for m in range(1100, 1300, 4)},
-    **{
-        (
-            "ray_serve_warm_stage",
-            (
-                ("application", "night"),
-                ("deployment", "Lost"),
-                ("namespace", "prod"),
-                ("replica", name),
-                ("stage", "replaying"),
-            ),
-        ): dict.fromkeys(range(begin, begin + 8, 4), 1.0)
-        for name, begin in (("l1", 1100), ("l2", 1108))
-    },
-}
+    from prometheus_server import Prometheus
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has the day."""
-    directory = tmp_path_factory.mktemp("day")
-    series = {**DAY.node_server(), **DAY.ray(), **OTHERS}
-    with (directory / "day.om").open("w") as file:
-        file.writelines(as_openmetrics(series, DAY.start_s))
-    command = [require("promtool", INSTALL), "tsdb", "create-blocks-from", "openmetrics", "-q"]
-    # One block for all of it, where it would read the file once for each two hours.
-    command.append("--max-block-duration=24h")
-    subprocess.run([*command, directory / "day.om", directory / "data"], check=True)
-    with prometheus(directory) as running:
+    """A Prometheus that has the day, and the alerts of its rules."""
+    with with_alerts(tmp_path_factory.mktemp("day")) as running:
         yield running
 
 
@@ -166,37 +58,6 @@ def ask(recorded: Prometheus, expression: str, minute: int = END) -> Values:
     return found
 
 
-RECORDED: dict[str, str] = {
-    rule["record"]: rule["expr"] for rule in yaml.safe_load(rules.plain())["groups"][0]["rules"]
-}
-
-
-def inlined(expression: str) -> str:
-    """Put what is recorded in the place of the record's name: the day has scrapes alone."""
-    for name, text in reversed(RECORDED.items()):
-
-        def expression_of(match: re.Match[str], text: str = text) -> str:
-            matchers, span = match[1] or "", match[2]
-            # A matcher goes to all selectors that could have the label.
-            inner = selected(text, matchers[1:-1]) if matchers else text
-            if not span:
-                return f"({inner})"
-            return f"({inner})[{span}:{'5m' if span[-1] in 'hd' else '1m'}]"
-
-        pattern = re.escape(name) + r"(?![\w:])(\{[^}]*\})?(?:\[(\w+)\])?"
-        expression = re.sub(pattern, expression_of, expression)
-    return expression
-
-
-def selected(text: str, matchers: str) -> str:
-    """Return an expression with more matchers in each of its selectors of a metric or record."""
-    return re.sub(
-        r"\b((?:replica:|deployment:|ray_)?serve_warm_[\w:]+)(?:\{([^}]*)\})?",
-        lambda match: f"{match[1]}{{{','.join(m for m in (match[2], matchers) if m)}}}",
-        text,
-    )
-
-
 OF_DEAD = ("a2", "b2")
 
 BY_REPLICA = {"a1": 45.0, "a2": 50.0, "a3": 700.0, "b1": 300.0}
@@ -212,12 +73,23 @@ NOTHING_COUNTED = {"Ranker": 0.0, "Embedder": 0.0}
 PANELS: dict[str, list[Values]] = {
     "Ready replicas": [{"": 3.0}],
     "Starting replicas": [{"": 1.0}],
+    # b2.
+    "Failed starts (node server only)": [{"": 1.0}],
     # a3, b1 and b3 of all but c1, which wants none.
     "Cold share": [{"": 3 / 6}],
+    "Alerts that fire": [
+        {
+            "ServeWarmColdStart/Embedder/servewarmcoldstart/warning": 1.0,
+            "ServeWarmStartNearDeadline/Embedder/servewarmstartneardeadline/warning": 1.0,
+            "ServeWarmArtifactOld/Ranker/servewarmartifactold/warning": 1.0,
+        }
+    ],
     # a1, a2 and c1; not a3, b1 and b2.
-    "Starts within the objective, 28 days": [{"": 3 / 6}],
+    "Objective met, 28 days": [{"": 3 / 6}],
     "Compiles after ready": [{"": 3.0}],
+    "Degraded replicas": [{"": 0.0}],
     "Oldest artifact": [{"": 46 * DAY_S}],
+    "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 5.0}],
     "Replicas by stage": [
         dict.fromkeys(("pending", "pulling", "verifying", "loading", "proving"), 0.0)
         | {"parity": 0.0, "replaying": 1.0, "ready": 3.0, "failed": 0.0}
@@ -298,7 +170,6 @@ PANELS: dict[str, list[Values]] = {
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
     ],
-    "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 5.0}],
     "Time to ready, and to the proof": [
         BY_REPLICA,
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
@@ -372,16 +243,49 @@ def test_every_panel_has_its_numbers() -> None:
     assert [panel["title"] for panel in drawn(BOARD)] == list(PANELS)
 
 
+COLORS = {
+    "Ready replicas": "green",
+    "Starting replicas": "blue",
+    "Failed starts (node server only)": "red",
+    "Cold share": "red",
+    "Objective met, 28 days": "red",
+    "Compiles after ready": "red",
+    "Degraded replicas": "green",
+    "Oldest artifact": "orange",
+}
+"""Of the numbers at the top, at the end of the day."""
+
+
+def test_a_bad_day_looks_bad(recorded: Prometheus) -> None:
+    """Numbers that are out of bounds have the color of that, and no number is left out."""
+    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
+    found = {p["title"]: Drawn(p, list(ask_panel(recorded, p))) for p in numbers}
+
+    assert {title: each.number_color() for title, each in found.items()} == {
+        title: color(name) for title, name in COLORS.items()
+    }
+
+
+def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
+    """Where nothing is exported every number is gray."""
+    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
+    found = {
+        p["title"]: Drawn(p, list(ask_panel(recorded, p, Namespace="nothing"))) for p in numbers
+    }
+
+    assert {each.number_color() for each in found.values()} == {"#6e6e6e"}
+
+
 @pytest.mark.parametrize("title", PANELS)
 def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
     """Of a cluster, application, deployment or replica that is not chosen nothing is shown."""
-    clean = {"Time to ready of each replica, and the objective", "Compiles after ready"}
+    clean = {"Time to ready of each replica, and the objective"}
     for query in queries(title):
-        for name in ("Cluster", "Application", "Deployment", "Replica"):
+        for name in ("Namespace", "Cluster", "Application", "Deployment", "Replica"):
             if f"${name}" not in query:
                 continue
             found = ask(recorded, substituted(query, **{name: "nothing"}))
-            assert found == {} or (title in clean and found in ({"": 60.0}, {"": 0.0}))
+            assert found == {} or (title in clean and found == {"": 60.0})
 
 
 def test_one_deployment_can_be_looked_at(recorded: Prometheus) -> None:

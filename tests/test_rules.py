@@ -892,7 +892,8 @@ def test_the_template_renders_to_the_rules() -> None:
 def test_every_alert_says_who_is_told_and_where_to_read() -> None:
     """A severity of a closed set, three texts, and the anchor of its own section."""
     for rule in rules.ALERTS:
-        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"].keys() == {"severity", "runbook"}
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
+        assert rule["labels"]["runbook"] == rule["alert"].lower()
+        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['labels']['runbook']}")

@@ -29,9 +29,11 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from helm.observability import rules
 from helm.observability.panels import (
     OF_CLUSTER,
     OF_DEPLOYMENT,
+    OF_NAMESPACE,
     ROWS,
     SINKS,
     STAGES,
@@ -40,6 +42,7 @@ from helm.observability.panels import (
 
 FILE = Path(__file__).parents[1] / "serve-warm" / "dashboards" / "warm-start.json"
 UID = "serveWarmStart"
+RUNBOOKS = rules.DEFAULTS["runbookUrl"]
 RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
     "rayServeDeploymentDashboard": "Ray: Serve deployments",
@@ -54,16 +57,17 @@ DATASOURCE = common_models.DataSourceRef(type_val="prometheus", uid="${datasourc
 
 def _drawn(panel: Panel, number: int, place: models.GridPos) -> Any:
     """Return the builder of a panel."""
-    builders = {"number": stat, "bars": bargauge, "table": table, "stages": statetimeline}
+    builders = {"number": stat, "bars": bargauge, "table": table, "alerts": table}
+    builders["stages"] = statetimeline
     built: Any = builders.get(panel.kind, timeseries).Panel()
     built.id(number).title(panel.title).description(panel.description).unit(panel.unit)
     built.datasource(DATASOURCE).grid_pos(place)
-    at_once = panel.kind in ("number", "bars", "table")
+    at_once = panel.kind in ("number", "bars", "table", "alerts")
     for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
         target = prometheus.Dataquery().expr(query.expr).ref_id(letter).datasource(DATASOURCE)
         target.legend_format(query.legend)
         target = target.instant() if at_once else target.range()
-        if panel.kind == "table":
+        if panel.kind in ("table", "alerts"):
             target.format(PromQueryFormat.TABLE)
         built.with_target(target)
     _styled(built, panel)
@@ -71,10 +75,20 @@ def _drawn(panel: Panel, number: int, place: models.GridPos) -> Any:
 
 
 def _styled(built: Any, panel: Panel) -> None:
-    steps = [models.Threshold(color="green", value=None)]
-    built.thresholds(dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
+    built.no_value(panel.empty)
+    _colored(built, panel)
     if panel.kind in ("number", "bars"):
         built.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    if panel.kind == "number":
+        # Color the whole tile: people look at it first.
+        built.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
+        built.graph_mode(common_models.BigValueGraphMode.NONE)
+        # Without this a tile without data has the color of the lowest limit, which may be green.
+        none = models.DashboardSpecialValueMapOptions(
+            match=models.SpecialValueMatch.NULL_AND_NAN,
+            result=models.ValueMappingResult(text=panel.empty, color="#6e6e6e", index=0),
+        )
+        built.mappings([models.SpecialValueMap(options=none)])
     if panel.kind in ("lines", "stack", "points"):
         built.min(0).legend(
             common.VizLegendOptions()
@@ -102,19 +116,68 @@ def _styled(built: Any, panel: Panel) -> None:
     if panel.kind == "stages":
         names = {
             str(place): models.ValueMappingResult(text=name, color=color, index=place)
-            for place, (name, color) in enumerate(STAGES, 1)
+            for place, (name, color) in enumerate(STAGES.items(), 1)
         }
         built.mappings([models.ValueMap(options=names)])
 
 
+def _colored(built: Any, panel: Panel) -> None:
+    """Set which values are good and bad, and the colours of series that have their own."""
+    base = "green" if panel.limits else "blue"
+    steps = [models.Threshold(color=base, value=None)]
+    steps += [models.Threshold(color=color, value=value) for value, color in panel.limits]
+    built.thresholds(dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
+    by_limits = panel.kind == "number" or (panel.kind == "bars" and panel.limits)
+    mode = (
+        models.FieldColorModeId.THRESHOLDS if by_limits else models.FieldColorModeId.PALETTE_CLASSIC
+    )
+    built.color_scheme(dashboard.FieldColor().mode(mode))
+    if panel.limits and panel.kind == "lines":
+        dashed = common_models.GraphThresholdsStyleMode.DASHED_AND_AREA
+        built.thresholds_style(common.GraphThresholdsStyleConfig().mode(dashed))
+    if panel.kind == "alerts":
+        _list_alerts(built, panel)
+        return
+    for name, color in panel.colors.items():
+        fixed = {"mode": models.FieldColorModeId.FIXED.value, "fixedColor": color}
+        built.override_by_name(name, [models.DynamicConfigValue(id_val="color", value=fixed)])
+
+
+def _list_alerts(built: Any, panel: Panel) -> None:
+    """Make a table of alerts: the worst first, each with a link to its runbook."""
+    severities = {
+        name: models.ValueMappingResult(text=name, color=color, index=place)
+        for place, (name, color) in enumerate(panel.colors.items())
+    }
+    cell = {"type": "color-background", "mode": "basic"}
+    link = {"title": "Runbook", "url": "${runbooks}#${__data.fields.runbook}", "targetBlank": True}
+    built.override_by_name(
+        "severity",
+        [
+            models.DynamicConfigValue(
+                id_val="mappings",
+                value=[models.ValueMap(options=severities)],
+            ),
+            models.DynamicConfigValue(id_val="custom.cellOptions", value=cell),
+            models.DynamicConfigValue(id_val="custom.width", value=90),
+        ],
+    )
+    built.override_by_name("alertname", [models.DynamicConfigValue(id_val="links", value=[link])])
+    for name in ("Time", "Value", "runbook"):
+        hidden = models.DynamicConfigValue(id_val="custom.hidden", value=True)
+        built.override_by_name(name, [hidden])
+    built.sort_by([common.TableSortByFieldState().display_name("severity")])
+
+
 def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, models.GridPos]]:
-    """Yield panels from left to right in lines of 24 columns."""
-    left = height = 0
+    """Yield each panel with the highest place that is left for it in 24 columns."""
+    ends = [top] * 24
     for panel in panels:
-        if left + panel.width > 24:
-            top, left, height = top + height, 0, 0
-        yield panel, models.GridPos(x=left, y=top, w=panel.width, h=panel.height)
-        left, height = left + panel.width, max(height, panel.height)
+        columns = range(24 - panel.width + 1)
+        left = min(columns, key=lambda column: max(ends[column : column + panel.width]))
+        y = max(ends[left : left + panel.width])
+        ends[left : left + panel.width] = [y + panel.height] * panel.width
+        yield panel, models.GridPos(x=left, y=y, w=panel.width, h=panel.height)
 
 
 def _variable(name: str, label: str, query: str, description: str) -> Any:
@@ -159,7 +222,13 @@ def _variables() -> Iterator[Any]:
     )
     metric = "${sink}_stage"
     chain = (
-        ("Cluster", "ray_io_cluster", "", "Clusters of KubeRay; a PodMonitor sets the label."),
+        ("Namespace", "namespace", "", "Namespaces of Kubernetes; others have none."),
+        (
+            "Cluster",
+            "ray_io_cluster",
+            OF_NAMESPACE,
+            "Clusters of KubeRay; a PodMonitor sets the label.",
+        ),
         ("Application", "application", OF_CLUSTER, "Applications of Serve."),
         (
             "Deployment",
@@ -178,6 +247,13 @@ def _variables() -> Iterator[Any]:
         .description("Seconds to READY that the dashboard draws a line at.")
         .default_value("60")
         .current(models.VariableOption(selected=True, text="60", value="60"))
+    )
+    yield (
+        dashboard.TextBoxVariable("runbooks")
+        .label("Runbooks")
+        .description("Where docs/runbooks.md is to be read; the chart writes its runbookUrl here.")
+        .default_value(RUNBOOKS)
+        .current(models.VariableOption(selected=True, text=RUNBOOKS, value=RUNBOOKS))
     )
 
 

@@ -9,24 +9,51 @@ other variables are called as on Ray's own dashboards, so that links carry them 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SINKS = {"node server": "serve_warm", "Ray's export": "ray_serve_warm"}
 
-STAGES = (
-    *(("pending", "super-light-blue"), ("pulling", "light-blue")),
-    *(("verifying", "blue"), ("loading", "semi-dark-blue"), ("replaying", "yellow")),
-    *(("proving", "light-green"), ("parity", "super-light-green"), ("ready", "green")),
-    ("failed", "red"),
-)
-"""Stages in their order, with a colour."""
+STAGES = {
+    "pending": "super-light-blue",
+    "pulling": "light-blue",
+    "verifying": "blue",
+    "loading": "semi-dark-blue",
+    "replaying": "yellow",
+    "proving": "light-green",
+    "parity": "super-light-green",
+    "ready": "green",
+    "failed": "red",
+}
+"""Colour of each stage, in the order of a start."""
+
+VERDICTS = {
+    "full_hit": "green",
+    "partial": "yellow",
+    "miss": "orange",
+    "refused": "red",
+    "late": "purple",
+    "off": "text",
+}
+OUTCOMES = {**VERDICTS, "failed": "dark-red", "died": "semi-dark-red"}
+CONDITIONS = {
+    "warm": "green",
+    "warming": "yellow",
+    "stale": "orange",
+    "failed": "red",
+    "unreadable": "purple",
+    "dead": "text",
+}
+FAILING = "red"
+"""Of what should be 0."""
 
 NODE_ONLY = "node server only"
 """In the title of what the other sink does not have."""
 
 # --- expressions ---------------------------------------------------------------------------
 
-OF_CLUSTER = 'ray_io_cluster=~"$Cluster"'
+OF_NAMESPACE = 'namespace=~"$Namespace"'
+OF_CLUSTER = f'{OF_NAMESPACE},ray_io_cluster=~"$Cluster"'
 OF_DEPLOYMENT = f'{OF_CLUSTER},application=~"$Application",deployment=~"$Deployment"'
 OF_REPLICA = f'{OF_DEPLOYMENT},replica=~"$Replica"'
 DEPLOYMENT = "application, deployment"
@@ -71,7 +98,7 @@ def quantile(share: float, by: str, histogram: str) -> str:
 
 def stage_number() -> str:
     """Return the place of each living replica's stage in STAGES, from 1 on."""
-    own = [each("stage", more=f',stage="{name}"') for name, _ in STAGES]
+    own = [each("stage", more=f',stage="{name}"') for name in STAGES]
     return " or ".join(f"{number} * ({value} == 1)" for number, value in enumerate(own, 1))
 
 
@@ -91,11 +118,18 @@ class Panel:
     """What one panel shows."""
 
     kind: str
-    """`lines`, `stack`, `points`, `number`, `bars`, `table` or `stages`."""
+    """`lines`, `stack`, `points`, `number`, `bars`, `table`, `alerts` or `stages`."""
     title: str
     description: str
     unit: str
     queries: tuple[Query, ...]
+    limits: tuple[tuple[float, str], ...] = ()
+    """From which value on it has which colour; below the first one it is green. A panel without
+    limits says nothing of good and bad: numbers are blue then, and lines have Grafana's palette."""
+    colors: Mapping[str, str] = field(default_factory=dict)
+    """Colour by the name of a series; the others have Grafana's."""
+    empty: str = "no data"
+    """What it shows where there is nothing."""
     width: int = 12
     height: int = 8
 
@@ -110,7 +144,14 @@ class Row:
     folded: bool = False
 
 
-def number(title: str, description: str, unit: str, expr: str) -> Panel:
+def number(
+    title: str,
+    description: str,
+    unit: str,
+    expr: str,
+    *limits: tuple[float, str],
+    empty: str = "none",
+) -> Panel:
     """Return a panel with one number."""
     queries = (Query(expr=expr),)
     return Panel(
@@ -119,75 +160,145 @@ def number(title: str, description: str, unit: str, expr: str) -> Panel:
         description=description,
         unit=unit,
         queries=queries,
+        limits=limits,
+        empty=empty,
         width=4,
         height=4,
     )
 
 
 COLD = ',verdict=~"miss|refused"'
+NONE_OF_ANY = f"0 * count({over_range('ready')})"
+"""0 where there are replicas, and nothing where there are none: no data must not look good."""
 CONFIGURED = f"{over_range('artifact_configured')} == 1"
-STARTS_28D = f"deployment:serve_warm_starts:count28d{{{OF_DEPLOYMENT}}}"
-MISSED_28D = f"deployment:serve_warm_starts_missed:ratio28d{{{OF_DEPLOYMENT}}}"
+# What is recorded over weeks has no cluster, which has a new name at each upgrade.
+OF_ALL_CLUSTERS = OF_DEPLOYMENT.replace(OF_CLUSTER, OF_NAMESPACE)
+STARTS = f"deployment:serve_warm_starts:count28d{{{OF_ALL_CLUSTERS}}}"
+MISSED = f"deployment:serve_warm_starts_missed:ratio28d{{{OF_ALL_CLUSTERS}}}"
+
+OLD_S = 30 * 86400.0
+"""Age from which the chart's rules call an artifact old, by default."""
+LATE_HEARTBEAT_S = 30.0
+"""Heartbeat age from which /readyz calls a replica stale."""
+
+ALERTS = Panel(
+    kind="alerts",
+    title="Alerts that fire",
+    description="Of the chart's rules; a click on one opens its runbook.",
+    unit="short",
+    queries=(
+        Query(
+            expr="max by (alertname, severity, runbook, application, deployment) "
+            '(ALERTS{alertname=~"ServeWarm.*",alertstate="firing",namespace=~"$Namespace|",'
+            'application=~"$Application|",deployment=~"$Deployment|"})'
+        ),
+    ),
+    colors={"critical": "red", "warning": "orange"},
+    empty="none",
+    width=8,
+    height=8,
+)
+
+NUMBERS = (
+    number(
+        "Ready replicas",
+        "Replicas that are proven warm, or serve by policy.",
+        "short",
+        f"sum({each('ready')})",
+        (0.0, FAILING),
+        (1.0, "green"),
+    ),
+    number(
+        "Starting replicas",
+        "Replicas that live and are neither ready nor failed.",
+        "short",
+        f"sum({each('stage', 'stage', IN_START)})",
+    ),
+    number(
+        f"Failed starts ({NODE_ONLY})",
+        "Starts of the time range that said FAILED, or whose process died before READY.",
+        "short",
+        "round(sum(increase(serve_warm_starts_total"
+        f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
+        (1.0, FAILING),
+    ),
+    number(
+        "Cold share",
+        "Of the replicas of the time range that want an artifact, the share that found none "
+        "that fits (miss) or did not load it (refused).",
+        "percentunit",
+        f"sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) / count({CONFIGURED})",
+        (0.001, "orange"),
+        (0.1, FAILING),
+        empty="no artifact is wanted",
+    ),
+    number(
+        "Objective met, 28 days",
+        "By the recording rules of the chart, which set the objective; empty without them. "
+        "It has the deployments that are chosen, on all clusters. Red below 95 %, the default of "
+        "startSloObjective.",
+        "percentunit",
+        f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
+        (0.0, FAILING),
+        (0.95, "green"),
+        empty="no rules",
+    ),
+    number(
+        "Compiles after ready",
+        "Frames compiled in traffic by the replicas of the time range: should stay 0.",
+        "short",
+        f"sum({over_range('compiles_after_ready_total')}) or {NONE_OF_ANY}",
+        (1.0, FAILING),
+    ),
+    number(
+        "Degraded replicas",
+        "Ready replicas that are degraded, or run an artifact that nobody who is trusted signed.",
+        "short",
+        f"count({living(each('degraded'))} == 1 or on ({REPLICA}) "
+        f"{living(each('unverified'))} == 1) or {NONE_OF_ANY}",
+        (1.0, "orange"),
+    ),
+    number(
+        "Oldest artifact",
+        "The age of the oldest artifact that a living replica runs. Orange from 30 days on, the "
+        "default of artifactMaxAgeDays.",
+        "s",
+        f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))})",
+        (OLD_S, "orange"),
+    ),
+)
+
+TIMELINE = Panel(
+    kind="stages",
+    title="Stages of each replica",
+    description="One line a replica: how its start went. It ends with the replica, and has a gap "
+    "while one that was ready hangs.",
+    unit="short",
+    queries=(Query(expr=stage_number(), legend="{{application}} {{deployment}} {{replica}}"),),
+    width=24,
+    height=9,
+)
+
+NOW = Row(title="What is wrong now", panels=(*NUMBERS[:4], ALERTS, *NUMBERS[4:], TIMELINE))
 
 FLEET = Row(
     title="Fleet",
     panels=(
-        number(
-            "Ready replicas",
-            "Replicas that are proven warm, or serve by policy.",
-            "short",
-            f"sum({each('ready')})",
-        ),
-        number(
-            "Starting replicas",
-            "Replicas that live and are neither ready nor failed.",
-            "short",
-            f"sum({each('stage', 'stage', IN_START)})",
-        ),
-        number(
-            "Cold share",
-            "Of the replicas of the time range that want an artifact, the share that found none "
-            "that fits (miss) or did not load it (refused).",
-            "percentunit",
-            f"sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED})"
-            f" / count({CONFIGURED})",
-        ),
-        number(
-            "Starts within the objective, 28 days",
-            "By the recording rules of the chart, which set the objective; empty without them. "
-            "It has the deployments that are chosen, on all clusters.",
-            "percentunit",
-            "1 - sum({missed} * on (namespace, application, deployment) {starts})"
-            " / sum({starts})".format(
-                missed=MISSED_28D.replace(f"{OF_CLUSTER},", ""),
-                starts=STARTS_28D.replace(f"{OF_CLUSTER},", ""),
-            ),
-        ),
-        number(
-            "Compiles after ready",
-            "Frames compiled in traffic by the replicas of the time range: should stay 0.",
-            "short",
-            f"sum({over_range('compiles_after_ready_total')}) or vector(0)",
-        ),
-        number(
-            "Oldest artifact",
-            "The age of the oldest artifact that a living replica runs.",
-            "s",
-            f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))})",
-        ),
         Panel(
             kind="stack",
             title="Replicas by stage",
             description="Where the replicas of the fleet are on their way to READY.",
             unit="short",
+            colors=STAGES,
             queries=(Query(expr=f"sum by (stage) ({each('stage', 'stage')})", legend="{{stage}}"),),
         ),
         Panel(
             kind="points",
             title="Time to ready of each replica, and the objective",
             description="Exact seconds from a replica's creation, before its __init__, to READY. "
-            "The line is the variable slo; the rules have a number of their own (startSloSeconds).",
+            "The line is the variable slo, which the chart sets to startSloSeconds.",
             unit="s",
+            colors={"objective": FAILING},
             queries=(
                 Query(expr=each("ready_seconds"), legend="{{deployment}} {{replica}}"),
                 Query(expr="vector($slo)", legend="objective"),
@@ -198,6 +309,7 @@ FLEET = Row(
             title="Stage breakdown",
             description="Mean seconds that the starts of living replicas spent in each stage.",
             unit="s",
+            colors=STAGES,
             queries=(
                 Query(
                     expr=f"avg by (stage) ({living(each('stage_seconds', 'stage'))})",
@@ -210,6 +322,7 @@ FLEET = Row(
             title="Used share of the deadline",
             description="Of replicas that are starting. At 1 a start fails, or serves late.",
             unit="percentunit",
+            limits=((0.8, "orange"), (1.0, FAILING)),
             queries=(
                 Query(
                     expr=starting(
@@ -231,6 +344,7 @@ ARTIFACT = Row(
             title="Living replicas by verdict: hit, miss, refused",
             description="What the artifact was worth in the start of each living replica.",
             unit="short",
+            colors=VERDICTS,
             queries=(
                 Query(
                     expr=f"sum by (verdict) ({living(each('verdict', 'verdict'))})",
@@ -255,6 +369,7 @@ ARTIFACT = Row(
             title="Artifact age",
             description="The oldest that living replicas of each deployment run.",
             unit="s",
+            limits=((OLD_S, "orange"),),
             queries=(
                 Query(
                     expr=f"max by ({DEPLOYMENT}) "
@@ -330,6 +445,7 @@ TRAFFIC = Row(
             description="What the replicas did in traffic that warm-up is there to prevent: "
             "totals, which should stay 0. Of Ray's export a series begins with its first count.",
             unit="short",
+            limits=((1.0, FAILING),),
             queries=tuple(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each(name)})",
@@ -362,6 +478,7 @@ TRAFFIC = Row(
             description="Checks of entries by result, and entries that were withdrawn, which "
             "should stay 0. Totals.",
             unit="short",
+            colors={"same": "green", "different": FAILING},
             queries=(
                 Query(
                     expr=f"sum by (result) ({each('parity_checks_total', 'result')})",
@@ -379,6 +496,7 @@ TRAFFIC = Row(
             description="Calls of what serve_warm.compile was given that no entry fits: "
             "torch.compile answered them. Totals.",
             unit="short",
+            limits=((1.0, "orange"),),
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('calls_without_entry_total')})",
@@ -426,6 +544,7 @@ NODES = Row(
             title=f"Failing checks ({NODE_ONLY})",
             description="Nodes on which a check of /readyz does not pass: warm, raylet, proxy.",
             unit="short",
+            limits=((1.0, FAILING),),
             queries=(
                 Query(
                     expr=f"sum by (check) (1 - serve_warm_node_check{{{OF_CLUSTER}}})",
@@ -438,6 +557,7 @@ NODES = Row(
             title=f"Replicas by condition ({NODE_ONLY})",
             description="What the nodes see of their replicas; dead ones are remembered.",
             unit="short",
+            colors=CONDITIONS,
             queries=(
                 Query(
                     expr=f"sum by (condition) (serve_warm_node_replicas{{{OF_CLUSTER}}})",
@@ -450,6 +570,7 @@ NODES = Row(
             title=f"Starts of the time range by outcome ({NODE_ONLY})",
             description="How starts ended: the verdict, failed, or died before either.",
             unit="short",
+            colors=OUTCOMES,
             queries=(
                 Query(
                     expr="round(sum by (outcome) "
@@ -477,6 +598,7 @@ NODES = Row(
             title=f"Duration of stages, 95 % ({NODE_ONLY})",
             description="Of all starts since the node servers began, as above.",
             unit="s",
+            colors=STAGES,
             queries=(
                 Query(
                     expr=quantile(0.95, "stage", "serve_warm_stage_duration_seconds"),
@@ -489,6 +611,7 @@ NODES = Row(
             title=f"Heartbeat age ({NODE_ONLY})",
             description="Seconds since living replicas wrote; above 30 one hangs or is stopped.",
             unit="s",
+            limits=((LATE_HEARTBEAT_S, FAILING),),
             queries=(
                 Query(
                     expr=f"max by ({REPLICA}) (serve_warm_heartbeat_age_seconds{{{OF_REPLICA}}})",
@@ -554,6 +677,7 @@ ON_THE_GPU = Row(
             description="Wall seconds in which requests waited for a capture or a tuning. Totals, "
             "which should stay 0.",
             unit="s",
+            limits=((0.001, FAILING),),
             queries=tuple(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each(f'{what}_after_ready_seconds_total')})",
@@ -600,14 +724,6 @@ OF_ONE_DEPLOYMENT = Row(
     repeat="Deployment",
     folded=True,
     panels=(
-        Panel(
-            kind="stages",
-            title="Stages of each replica",
-            description="One line a replica: how its start went. It ends with the replica, and "
-            "has a gap while one that was ready hangs.",
-            unit="short",
-            queries=(Query(expr=stage_number(), legend="{{application}} {{replica}}"),),
-        ),
         Panel(
             kind="lines",
             title="Time to ready, and to the proof",
@@ -685,6 +801,7 @@ OF_ONE_REPLICA = Row(
             description="1 while a replica serves late or with unproven inputs; 1 while it runs an "
             "artifact that nobody who is trusted signed.",
             unit="short",
+            limits=((1.0, "orange"),),
             queries=(
                 Query(expr=each("degraded"), legend="{{replica}} degraded"),
                 Query(expr=each("unverified"), legend="{{replica}} unverified"),
@@ -700,4 +817,4 @@ OF_ONE_REPLICA = Row(
     ),
 )
 
-ROWS = (FLEET, ARTIFACT, TRAFFIC, NODES, ON_THE_GPU, OF_ONE_DEPLOYMENT, OF_ONE_REPLICA)
+ROWS = (NOW, FLEET, ARTIFACT, TRAFFIC, NODES, ON_THE_GPU, OF_ONE_DEPLOYMENT, OF_ONE_REPLICA)

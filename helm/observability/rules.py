@@ -181,7 +181,8 @@ def alert(
         "alert": name,
         "expr": expression.strip(),
         **({"for": lasting} if lasting else {}),
-        "labels": {"severity": severity},
+        # The dashboard's list of alerts has labels alone, and opens the runbook by this one.
+        "labels": {"severity": severity, "runbook": anchor(name)},
         "annotations": {
             "summary": summary,
             "description": description,
