@@ -200,6 +200,25 @@ def test_the_time_to_ready_is_the_one_of_the_metrics(directory, replica):
     assert [watching.notes(each) for each in (by_file, by_page)] == [["ready after 6.2 s"]] * 2
 
 
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("full_hit", "store s3://bucket/scorer"),
+        ("miss", "why: serve-warm diff s3://bucket/scorer"),
+        ("refused", "why: serve-warm verify s3://bucket/scorer"),
+    ],
+)
+def test_the_store_is_named_so_that_it_can_be_asked(run, directory, replica, verdict, said):
+    """The line of a replica has the command that says more, ready to be pasted."""
+    replica(verdict=verdict, store="s3://bucket/scorer")
+
+    result = run("status", "--state-dir", directory)
+
+    assert said in result.out
+    (shown,) = json.loads(run("status", "--state-dir", directory, "--json").out)["replicas"]
+    assert shown["store"] == "s3://bucket/scorer"
+
+
 def test_pages_count_what_happened_in_traffic(directory, replica):
     """Counters have another name on a page, and are read all the same; refusals have a reason."""
     artifact = dataclasses.replace(FULL.artifact, refused="untrusted")

@@ -46,6 +46,8 @@ class Observed:
     """In capitals; empty before it has said one."""
     verdict: str = ""
     """Empty until it is known."""
+    store: str = ""
+    """Address of the store that its artifact is, or should be, from; empty on pages of metrics."""
     doing: str = ""
     """What a start waits for, where its stage does not say it."""
     traced: str = ""
@@ -191,6 +193,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         condition=replica.condition,
         stage=stage,
         verdict=_settle(_text(state.get("verdict")), stage),
+        store=_text(state.get("store")),
         doing=_text(state.get("doing")) if replica.condition == "warming" else "",
         traced=_traced(figures, stage),
         levels=_levels(figures),

@@ -239,7 +239,21 @@ def notes(each: Observed) -> list[str]:
     waits = f"waits for {each.doing}" if each.doing else ""
     answered = _answered(each)
     pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
-    return [part for part in (waits, took, answered, pools, each.event) if part]
+    return [
+        part for part in (waits, took, _told_of_store(each), answered, pools, each.event) if part
+    ]
+
+
+ASK_STORE = {"miss": "diff", "partial": "diff", "refused": "verify"}
+"""The command that says more about a verdict, by verdict."""
+
+
+def _told_of_store(each: Observed) -> str:
+    """Return where the artifact is from, or the command that says why it is not in use."""
+    if not each.store:
+        return ""
+    command = ASK_STORE.get(each.verdict)
+    return f"why: serve-warm {command} {each.store}" if command else f"store {each.store}"
 
 
 def _answered(each: Observed) -> str:

@@ -436,6 +436,7 @@ class ShownState:
             "inputs_expected": report.covered.expected,
             "inputs_done": report.inputs_done,
             "passes": report.passes,
+            "store": report.artifact.store if report.artifact else "",
             "statement": report.artifact.statement if report.artifact else "",
             "event": str(report.events[-1]) if report.events else "",
             "error": report.error,
