@@ -213,8 +213,9 @@ def test_inputs_are_one_a_bucket_largest_first(deployment):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
-def test_serve_yaml_is_one_that_serve_and_build_take(path):
+def test_serve_yaml_is_one_that_serve_and_build_take(path, monkeypatch):
     """Ray's schema accepts the file, its import path is an application, its deployment warms up."""
+    monkeypatch.syspath_prepend(str(path.parent))  # the scorer's is run from its own folder
     schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
     [application] = schema.applications
     module, _, name = application.import_path.partition(":")

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+import readme_files
 from benchmarks import figures, limits, picture
 from serve_warm.builder import bench
 from serve_warm.cli import COMMANDS, serve_warm
@@ -21,6 +22,7 @@ from serve_warm.report import Verdict
 
 README = figures.README.read_text()
 REFERENCE = figures.REFERENCE.read_text()
+GUIDE = (figures.ROOT / "docs" / "guide.md").read_text()
 
 
 @pytest.mark.parametrize("name", figures.SECTIONS)
@@ -52,11 +54,11 @@ def test_committed_results_show_what_is_claimed(name):
 
 
 def test_the_architectures_that_reach_level_2_are_counted_as_found():
-    """The README's sentence is that of the committed run, and so is its reason for the others."""
+    """The guide's sentence is that of the committed run, and so is its reason for the others."""
     rows = figures.load("architectures")["rows"].values()
     others = [row["reason"] for row in rows if row["level"] != 2]
 
-    assert f"[{len(rows) - len(others)} of {len(rows)} calls of architectures]" in README
+    assert f"[{len(rows) - len(others)} of {len(rows)} calls of architectures]" in GUIDE
     assert all(re.fullmatch("an argument is a .*Cache", reason) for reason in others)
 
 
@@ -93,7 +95,7 @@ def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_o
     assert f"{all_of_them - len(faster)} more did not take place" in text
 
 
-def test_the_sentences_of_the_readme_have_their_figures_from_the_results():
+def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
     """What stands outside of the generated sections is of the same runs."""
     loads = [
         row["stages"]["load"]
@@ -102,14 +104,14 @@ def test_the_sentences_of_the_readme_have_their_figures_from_the_results():
     ]
     bytes_alone = figures.load("text_embedder")["medians"]["torch_bytes"]
 
-    assert f"in {min(loads):.1f} to {max(loads):.1f} s once torch's compiler is imported" in README
-    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in README
+    assert f"in {min(loads):.1f} to {max(loads):.1f} s once torch's compiler is imported" in GUIDE
+    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in GUIDE
 
 
 def test_the_line_beside_the_picture_names_its_machine():
     """The table above it may be of another one."""
     found = figures.load("startup")
-    line = figures.section(figures.README, "comparison line")[1]
+    line = figures.section(figures.BENCHMARKS, "comparison line")[1]
 
     assert found["machine"]["cpu"] in line
     assert found["machine"]["torch"] in line
@@ -140,22 +142,53 @@ def test_the_picture_is_of_the_committed_comparison():
 
 
 def test_a_reader_gets_through_the_readme():
-    """More than 300 lines belong into docs/."""
-    assert len(README.splitlines()) <= 300
+    """What does not fit into 150 lines belongs into docs/."""
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_lines_that_a_user_adds_are_counted_as_they_are():
+    """The sentence above the diffs has the number of lines in them that begin with a plus."""
+    numbers = {"app.py": "Nine", "serve.yaml": "three"}
+    added = {
+        name: [line for line in diff.splitlines() if line.startswith("+") and line != "+"]
+        for name, diff in readme_files.diffs(README).items()
+    }
+
+    assert {name: len(lines) for name, lines in added.items()} == {"app.py": 9, "serve.yaml": 3}
+    assert f"{numbers['app.py']} lines of Python, and {numbers['serve.yaml']} of YAML" in README
+
+
+def test_what_the_app_was_before_is_python_and_yaml():
+    """Without the lines that come, and with those that go, it is a reader's own code."""
+    before = {name: readme_files.before(diff) for name, diff in readme_files.diffs(README).items()}
+
+    ast.parse(before["app.py"])
+    assert "serve_warm" not in before["app.py"]
+    assert "user_config" not in before["serve.yaml"]
+
+
+@pytest.mark.parametrize("name", ["app.py", "serve.yaml"])
+def test_the_files_of_the_readme_are_there_to_run(name):
+    """What a reader would have after the change is in deployments/scorer."""
+    shown = readme_files.after(readme_files.diffs(README)[name])
+    text = (figures.ROOT / "deployments" / "scorer" / name).read_text()
+
+    assert text.partition("Apache-2.0\n")[2] == shown
 
 
 def test_python_blocks_are_python():
-    """Every Python block of the README parses."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    """Every Python block of the README and the guide parses."""
+    blocks = re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)
+    blocks.append(readme_files.after(readme_files.diffs(README)["app.py"]))
 
-    assert len(blocks) >= 4
+    assert len(blocks) >= 5
     for block in blocks:
         ast.parse(textwrap.dedent(block))
 
 
 def test_every_setting_command_and_verdict_is_documented():
     """A field, command or verdict that no document names does not exist for a user."""
-    documents = README + REFERENCE
+    documents = README + GUIDE + REFERENCE
     missing = [
         name
         for name in [*WarmupConfig.model_fields, *(v.value for v in Verdict)]

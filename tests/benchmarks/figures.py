@@ -62,33 +62,39 @@ def figures() -> str:
         f"| floor: imports, weights, the passes | {floor['to_proof_s']:.1f} s "
         f"| {floor['ready_s']:.1f} s | 0 | 0 |"
     )
-    ratios = result["ratios"]
+    lines += [
+        "",
+        (
+            f"`make bench`: medians of {repeats} interleaved runs on {machine['cpus']} shared "
+            f"cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray {machine['ray']}, "
+            f"Python {machine['python']}. [Other ways to start, other models, a GPU]"
+            "(docs/benchmarks.md)."
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def costs() -> str:
+    """Return how the starts of the README's table compare, and what calls and a pull cost."""
+    result = load("text_embedder")
+    medians, ratios = result["medians"], result["ratios"]
     other = load("image_classifier")["ratios"]
     warm, cold = medians["warm"]["overhead_s"], medians["cold"]["overhead_s"]
     request = load("request")["added_us"]
     watch = load("overhead")["added_us"]
     transfer = load("transfer")
-    lines += [
-        "",
-        (
-            f"Model built → proof takes {ratios['warm_to_cold']:.2f} of cold and "
-            f"{ratios['warm_to_torch_bytes']:.2f} of torch's bytes (ResNet-152: "
-            f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). Without the "
-            f"passes' own compute that is {warm:.2f} s against {cold:.1f} s. A warm call "
-            f"costs {watch:.1f} µs more, a request through `on_model_thread` "
-            f"{request['on_model_thread']:.0f} µs. A pull of 256 MiB, verified, takes "
-            f"{transfer['pull_s']:.2f} s where one connection gives 85 MB/s: "
-            f"{transfer['times_a_single_stream']:.1f} times as fast as one stream, in "
-            f"{transfer['peak_mib']:.0f} MiB of memory."
-        ),
-        (
-            f"Starts: `make bench`, medians of {repeats} interleaved runs on {machine['cpus']} "
-            f"shared cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray "
-            f"{machine['ray']}, Python {machine['python']}. Calls and the pull are of programs of "
-            "their own: [results](tests/benchmarks/results)."
-        ),
-    ]
-    return "\n".join(lines)
+    return (
+        f"Model built → proof takes {ratios['warm_to_cold']:.2f} of cold and "
+        f"{ratios['warm_to_torch_bytes']:.2f} of torch's bytes (ResNet-152: "
+        f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). Without the "
+        f"passes' own compute that is {warm:.2f} s against {cold:.1f} s. A warm call "
+        f"costs {watch:.1f} µs more, a request through `on_model_thread` "
+        f"{request['on_model_thread']:.0f} µs. A pull of 256 MiB, verified, takes "
+        f"{transfer['pull_s']:.2f} s where one connection gives 85 MB/s: "
+        f"{transfer['times_a_single_stream']:.1f} times as fast as one stream, in "
+        f"{transfer['peak_mib']:.0f} MiB of memory. Calls and the pull are of programs of their "
+        "own: [results](../tests/benchmarks/results)."
+    )
 
 
 # The comparison of starts ---------------------------------------------------------------------
@@ -314,7 +320,7 @@ def sentence(words: str) -> str:
 
 
 def side_by_side(found: Mapping[str, Any]) -> str:
-    """Return the comparison in a few sentences, for the README."""
+    """Return the comparison in a few sentences."""
     rows = {
         (row["workload"], row["system"], row["level"]): row
         for row in found["rows"]
@@ -348,8 +354,7 @@ def side_by_side(found: Mapping[str, Any]) -> str:
         "import it. This line and the picture are medians of "
         f"{found['repeats']} turns on {machine['cpus']} shared cores ({machine['cpu']}), "
         f"{found['threads']} thread, no Ray, no GPU, torch {machine['torch']}, Python "
-        f"{machine['python']}: compare ratios with the table above, not seconds. All of it, where "
-        "another one wins and why: [docs/benchmarks.md](docs/benchmarks.md)."
+        f"{machine['python']}. Compare ratios with the table of the README, not seconds."
     )
 
 
@@ -452,7 +457,7 @@ def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def comparison_line() -> str:
-    """Return what the README says of the comparison, and of starts and requests on a GPU."""
+    """Return the comparison in a few sentences, and starts and requests on a GPU."""
     return f"{side_by_side(load('startup'))}\n{gpu_line()}"
 
 
@@ -483,7 +488,7 @@ def gpu_line() -> str:
         f"{ours['together']['wrong']} wrong answers; a naive warm-up in `__init__` with a sync "
         f"route gave {naive['together']['wrong']} wrong ones of "
         f"{naive['together']['requests']:,}. Commands, and what has not run: "
-        f"[docs/gpu.md](docs/gpu.md)."
+        f"[gpu.md](gpu.md)."
     )
 
 
@@ -653,7 +658,8 @@ def at_once_on_gpus() -> str:
 
 SECTIONS = {
     "figures": (README, figures),
-    "comparison line": (README, comparison_line),
+    "costs": (BENCHMARKS, costs),
+    "comparison line": (BENCHMARKS, comparison_line),
     "comparison": (BENCHMARKS, comparison),
     "warm calls": (BENCHMARKS, warm_calls),
     "starts on a GPU": (GPU, on_a_gpu),

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+import readme_files
 from integration.apps import Embedder
 from serve_warm.artifact import catalog
 from serve_warm.builder import bench
@@ -32,17 +32,13 @@ REQUESTS = 1000
 def app(tmp_path_factory: pytest.TempPathFactory) -> App:
     """What stands in the README, in files of the names that it gives them."""
     folder = tmp_path_factory.mktemp("readme")
-    blocks = re.findall(r"```(?:python|yaml)\n# (app\.py|serve\.yaml)\n(.*?)```", *_readme())
-    assert [name for name, _ in blocks] == ["app.py", "serve.yaml"]
-    for name, text in blocks:
-        (folder / name).write_text(text)
+    shown = readme_files.diffs(README.read_text())
+    assert list(shown) == ["app.py", "serve.yaml"]
+    for name, diff in shown.items():
+        (folder / name).write_text(readme_files.after(diff))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         return load_app(str(folder / "serve.yaml"))
-
-
-def _readme() -> tuple[str, re.RegexFlag]:
-    return README.read_text(), re.DOTALL
 
 
 @pytest.fixture(scope="module")
