@@ -99,6 +99,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         server.communicate()
 
 
+def test_prometheus_reads_openmetrics(scraped: Scraped) -> None:
+    """It asks for that. The older format has no units, and describes a counter by `_total`."""
+    described = scraped.prometheus.described()
+
+    assert described["serve_warm_stage_age_seconds"] == ("gauge", "seconds")
+    assert described["serve_warm_start_duration_seconds"] == ("histogram", "seconds")
+    assert described["serve_warm_starts"] == ("counter", "")
+    assert "serve_warm_starts_total" not in described
+
+
 def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     """Panels, records and alerts, through the start of three replicas and the end of two."""
     used = ArtifactUse(
