@@ -23,7 +23,6 @@ Times that cross processes are of CLOCK_BOOTTIME, which nobody sets and which go
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import sys
@@ -297,6 +296,8 @@ def _start_ticks() -> int:
 
 
 def _take(lock: int) -> None:
+    import fcntl
+
     end = time.monotonic() + 1.0
     while True:
         try:
@@ -612,6 +613,8 @@ def _lock(stem: str, folder: int) -> _Lock:
 
 
 def _is_held(lock: int) -> bool:
+    import fcntl
+
     try:
         # Shared, so that readers do not take each other for the replica.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -1329,6 +1332,10 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 # --- the figures ---------------------------------------------------------------------------
 
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+"""The formats of `/metrics`."""
+
 OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed", "died")
 """How a start can end: the verdict of a replica that became ready, `failed`, or `died`: its process
 ended before either, because it was killed, it crashed, or nobody wanted it any more."""
@@ -1545,9 +1552,11 @@ class Ledger:
         for name, kind, text, labels, value in _own_rows(replica, now, alive=alive):
             found.add_written(name, kind, text, {**who, **labels}, value)
 
-    def exposition(self, readiness: Readiness) -> str:
-        """Return all figures in Prometheus' text format."""
-        return "".join(map(_written, self.families(readiness)))
+    def exposition(self, readiness: Readiness, *, kind: str = TEXT) -> str:
+        """Return all figures in a format: `TEXT` or `OPENMETRICS`."""
+        if kind == TEXT:
+            return "".join(map(_written, self.families(readiness)))
+        return "".join([*map(_written_openmetrics, self.families(readiness)), "# EOF\n"])
 
 
 STAGES = (
@@ -1607,7 +1616,7 @@ def _own_rows(
         name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
-        if name.endswith("_total"):  # what a counter without it is called
+        if name.endswith(("_total", "_created")):  # which belong to the counter without them
             continue
         if kind not in ("gauge", "counter"):
             continue
@@ -1618,6 +1627,10 @@ def _own_rows(
         claims = row.get("says_ready") if replica.condition != "warm" else None
         since_s = _number(row, "since_boot_s") if alive else None
         for labels, written in _own_samples(row):
+            if kind == "counter" and not 0 <= written < float("inf"):
+                continue  # OpenMetrics has no such counter, and the page would be none
+            if kind == "gauge" and not alive and labels and not written:
+                continue  # what did not happen in a start that is over, for each that ever ended
             value = written if since_s is None else max(0.0, now - since_s)
             # Its own last word, where the probe does not believe it any more: it hangs, say.
             claimed = isinstance(claims, list) and list(labels.values()) in claims
@@ -1662,7 +1675,26 @@ def _seconds(value: Any) -> float | None:
 def _written(family: Family) -> str:
     full = family.name + ("_total" if family.kind == "counter" else "")
     text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
-    lines = [f"# HELP {full} {text}\n# TYPE {full} {family.kind}\n"]
+    return f"# HELP {full} {text}\n# TYPE {full} {family.kind}\n{_written_samples(family)}"
+
+
+def _written_openmetrics(family: Family) -> str:
+    """Return a family as OpenMetrics 1.0 has it, without the optional `_created`.
+
+    Prometheus would store that as one more series for each counter and histogram.
+    """
+    name = family.name
+    lines = [f"# HELP {name} {_escaped(family.text)}\n# TYPE {name} {family.kind}\n"]
+    lines += [f"# UNIT {name} {unit}\n" for unit in UNITS if name.endswith(f"_{unit}")]
+    return "".join([*lines, _written_samples(family)])
+
+
+UNITS = ("seconds", "bytes")
+"""What a name ends with where its values have a unit."""
+
+
+def _written_samples(family: Family) -> str:
+    lines = []
     for name, labels, value in family.samples:
         inside = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
         lines.append(f"{name}{{{inside}}} {value!r}\n" if inside else f"{name} {value!r}\n")
@@ -1771,11 +1803,11 @@ class Server:
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
         return readiness
 
-    def metrics(self) -> str:
-        """Return all figures as of now."""
+    def metrics(self, *, kind: str = TEXT) -> str:
+        """Return all figures as of now, in a format: `TEXT` or `OPENMETRICS`."""
         health = self._health_now()
         with self._ledger_lock:
-            return self._ledger.exposition(self._noted(health))
+            return self._ledger.exposition(self._noted(health), kind=kind)
 
     def _noted(self, health: Mapping[str, str]) -> Readiness:
         # With the ledger's lock held: what is noted later was seen later.
@@ -1827,13 +1859,14 @@ def _log(text: str) -> None:
 PLAIN = "text/plain; charset=utf-8"
 
 
-def _answer(node: Server, target: str) -> tuple[int, str, str]:
-    """Return status, content type and body."""
+def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]:
+    """Return status, content type and body; `accept` is what the header of that name says."""
     path, _, query = target.partition("?")
     if path == "/livez":
         return 200, PLAIN, "ok\n"
     if path == "/metrics":
-        return 200, "text/plain; version=0.0.4; charset=utf-8", node.metrics()
+        kind = _format(accept)
+        return 200, kind, node.metrics(kind=kind)
     if path != "/readyz":
         return 404, PLAIN, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
     readiness = node.readiness()
@@ -1842,6 +1875,36 @@ def _answer(node: Server, target: str) -> tuple[int, str, str]:
     else:
         lines = [shown(f"{check}: {why}") for check, why in readiness.reasons] or ["ok"]
     return (200 if readiness.ready else 503), PLAIN, "".join(f"{line}\n" for line in lines)
+
+
+def _format(accept: str) -> str:
+    """Return the format of metrics for a header `Accept` in lower case.
+
+    OPENMETRICS for a client that names it, and wants TEXT no more than that.
+    """
+    wanted: dict[str, float] = {}
+    for each in accept.split(","):
+        name, *parameters = (word.strip() for word in each.split(";"))
+        given = {}
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            given[key.strip()] = value.strip().strip('"')
+        if name == OPENMETRICS.partition(";")[0] and given.get("version", "1.0.0") != "1.0.0":
+            continue
+        wanted[name] = max(wanted.get(name, 0.0), _weight(given.get("q", "1")))
+    # What is said of a type counts, and what is said of many only where nothing is said of it.
+    text = next((wanted[n] for n in ("text/plain", "text/*", "*/*") if n in wanted), 0.0)
+    asked = wanted.get(OPENMETRICS.partition(";")[0], 0.0)
+    return OPENMETRICS if asked > 0 and asked >= text else TEXT
+
+
+def _weight(text: str) -> float:
+    """Return what a q-value says; 0 for what is none."""
+    try:
+        weight = float(text)
+    except ValueError:
+        return 0.0
+    return weight if 0 <= weight <= 1 else 0.0
 
 
 class _Client:
@@ -1949,6 +2012,8 @@ class _Request(NamedTuple):
     last: bool
     """Whether the connection ends with its answer: the client says so, or sends a body. That is not
     read, and what follows it would be taken for a request."""
+    accept: str = ""
+    """What the headers of that name say, in lower case and with commas between."""
 
 
 def _request(head: bytes) -> _Request | None:
@@ -1957,14 +2022,15 @@ def _request(head: bytes) -> _Request | None:
     words = line.split()
     if len(head) > MAX_HEAD_BYTES or len(words) != 3 or not words[2].startswith("HTTP/1."):
         return None
-    fields = {}
+    fields: dict[str, str] = {}
     for each in lines:
-        name, _, value = each.partition(":")
-        fields[name.strip().lower()] = value.lower()
+        name, _, value = each.lower().partition(":")
+        name = name.strip()
+        fields[name] = f"{fields[name]},{value}" if name in fields else value
     connection = fields.get("connection", "")
     last = "keep-alive" not in connection if words[2] == "HTTP/1.0" else "close" in connection
     has_body = "content-length" in fields or "transfer-encoding" in fields
-    return _Request(words[0], words[1], last or has_body)
+    return _Request(words[0], words[1], last or has_body, fields.get("accept", ""))
 
 
 REASONS = {
@@ -1986,7 +2052,7 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
     elif not known:
         status, kind, text = 501, PLAIN, "there are GET and HEAD\n"
     else:
-        status, kind, text = _answer(node, request.target)
+        status, kind, text = _answer(node, request.target, request.accept)
     body = text.encode(errors="replace")
     lines = [
         f"HTTP/1.1 {status} {REASONS[status]}",

@@ -39,6 +39,12 @@ class Prometheus:
         except OSError:
             return False
 
+    def described(self) -> dict[str, tuple[str, str]]:
+        """Return type and unit of each metric that a target describes, by the name it gives it."""
+        with urllib.request.urlopen(f"{self._url}/api/v1/targets/metadata") as response:
+            rows = json.load(response)["data"]
+        return {row["metric"]: (row["type"], row["unit"]) for row in rows}
+
     def ask(self, expression: str, at_s: float | None = None) -> list[tuple[Labels, float]]:
         """Return labels, without the name, and value of each series that an expression has."""
         form = {"query": expression} | ({} if at_s is None else {"time": str(at_s)})
