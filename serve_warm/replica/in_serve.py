@@ -34,15 +34,16 @@ from ray.serve.exceptions import RayServeException
 from serve_warm import metrics, node
 from serve_warm._private_folders import state_folder
 from serve_warm._version import __version__
-from serve_warm.compiler.caches import keep_headers_private, private_directory
+from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
+from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import read_rank
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.prepare import CompileCaches
 from serve_warm.replica.serve_calls import (
     CompileForbidden,
     ServeCalls,
@@ -127,7 +128,7 @@ class ServeReplica(ServeCalls):
         # be pointed at a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
         self._config = resolve(owner.warmup_config, user_config=declared)
-        self._cache_directory: Path | None = None
+        self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._served_unwarmed: tuple[float, float] | None = None
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
@@ -143,8 +144,7 @@ class ServeReplica(ServeCalls):
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
             return
-        self._cache_directory = private_directory()
-        point_torch_caches_at(self._cache_directory)
+        self._caches.begin()
         # User code may compile in `__init__`, whatever it is told.
         keep_headers_private(self._config.headers)
         if self._config.cpu == "portable":
@@ -272,7 +272,7 @@ class ServeReplica(ServeCalls):
         self._warmup = warmup = Warmup(
             self,
             config,
-            cache_directory=self._cache_directory,
+            caches=self._caches,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
             timeline=self._timeline,

@@ -92,21 +92,36 @@ class Replica(Protocol):
 class CompileCaches:
     """Where torch's caches are pointed at, and whether its profile decides what is dynamic."""
 
-    def __init__(self, directory: Path | None) -> None:
-        if directory is None:
-            directory = private_directory()
-            point_torch_caches_at(directory)
-        self.directory = directory
-        """Private to this process."""
+    def __init__(self) -> None:
+        self._directory: Path | None = None
         self.has_profile = False
 
+    @property
+    def directory(self) -> Path:
+        """The directory that torch's caches are pointed at, private to this process."""
+        return self.begin()
+
+    def begin(self) -> Path:
+        """Point torch's caches at a new directory, unless they are already, and return it.
+
+        In Serve before the user's `__init__`, which may compile; elsewhere in the start.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        return self._directory or self.begin_anew()
+
     def begin_anew(self, directory: Path | None = None) -> Path:
-        """Point torch's caches at another directory, by default a new one, and return it."""
-        self.directory = private_directory() if directory is None else directory
-        point_torch_caches_at(self.directory)
+        """Point torch's caches at another directory, by default a new one, and return it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._directory = directory = directory or private_directory()
+        point_torch_caches_at(directory)
         if self.has_profile:
             pgo.forget_profile()
-        return self.directory
+        return directory
 
 
 CompilesWith = Literal["torch", "libraries", "nothing"]
@@ -146,12 +161,14 @@ class Preparation:
 
         Raises:
             ConfigError: the inputs or the configuration cannot be used, or ranks differ in them.
+            OSError: no private directory can be made for torch's caches.
             WarmupTimeout: the user's `warmup_inputs` takes too long.
         """
         journal = self._journal
         journal.enter(Stage.PENDING)
         hidden_s = self._prefetched.hidden_s if self._prefetched else 0.0
         with journal.timed(Stage.PENDING, hidden_s=hidden_s):
+            self._caches.begin()
             keep_headers_private(self._config.headers)
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)

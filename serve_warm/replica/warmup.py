@@ -17,7 +17,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from serve_warm._redaction import describe_error
@@ -67,7 +66,7 @@ class Warmup:
         replica: Replica,
         config: WarmupConfig,
         *,
-        cache_directory: Path | None = None,
+        caches: CompileCaches | None = None,
         prefetched: prefetch.Prefetch | None = None,
         known: Report | None = None,
         timeline: Timeline | None = None,
@@ -86,7 +85,7 @@ class Warmup:
             created_boot_s=boot_s(),
         )
         self.journal = Journal(known, config, timeline)
-        self.caches = CompileCaches(cache_directory)
+        self.caches = caches or CompileCaches()
         self._proof = Proof(replica, config, self.journal, self.caches)
 
     def observe(self, observers: Sequence[Observer]) -> None:
@@ -111,6 +110,7 @@ class Warmup:
         Raises:
             WarmupFailed: an input, a deadline or a policy says that it may not.
             ConfigError: the inputs, the trust files or the configuration cannot be used.
+            OSError: no private directory can be made for torch's caches.
         """
         journal = self.journal
         journal.started_unix = time.time()
