@@ -52,7 +52,7 @@ from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
 from serve_warm.replica.journal import LOG_PREFIX
 from serve_warm.replica.pack import build_facts
-from serve_warm.replica.prepare import CompileCaches, Replica
+from serve_warm.replica.start import CompileCaches, Replica
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore

@@ -43,13 +43,13 @@ from serve_warm.fingerprint import read_rank
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
-from serve_warm.replica.prepare import CompileCaches
 from serve_warm.replica.serve_calls import (
     CompileForbidden,
     ServeCalls,
     call_like_serve,
     replica_context,
 )
+from serve_warm.replica.start import CompileCaches
 from serve_warm.replica.timeline import Timeline, spans_before
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
@@ -181,7 +181,7 @@ class ServeReplica(ServeCalls):
             self._shown.watch_loop(loop)
             self._become_ready()
             if self._warmup is not None:
-                self._check_when_idle(self._warmup.journal.checks, loop)
+                self._check_when_idle(self._warmup.checks, loop)
 
     def _become_ready(self) -> None:
         # In Serve by the hook alone. Whoever awaits `warm_up()` before it, as an async `__init__`
@@ -324,8 +324,7 @@ class ServeReplica(ServeCalls):
     async def pack(self) -> PackedReplica:
         """Return fingerprint, raw parts and build facts, once."""
         warmup, report = self._warmup, self.report()
-        fingerprint = warmup.journal.fingerprint if warmup is not None else None
-        if warmup is None or fingerprint is None:
+        if warmup is None or report.fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
         if self._packed:
             raise WarmupFailed(
@@ -334,7 +333,7 @@ class ServeReplica(ServeCalls):
         self._packed = True
         parts, facts = await warmup.pack()
         return PackedReplica(
-            fingerprint=fingerprint.to_json(),
+            fingerprint=report.fingerprint,
             parts=parts,
             facts=dict(facts),
             report=report.to_json(),

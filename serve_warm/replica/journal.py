@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal of a start: what has happened until now, and who is told of each change.
 
-Every stage writes what it finds here, and the report is read from here alone, at any time and from
-any thread.
+Every stage writes what it finds here for others to see, and the report is read from here alone, at
+any time and from any thread. What a later stage goes by is returned by the stage before it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ EVENT_LOG_PERIOD_S = 10.0
 
 LOG_PREFIX = "warmup_"
 """Before the names of our fields of a log record, of which other packages have some, too."""
+
+LATE = "late: "
+"""How the reason begins that a replica is degraded for because of its deadline."""
 
 SIZES_OF_A_GRAPH = 8
 """Above this many sizes of one graph torch warns, too (2.13: `cudagraph_dynamic_shape_warn_limit`).
@@ -127,6 +130,11 @@ class Journal:
         )
         self.tell()
 
+    def stay_in(self, stage: Stage) -> None:
+        """Begin a stage, unless it is under way."""
+        if self.stage is not stage:
+            self.enter(stage)
+
     @contextmanager
     def timed(self, stage: Stage, *, hidden_s: float = 0.0) -> Iterator[None]:
         """Count the seconds of the block as those of a stage, whether or not it raises."""
@@ -198,6 +206,22 @@ class Journal:
         self.enter(Stage.FAILED)
         fields = self.log_fields("verdict", verdict="failed", reason=self.error)
         logger.error("warm-up failed: %s", self.error, extra=fields)
+
+    def mark_late(self, why: str) -> None:
+        """Say that the replica serves although a deadline has passed; of several the last."""
+        self.verdict = Verdict.LATE
+        others = [reason for reason in self.degraded if not reason.startswith(LATE)]
+        self.degraded = [*others, f"{LATE}{why}"]
+
+    def note_nothing_compiles(self, text: str) -> None:
+        """Say that nothing compiles here, so that a miss is none."""
+        self.warnings.append(text)
+        if self.verdict is Verdict.MISS and self.artifact is not None:
+            # There is none to miss: `serve-warm build` publishes nothing for such an app.
+            self.verdict = Verdict.OFF
+            self.artifact = dataclasses.replace(
+                self.artifact, reason="nothing compiles here: no artifact is needed"
+            )
 
     # What is said of it ---------------------------------------------------------------------------
 

@@ -353,7 +353,7 @@ class ServeWarm(Eager):
         from serve_warm.compiler.caches import keep_headers_private
         from serve_warm.config import WarmupConfig
         from serve_warm.replica.prefetch import Prefetch
-        from serve_warm.replica.prepare import CompileCaches
+        from serve_warm.replica.start import CompileCaches
 
         pulls = self.options.role == "start"
         self._config = WarmupConfig.model_validate(
