@@ -180,7 +180,7 @@ class Checks:
     def forget_calls(self) -> None:
         """Have each callable run the code of its entries without a detour, where no check comes."""
         for dispatcher in self._list_seen():
-            dispatcher.binder.forget_calls()
+            dispatcher.forget_calls()
 
     def report(self) -> Parity:
         """Return what was checked until now."""
@@ -229,7 +229,7 @@ class Checks:
         if not check.may_repeat:
             self._note(check, ParityResult.NOT_SAMPLED)
             if not self._may_come(check):
-                dispatcher.binder.forget_calls()
+                dispatcher.forget_calls()
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
@@ -317,7 +317,7 @@ class Checks:
             raise
         check.kept = None
         if not self._may_come(check):
-            dispatcher.binder.forget_calls()
+            dispatcher.forget_calls()
         return out
 
     def _give_up(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
