@@ -21,7 +21,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import read_rank
+from serve_warm.replica.journal import torch_version
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
@@ -486,16 +486,8 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return what runs here; without torch before it is imported.
-
-    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
-    wait for the disk before `__init__` begins.
-    """
-    versions = {"serve_warm": __version__, "ray": ray.__version__}
-    torch: Any = sys.modules.get("torch.version")
-    if hasattr(torch, "__version__"):  # no: the import is under way in another thread
-        versions["torch"] = str(torch.__version__)
-    return versions
+    """Return what runs here; without torch before it is imported."""
+    return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 
 def _log_through_serve() -> None:

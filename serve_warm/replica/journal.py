@@ -26,9 +26,10 @@ from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
+from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timed_calls import Progress
-from serve_warm.replica.timeline import Timeline, boot_s
+from serve_warm.replica.timeline import Timeline
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,
@@ -482,7 +483,18 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
 
 def _torch_versions() -> dict[str, str]:
     torch: Any = sys.modules.get("torch")
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads())} if torch else {}
+    return {**torch_version(), "threads": str(torch.get_num_threads())} if torch else {}
+
+
+def torch_version() -> dict[str, str]:
+    """Return torch's version under its name; nothing before it is imported.
+
+    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
+    wait for the disk before `__init__` begins.
+    """
+    torch: Any = sys.modules.get("torch.version")
+    # Without it the import is under way in another thread.
+    return {"torch": str(torch.__version__)} if hasattr(torch, "__version__") else {}
 
 
 def cpu_seconds() -> float:

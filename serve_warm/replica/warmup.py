@@ -35,6 +35,7 @@ from serve_warm.errors import (
     WarmupTimeout,
 )
 from serve_warm.inputs import Input, missing_batches
+from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch, ranks
 from serve_warm.replica.journal import Journal, Observer, cpu_seconds
@@ -45,7 +46,7 @@ from serve_warm.replica.prepare import Preparation, Prepared
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.start import CompileCaches, Replica, Start
 from serve_warm.replica.timed_calls import Deadline, Progress
-from serve_warm.replica.timeline import Timeline, boot_s
+from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.watchdog import Watchdog
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
