@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from serve_warm._redaction import loggable
 from serve_warm.precompile.eager_check import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ONCE = "once"
+ONCE: Final = "once"
 """Name of the field in an entry's plan: why its calls may not run twice, empty if they may. Entries
 of older builds have no such field, and count as those that may not."""
 
