@@ -62,18 +62,6 @@ TRACE_LINES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """An artifact that may be loaded."""
-
-    pulled: Pulled
-    directory: Path | None
-    """Where its part `cache` is unpacked already, if it is."""
-    unpacked_early_s: float
-    note: Callable[[], None]
-    """Remembers on this node that it was taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Loaded:
     """What the stages of loading come to: what a start runs on, or why it runs on nothing."""
 
@@ -171,11 +159,18 @@ class Loading:
         journal = self._journal
         journal.artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
         try:
-            ready = await self._pull(uri, fingerprint, deadline)
-            journal.artifact = used = _use_of(uri, ready.pulled)
+            journal.enter(Stage.PULLING)
+            wanted = prefetch.Wanted.of(
+                self._config, deployment=self._replica.deployment, trust=self._replica.trust()
+            )
+            pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
+            journal.artifact = used = _use_of(uri, pulled)
+            note = check_time(pulled, wanted, journal.warn)
             journal.enter(Stage.LOADING)
-            with journal.timed(Stage.LOADING, hidden_s=ready.unpacked_early_s), ready.pulled:
-                has_libraries = await self._load_in_time(ready, deadline)
+            hidden_s = taken.unpacked_early_s if taken else 0.0
+            with journal.timed(Stage.LOADING, hidden_s=hidden_s), pulled:
+                unpacked = taken.directory if taken else None
+                has_libraries = await self._load_in_time(pulled, unpacked, deadline)
         except (ArtifactNotFound, StoreError) as error:
             loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
@@ -190,18 +185,17 @@ class Loading:
             return loaded
         # Until the replay has shown otherwise.
         journal.verdict = Verdict.FULL_HIT
-        ready.note()
+        note()
         return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
 
     # Pulling --------------------------------------------------------------------------------------
 
-    async def _pull(self, uri: str, fingerprint: Fingerprint, deadline: Deadline) -> _Ready:
+    async def _pull(
+        self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
+    ) -> tuple[Pulled, prefetch.Taken | None]:
+        """Return a verified artifact, and how it was taken if that was during `__init__`."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
-        journal.enter(Stage.PULLING)
-        wanted = prefetch.Wanted.of(
-            self._config, deployment=self._replica.deployment, trust=self._replica.trust()
-        )
         given_up = threading.Event()
         start = time.perf_counter()
         try:
@@ -225,12 +219,7 @@ class Loading:
         )
         journal.stay_in(Stage.VERIFYING)  # what was pulled during __init__ was verified there
         journal.add_time(Stage.VERIFYING, waited_s, hidden_s=pulled.verify_s * early)
-        return _Ready(
-            pulled=pulled,
-            directory=taken.directory if taken else None,
-            unpacked_early_s=taken.unpack_s * early if taken else 0.0,
-            note=check_time(pulled, wanted, journal.warn),
-        )
+        return pulled, taken
 
     def _puller(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, given_up: threading.Event
@@ -295,13 +284,16 @@ class Loading:
 
     # Loading --------------------------------------------------------------------------------------
 
-    async def _load_in_time(self, ready: _Ready, deadline: Deadline) -> bool:
+    async def _load_in_time(
+        self, pulled: Pulled, unpacked: Path | None, deadline: Deadline
+    ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
-        Late, it raises, and its thread ends at its next piece.
+        `unpacked` is where its part `cache` is unpacked already, if it is. Late, it raises, and
+        its thread ends at its next piece.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
-        key, given_up = ready.pulled.chosen.key, threading.Event()
+        key, given_up = pulled.chosen.key, threading.Event()
 
         def check_wanted() -> None:
             if given_up.is_set():
@@ -309,8 +301,8 @@ class Loading:
 
         load = functools.partial(
             put_in_place,
-            ready.pulled,
-            ready.directory,
+            pulled,
+            unpacked,
             caches=self._caches,
             warn=self._journal.warnings.append,
             check_wanted=check_wanted,
