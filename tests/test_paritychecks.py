@@ -473,7 +473,7 @@ def idle(begun: Warmup, *, busy_s: float = 60.0, executor: Any = None) -> int:
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
         kept_calls.IdleChecks(
-            begun.journal.checks,
+            begun.checks,
             asyncio.get_running_loop(),
             model_thread=lambda: (executor, thread),
             idle_s=0.01,
@@ -481,7 +481,7 @@ def idle(begun: Warmup, *, busy_s: float = 60.0, executor: Any = None) -> int:
         ).begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)
-            if begun.journal.checks.kept.thread_of_next() is None:
+            if begun.checks.kept.thread_of_next() is None:
                 break
         await asyncio.sleep(0.05)  # the last one is taken before it is checked
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import pwd
+import shutil
 import tempfile
 import threading
 import time
@@ -33,7 +34,6 @@ from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.push import push
 from serve_warm.compiler.background_import import import_compiler
-from serve_warm.compiler.caches import private_directory
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
@@ -52,7 +52,7 @@ from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
 from serve_warm.replica.journal import LOG_PREFIX
 from serve_warm.replica.pack import build_facts
-from serve_warm.replica.prepare import Replica
+from serve_warm.replica.start import CompileCaches, Replica
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
@@ -381,10 +381,11 @@ def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: P
     """The artifact goes into a new directory, whatever is in the present one."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    present = private_directory()
+    caches = CompileCaches()
+    present = caches.begin()
     (present / "inductor").mkdir()
     (present / "inductor" / "mine").write_text("compiled in __init__")
-    start = Warmup(replica, WarmupConfig(artifact=store.uri), cache_directory=present)
+    start = Warmup(replica, WarmupConfig(artifact=store.uri), caches=caches)
 
     report = asyncio.run(start.run())
 
@@ -446,10 +447,24 @@ def test_where_every_place_is_open_to_others_nothing_is_loaded(
     assert len(list(blobs.iterdir())) == 2  # it was pulled, and not put in place
 
 
+def test_a_start_without_a_place_for_its_caches_says_that_it_failed(open_temporary_folder: Path):
+    """The report has the stage and the reason, as for whatever else ends a start."""
+    replica = StandIn()
+    open_temporary_folder.chmod(0o777)
+    temporary = Path(tempfile.gettempdir())
+    shutil.rmtree(temporary)
+    temporary.write_text("no folder")
+
+    error, report, _ = failed(NotADirectoryError, replica)
+
+    assert (report.stage, report.error) == (Stage.FAILED, f"NotADirectoryError: {error}")
+
+
 def test_a_given_directory_is_kept_where_nothing_is_pulled():
     """The caches of a start without an artifact stay where they were begun: they get packed."""
-    present = private_directory()
-    start = Warmup(StandIn(), WarmupConfig(), cache_directory=present)
+    caches = CompileCaches()
+    present = caches.begin()
+    start = Warmup(StandIn(), WarmupConfig(), caches=caches)
 
     asyncio.run(start.run())
 

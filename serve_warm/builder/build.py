@@ -18,7 +18,6 @@ import secrets
 import tempfile
 import time
 import urllib.parse
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,14 @@ from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, PROVENANCE, Manifest, utc_now
 from serve_warm.builder.app import App
+from serve_warm.builder.built import (
+    Built,
+    NothingToBuild,
+    Sizes,
+    count_bytes,
+    measure_built,
+    name_built,
+)
 from serve_warm.builder.cluster import Cluster, Look, Progress
 from serve_warm.builder.portable import find_objdump, prove_portable
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError, StoreError
@@ -50,46 +57,6 @@ logger = logging.getLogger(__name__)
 
 PACK_LIMIT_S = 3600.0
 """Wall seconds in which a replica makes its entries and libraries, and packs them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NothingToBuild:
-    """What a build comes to where the replica compiles nothing: no artifact, and none is needed."""
-
-    cold: Mapping[str, Any]
-    """Report of the replica."""
-    published: Literal["nothing"] = "nothing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """An artifact that passed its round trip and is published."""
-
-    published: Literal["new", "kept"]
-    """`kept`: the store had the variant before, `if_published` is `keep`, and that one passed."""
-    store: str
-    statement: str
-    """Of a gang that of its first rank, as are `variant` and both reports."""
-    ranks: tuple[str, ...]
-    """The statements of all ranks of a gang; empty for a replica by itself."""
-    variant: str
-    """Key of the fingerprint."""
-    stored_bytes: int
-    raw_bytes: int
-    parts: Mapping[str, int]
-    """Stored bytes by part; of one that was kept, as it was published."""
-    portable_libraries: int | None
-    """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
-    that is for this CPU alone."""
-    trust: str
-    """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept, and
-    where nobody did."""
-    seconds: Mapping[str, float]
-    """Wall seconds of the build by phase, in order."""
-    cold: Mapping[str, Any]
-    """Report of the replica that compiled."""
-    round_trip: Mapping[str, Any]
-    """Report of the fresh replica that loaded the artifact."""
 
 
 def build(
@@ -144,13 +111,13 @@ def build(
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
-        **_names(statements, manifests),
+        **name_built(statements, manifests),
         portable_libraries=by_rank[-1]["facts"].get("libraries_disassembled"),
         trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
         seconds=work.seconds,
         cold=by_rank[0]["report"],
         round_trip=reports[0],
-        **(_sizes_in_use(store, app, used) if keep else _sizes_built(manifests)),
+        **(_sizes_in_use(store, app, used) if keep else measure_built(manifests)),
     )
 
 
@@ -222,24 +189,8 @@ class _Work:
         return reports
 
 
-def _names(statements: Sequence[str], manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """Return what the result of a build calls what it made."""
-    return {
-        "statement": statements[0],
-        "ranks": tuple(statements) if len(statements) > 1 else (),
-        "variant": manifests[0].fingerprint.key,
-    }
-
-
-def _sizes_built(manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """Return the sizes that the result of a build has."""
-    parts = _sizes(manifests)
-    raw_bytes = sum(part.raw_bytes for manifest in manifests for part in manifest.parts)
-    return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
-
-
-def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same of artifacts that were published before, and that replicas have loaded."""
+def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
+    """Return the sizes of artifacts that were published before, and that replicas have loaded."""
     parts = _parts_of(store, app, list(used))
     # Of one that is trusted by the replicas and not here only they know it.
     stored_bytes = sum(parts.values()) or sum(each["stored_bytes"] for each in used.values())
@@ -470,15 +421,7 @@ def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, in
     trust = _trust_of(app)
     there = catalog.describe(store, trust, deployment=app.deployment)
     found = [item.manifest for item in there if item.statement in statements]
-    return _sizes([manifest for manifest in found if manifest is not None])
-
-
-def _sizes(manifests: Sequence[Manifest]) -> dict[str, int]:
-    """Return the stored bytes by part, of all of them together."""
-    sizes: Counter[str] = Counter()
-    for manifest in manifests:
-        sizes.update({part.name: part.stored_bytes for part in manifest.parts})
-    return dict(sizes)
+    return count_bytes([manifest for manifest in found if manifest is not None])
 
 
 def _manifest(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serve_warm.builder.app import App, Application
-    from serve_warm.builder.build import Built, NothingToBuild
+    from serve_warm.builder.built import Built, NothingToBuild
     from serve_warm.fingerprint import Cpu
 
 APP_HELP = "APP is a Serve YAML with one application, or module:app."
@@ -101,7 +101,7 @@ def build(
     _check_working_dir(address, working_dir)
     need_ray("build")
     from serve_warm.builder.app import load_application
-    from serve_warm.builder.build import NothingToBuild
+    from serve_warm.builder.built import NothingToBuild
     from serve_warm.builder.provenance import read_provenance
     from serve_warm.trust.keys import load_signing_key
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile import facts, guard_facts
-from serve_warm.precompile.entry_function import with_checks
+from serve_warm.precompile.entry_function import Plan, with_checks
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.names import locate, resolve, source_file
@@ -58,7 +58,7 @@ class Made:
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """What `load` needs beside a pickle: module and qualified name by the global that compiled code
     finds it under."""
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
     """What `libraries.load` needs beside a library, or `load` beside a pickle; JSON can hold it."""
     facts: facts.Facts
     conditions: Sequence[str]
@@ -98,7 +98,7 @@ class Captured:
     facts: facts.Facts
     conditions: Sequence[str]
     sources: Mapping[str, str]
-    plan: Mapping[str, Any]
+    plan: Plan
     """What `load` needs to know."""
 
 
@@ -173,7 +173,7 @@ CAPTURES = "triton.cudagraphs"
 """The setting by which CUDA graphs are captured."""
 
 
-def _settings_at_load(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
     """Return the setting by which graphs are captured, if they are: no entry says so by itself.
 
     torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
@@ -191,9 +191,7 @@ def as_reasons() -> Iterator[None]:
         raise NoEntry(_reason(error)) from error
 
 
-def load(
-    data: bytes, references: Mapping[str, tuple[str, str]], plan: Mapping[str, Any]
-) -> Callable[..., Any]:
+def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
     """Return the function of an entry. Executes `data`: only call it with what was verified.
 
     `references` and `plan` are those that it was made with (`Made`).

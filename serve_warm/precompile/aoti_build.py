@@ -33,6 +33,7 @@ from serve_warm.precompile import aot_compile, aoti_graphs, aoti_library, facts
 from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copy_tensors
+from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import locate, name_of_class
 from serve_warm.precompile.trace_notes import path_of, side_effects
@@ -189,7 +190,7 @@ class _Graph:
         self._outputs = [by_id.get(id(output), output) for output in outputs]
         return self._outputs
 
-    def plan(self, tensors: Sequence[Any], returned: Any) -> dict[str, Any]:
+    def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
         """Return the plan of a run that returned this.
 
         Raises:
@@ -205,16 +206,16 @@ class _Graph:
         known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
         dynamic = any("*" in given.said for given in inputs)
         result = _plain(returned, known, dynamic=dynamic)
-        return {
+        plan: Plan = {
             "inputs": [_without_defaults(given) for given in inputs],
             "outputs": len(self._outputs),
             "result": result,
             "writes": any(self._written),
             "draws": self._draws,
-            **self._on_a_gpu(inputs),
         }
+        return {**plan, **self._on_a_gpu(inputs)}
 
-    def _on_a_gpu(self, inputs: Sequence[Input]) -> dict[str, str]:
+    def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
         """Return the device, if it is not the CPU, and why it is not captured if it should be."""
         if self._device == "cpu":
             return {}

@@ -29,7 +29,7 @@ import torch
 from serve_warm.compiler import cuda_graphs
 from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
-from serve_warm.precompile.entry_function import refuse_overlap
+from serve_warm.precompile.entry_function import Plan, refuse_overlap
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
@@ -88,7 +88,7 @@ class Input:
             )
 
 
-def load(path: Path, plan: Mapping[str, Any]) -> Function:
+def load(path: Path, plan: Plan) -> Function:
     """Return the function of a library, of (callee, *tensors). Executes what is in the file.
 
     Only open what was verified. The function raises `NoEntry`, before it computes anything, where

@@ -76,7 +76,7 @@ class Dispatcher(HandedOver):
         self.arguments = dict(arguments)
         self.name = _name_of(callee)
         self.binder = Binder(callee, self.name, _in_words(self.arguments, level))
-        self.builder = EntryBuilder(
+        self._builder = EntryBuilder(
             callee, self.name, arguments=self.arguments, level=level, lock=self.binder.lock
         )
         self._counts: dict[Use, int] = {}
@@ -139,6 +139,28 @@ class Dispatcher(HandedOver):
         self.stock = self.callee
         self.torch_compiled = lambda: self.callee
 
+    # What the session asks ----------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Load the entries that fit the callable as it is now."""
+        self.binder.bind()
+
+    def bind_anew(self) -> None:
+        """Ask for the code of all entries again, and forget what is known of calls."""
+        self.binder.bind_anew()
+
+    def forget_calls(self) -> None:
+        """Find the code for each kind of call anew at its next call."""
+        self.binder.forget_calls()
+
+    def runs(self, entry: Entry) -> bool:
+        """Return whether the callable runs the code of an entry."""
+        return self.binder.has(entry)
+
+    def withdraw_changed(self, table: EntryTable) -> None:
+        """Withdraw what a build made for this callable and does not fit it any more."""
+        self._builder.withdraw_changed(table)
+
     # A kind of call that is not known yet -------------------------------------------------------
 
     def _look_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -200,11 +222,11 @@ class Dispatcher(HandedOver):
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
             if entry.takes(signature, state, tensors):
-                self.builder.note_answer(entry)
+                self._builder.note_answer(entry)
                 return entry, fn
         if SESSION.being_built is None or binding.unit is None:
             raise NoEntry(binding.why_none(self.name, table, signature, state))
-        return self.builder.make(binding.unit, table, signature, state, tensors)
+        return self._builder.make(binding.unit, table, signature, state, tensors)
 
     def _remember(  # noqa: PLR0917 - one line of its caller's, with all that it knows
         self,

@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile import aot_compile, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
+from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import RULES, Facts, NoEntry
 from serve_warm.precompile.names import literal, name_of_class
 
@@ -59,9 +60,7 @@ class Entry:
     level: int = 2
     reason: str = ""
     """Why it is no library, where one was asked for."""
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    """How a library is opened and called (`aoti_library`); of an entry of level 2, the `settings`
-    that it is loaded under (`aot_compile`), where there are any."""
+    plan: Plan = field(default_factory=Plan)
 
     @functools.cached_property
     def function_key(self) -> str:
@@ -382,7 +381,7 @@ def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
         error=float(plain["error"]),
         level=level,
         reason=str(plain.get("reason", "")),
-        plan=dict(plain.get("plan", {})),
+        plan=cast("Plan", dict(plain.get("plan", {}))),
     )
 
 

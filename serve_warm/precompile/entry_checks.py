@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from serve_warm._redaction import loggable
 from serve_warm.precompile.eager_check import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ONCE = "once"
+ONCE: Final = "once"
 """Name of the field in an entry's plan: why its calls may not run twice, empty if they may. Entries
 of older builds have no such field, and count as those that may not."""
 
@@ -180,7 +180,7 @@ class Checks:
     def forget_calls(self) -> None:
         """Have each callable run the code of its entries without a detour, where no check comes."""
         for dispatcher in self._list_seen():
-            dispatcher.binder.forget_calls()
+            dispatcher.forget_calls()
 
     def report(self) -> Parity:
         """Return what was checked until now."""
@@ -229,7 +229,7 @@ class Checks:
         if not check.may_repeat:
             self._note(check, ParityResult.NOT_SAMPLED)
             if not self._may_come(check):
-                dispatcher.binder.forget_calls()
+                dispatcher.forget_calls()
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
@@ -317,7 +317,7 @@ class Checks:
             raise
         check.kept = None
         if not self._may_come(check):
-            dispatcher.binder.forget_calls()
+            dispatcher.forget_calls()
         return out
 
     def _give_up(self, dispatcher: Dispatcher, check: Check, why: str) -> None:

@@ -5,14 +5,38 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import torch
 
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor
+
+
+class Plan(TypedDict, total=False):
+    """How the code of an entry is loaded and called, as it is stored beside the code."""
+
+    once: str
+    """Why its calls may not run twice, empty if they may."""
+    settings: dict[str, Any]
+    """Of level 2: settings of Inductor that it is loaded under, where there are any."""
+    sha256: str
+    """Of level 3, as all below: the digest of the library."""
+    inputs: list[dict[str, Any]]
+    """Where each input comes from, and what it was like (`aoti_library.Input`)."""
+    outputs: int
+    result: list[Any]
+    """What is made of the outputs."""
+    writes: bool
+    """Whether it writes into its inputs."""
+    draws: bool
+    """Whether it uses random numbers."""
+    device: str
+    """Of a library that is not for the CPU."""
+    captures: str
+    """Why it is not captured in a CUDA graph, empty if it is; not there where nobody asked."""
 
 
 class _Graph:
@@ -141,7 +165,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
     return False
 
 
-def with_checks(entry: Any, plan: Mapping[str, Any]) -> Callable[..., Any]:
+def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
     """Return the function of an entry with its graph behind the checks above."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]

@@ -124,7 +124,7 @@ class KeptCalls:
             # Autocast, for example, is the handler's: then its next call is checked.
             if call_signature.state() == state:
                 self._checks.compare(dispatcher, check, kept.fn, kept.tensors)
-        dispatcher.binder.forget_calls()
+        dispatcher.forget_calls()
 
     def drop(self, thread: int | None = None) -> None:
         """Leave kept calls, all or those of one thread, to be checked in traffic."""

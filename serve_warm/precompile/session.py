@@ -66,7 +66,7 @@ class Session:
         self.loaded, problems = read_parts(folders)
         self.active = self.being_built or self.loaded
         for dispatcher in list(self.dispatchers):
-            dispatcher.binder.bind()
+            dispatcher.bind()
         return "; ".join(problems)
 
     def unload(self) -> None:
@@ -106,10 +106,10 @@ class Session:
         if self.loaded is not None:
             self.loaded.disable(entry, why)
         for dispatcher in list(self.dispatchers):
-            if eagerly and dispatcher.binder.has(entry):
+            if eagerly and dispatcher.runs(entry):
                 dispatcher.run_eagerly()
         for dispatcher in list(self.dispatchers):
-            dispatcher.binder.bind_anew()
+            dispatcher.bind_anew()
 
     @contextlib.contextmanager
     def building(self) -> Iterator[EntryTable]:
@@ -124,7 +124,7 @@ class Session:
         try:
             yield table
             for dispatcher in list(self.dispatchers):
-                dispatcher.builder.withdraw_changed(table)
+                dispatcher.withdraw_changed(table)
         finally:
             self.being_built = None
             self.active = self.loaded

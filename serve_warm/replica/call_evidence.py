@@ -9,13 +9,12 @@ because a guard clause or a remembered answer comes first, is quiet as well, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from serve_warm.compiler import evidence
-from serve_warm.compiler.evidence import CompiledCalls, Replayed
+from serve_warm.compiler.evidence import Replayed
 from serve_warm.inputs import Input
+from serve_warm.replica.input_calls import InputCalls
 from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
@@ -28,24 +27,18 @@ class CallEvidence:
 
     def __init__(
         self,
+        calls: InputCalls,
         progress: Progress,
         *,
         deadline: Deadline,
         has_compiled: Callable[[], bool],
-        is_alone: bool,
-        agree: Callable[[str, Any], Awaitable[list[Any]]],
-        prove_one: Callable[[Input, CompiledCalls], Awaitable[Replayed]],
-        forbidding: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         # `has_compiled` is asked where no compiled call was seen: whether there is anything that an
         # input could have called.
+        self._calls = calls
         self._progress = progress
         self._deadline = deadline
         self._has_compiled = has_compiled
-        self._is_alone = is_alone
-        self._agree = agree
-        self._prove_one = prove_one
-        self._forbidding = forbidding
         self.any_seen = False
         """Whether anything compiled was called at all."""
         self.called_before: set[str] = set()
@@ -73,7 +66,7 @@ class CallEvidence:
             "beside": [name for name in calls if calls[name].beside and name in progress.proven],
             "has compiled": self.any_seen or self._has_compiled(),
         }
-        said = await self._agree("compiled calls", mine)
+        said = await self._calls.agree("compiled calls", mine)
         progress.has_compiled = any(theirs["has compiled"] for theirs in said)
         if not progress.has_compiled:
             return
@@ -84,7 +77,7 @@ class CallEvidence:
         doubtful = [item for item in progress.inputs if item.name in beside]
         if doubtful:
             confirmed = await self._confirm(doubtful)
-            for theirs in await self._agree("compiled calls beside", confirmed):
+            for theirs in await self._calls.agree("compiled calls beside", confirmed):
                 called.update(theirs)
         for item in progress.inputs:
             if item.name in progress.proven - called:
@@ -121,7 +114,7 @@ class CallEvidence:
             for name, found in self.of_last_pass.items()
             if (found.own and self.began_a_task) or (found.beside and not found.own)
         ]
-        if not doubtful or not self._is_alone:  # all ranks would have to stand idle at once
+        if not doubtful or not self._calls.is_alone:  # all ranks would have to stand idle at once
             return
         slowest_s = max(self._progress.steady_s.get(name, 0.0) for name in doubtful)
         with evidence.note_calls() as calls, calls.of_replay() as idle:
@@ -156,13 +149,13 @@ class CallEvidence:
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)
         confirmed = []
-        with evidence.note_calls() as calls, self._forbidding():
+        with evidence.note_calls() as calls, self._calls.forbidding():
             with calls.of_replay() as idle:
                 await asyncio.sleep(idle_s)
             self._progress.threads -= idle.beside
             for item in doubtful:
                 before = self.of_proof.get(item.name, Replayed())
-                again = await self._prove_one(item, calls)
+                again = await self._calls.prove(item, calls)
                 first = before.beside - idle.beside
                 if first and (again.own or again.beside - idle.beside):
                     confirmed.append(item.name)

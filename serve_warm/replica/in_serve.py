@@ -21,7 +21,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,12 +33,13 @@ from ray.serve.exceptions import RayServeException
 from serve_warm import metrics, node
 from serve_warm._private_folders import state_folder
 from serve_warm._version import __version__
-from serve_warm.compiler.caches import keep_headers_private, private_directory
+from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import WarmupConfig, point_torch_caches_at, resolve
+from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import read_rank
+from serve_warm.replica.journal import torch_version
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
@@ -49,6 +49,7 @@ from serve_warm.replica.serve_calls import (
     call_like_serve,
     replica_context,
 )
+from serve_warm.replica.start import CompileCaches
 from serve_warm.replica.timeline import Timeline, spans_before
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
@@ -127,7 +128,7 @@ class ServeReplica(ServeCalls):
         # be pointed at a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
         self._config = resolve(owner.warmup_config, user_config=declared)
-        self._cache_directory: Path | None = None
+        self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._served_unwarmed: tuple[float, float] | None = None
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
@@ -143,8 +144,7 @@ class ServeReplica(ServeCalls):
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
             return
-        self._cache_directory = private_directory()
-        point_torch_caches_at(self._cache_directory)
+        self._caches.begin()
         # User code may compile in `__init__`, whatever it is told.
         keep_headers_private(self._config.headers)
         if self._config.cpu == "portable":
@@ -181,7 +181,7 @@ class ServeReplica(ServeCalls):
             self._shown.watch_loop(loop)
             self._become_ready()
             if self._warmup is not None:
-                self._check_when_idle(self._warmup.journal.checks, loop)
+                self._check_when_idle(self._warmup.checks, loop)
 
     def _become_ready(self) -> None:
         # In Serve by the hook alone. Whoever awaits `warm_up()` before it, as an async `__init__`
@@ -272,7 +272,7 @@ class ServeReplica(ServeCalls):
         self._warmup = warmup = Warmup(
             self,
             config,
-            cache_directory=self._cache_directory,
+            caches=self._caches,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
             timeline=self._timeline,
@@ -324,8 +324,7 @@ class ServeReplica(ServeCalls):
     async def pack(self) -> PackedReplica:
         """Return fingerprint, raw parts and build facts, once."""
         warmup, report = self._warmup, self.report()
-        fingerprint = warmup.journal.fingerprint if warmup is not None else None
-        if warmup is None or fingerprint is None:
+        if warmup is None or report.fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
         if self._packed:
             raise WarmupFailed(
@@ -334,7 +333,7 @@ class ServeReplica(ServeCalls):
         self._packed = True
         parts, facts = await warmup.pack()
         return PackedReplica(
-            fingerprint=fingerprint.to_json(),
+            fingerprint=report.fingerprint,
             parts=parts,
             facts=dict(facts),
             report=report.to_json(),
@@ -488,16 +487,8 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return what runs here; without torch before it is imported.
-
-    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
-    wait for the disk before `__init__` begins.
-    """
-    versions = {"serve_warm": __version__, "ray": ray.__version__}
-    torch: Any = sys.modules.get("torch.version")
-    if hasattr(torch, "__version__"):  # no: the import is under way in another thread
-        versions["torch"] = str(torch.__version__)
-    return versions
+    """Return what runs here; without torch before it is imported."""
+    return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 
 def _log_through_serve() -> None:

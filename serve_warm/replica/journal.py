@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal of a start: what has happened until now, and who is told of each change.
 
-Every stage writes what it finds here, and the report is read from here alone, at any time and from
-any thread.
+Every stage writes what it finds here for others to see, and the report is read from here alone, at
+any time and from any thread. What a later stage goes by is returned by the stage before it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
+from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timed_calls import Progress
-from serve_warm.replica.timeline import Timeline, boot_s
+from serve_warm.replica.timeline import Timeline
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,
@@ -54,6 +55,9 @@ EVENT_LOG_PERIOD_S = 10.0
 
 LOG_PREFIX = "warmup_"
 """Before the names of our fields of a log record, of which other packages have some, too."""
+
+LATE = "late: "
+"""How the reason begins that a replica is degraded for because of its deadline."""
 
 SIZES_OF_A_GRAPH = 8
 """Above this many sizes of one graph torch warns, too (2.13: `cudagraph_dynamic_shape_warn_limit`).
@@ -126,6 +130,11 @@ class Journal:
         )
         self.tell()
 
+    def stay_in(self, stage: Stage) -> None:
+        """Begin a stage, unless it is under way."""
+        if self.stage is not stage:
+            self.enter(stage)
+
     @contextmanager
     def timed(self, stage: Stage, *, hidden_s: float = 0.0) -> Iterator[None]:
         """Count the seconds of the block as those of a stage, whether or not it raises."""
@@ -197,6 +206,22 @@ class Journal:
         self.enter(Stage.FAILED)
         fields = self.log_fields("verdict", verdict="failed", reason=self.error)
         logger.error("warm-up failed: %s", self.error, extra=fields)
+
+    def mark_late(self, why: str) -> None:
+        """Say that the replica serves although a deadline has passed; of several the last."""
+        self.verdict = Verdict.LATE
+        others = [reason for reason in self.degraded if not reason.startswith(LATE)]
+        self.degraded = [*others, f"{LATE}{why}"]
+
+    def note_nothing_compiles(self, text: str) -> None:
+        """Say that nothing compiles here, so that a miss is none."""
+        self.warnings.append(text)
+        if self.verdict is Verdict.MISS and self.artifact is not None:
+            # There is none to miss: `serve-warm build` publishes nothing for such an app.
+            self.verdict = Verdict.OFF
+            self.artifact = dataclasses.replace(
+                self.artifact, reason="nothing compiles here: no artifact is needed"
+            )
 
     # What is said of it ---------------------------------------------------------------------------
 
@@ -457,7 +482,18 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
 
 def _torch_versions() -> dict[str, str]:
     torch: Any = sys.modules.get("torch")
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads())} if torch else {}
+    return {**torch_version(), "threads": str(torch.get_num_threads())} if torch else {}
+
+
+def torch_version() -> dict[str, str]:
+    """Return torch's version under its name; nothing before it is imported.
+
+    Not by its metadata: it is found by listing the folders of `sys.path`, and a cold start would
+    wait for the disk before `__init__` begins.
+    """
+    torch: Any = sys.modules.get("torch.version")
+    # Without it the import is under way in another thread.
+    return {"torch": str(torch.__version__)} if hasattr(torch, "__version__") else {}
 
 
 def cpu_seconds() -> float:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,11 +25,9 @@ from serve_warm._redaction import redact
 from serve_warm._store_address import is_relative
 from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.pull import Pulled, pull
-from serve_warm.compiler.caches import (
-    forget_compiled,
-)
+from serve_warm.compiler.caches import forget_compiled
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
-from serve_warm.config import WarmupConfig, environment
+from serve_warm.config import environment
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
@@ -43,20 +41,15 @@ from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
 from serve_warm.replica.artifact_time import check_time
 from serve_warm.replica.placement import put_in_place
+from serve_warm.replica.prepare import prepare_compiler
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 
 if TYPE_CHECKING:
-    from serve_warm.replica.journal import Journal
-    from serve_warm.replica.prepare import (
-        CompileCaches,
-        CompilesWith,
-        Preparation,
-        Prepared,
-        Replica,
-    )
+    from serve_warm.replica.prepare import CompilesWith, Prepared
     from serve_warm.replica.ranks import Ranks
+    from serve_warm.replica.start import Start
 
 logger = logging.getLogger(__name__)
 
@@ -69,72 +62,61 @@ TRACE_LINES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """An artifact that may be loaded."""
+class Loaded:
+    """What the stages of loading come to: what a start runs on, or why it runs on nothing."""
 
-    pulled: Pulled
-    directory: Path | None
-    """Where its part `cache` is unpacked already, if it is."""
-    unpacked_early_s: float
-    note: Callable[[], None]
-    """Remembers on this node that it was taken."""
+    verdict: Verdict = Verdict.OFF
+    artifact: ArtifactUse | None = None
+    """None where none is configured."""
+    has_libraries: bool = False
+    """Whether it has libraries, and all of them can be used."""
+    missing: WarmupFailed | None = None
+    """What `on_missing: fail` says of a start in which nothing that compiles was found yet: it
+    holds once something has compiled."""
+
+    def needs_compiler(self, compiles_with: CompilesWith) -> bool:
+        """Whether the compiler was not imported yet, and something needs it after all."""
+        if compiles_with == "torch" or self.has_libraries:
+            return False
+        # At a build, or where no library was loaded. Or a model is made later, and the artifact
+        # has something of it.
+        return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
 class Loading:
     """The stages of one start that load its artifact; `load` is its one verb."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        config: WarmupConfig,
-        journal: Journal,
-        caches: CompileCaches,
-        prefetched: prefetch.Prefetch | None,
-    ) -> None:
-        self._replica = replica
-        self._config = config
-        self._journal = journal
-        self._caches = caches
-        self._prefetched = prefetched
-        self._has_libraries = False
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._replica = start.replica
+        self._config = start.config
+        self._journal = start.journal
+        self._caches = start.caches
+        self._prefetched = start.prefetched
 
-    async def load(
-        self, prepared: Prepared, preparation: Preparation, ranks: Ranks, deadline: Deadline
-    ) -> WarmupFailed | None:
+    async def load(self, prepared: Prepared, ranks: Ranks, deadline: Deadline) -> Loaded:
         """Load the artifact that is configured, on all ranks or on none.
-
-        Returns what `on_missing: fail` says of a start in which nothing that compiles was found
-        yet: it holds once something has compiled.
 
         Raises:
             WarmupFailed: there is none, and the policy says that it must be.
             CompilerMissing: something has to be compiled after all.
         """
-        uri, postponed = self._config.artifact, None
+        uri, loaded = self._config.artifact, Loaded()
         if uri is not None and prepared.fingerprint is not None:
-            postponed = await self._load_from(
+            loaded = await self._load_from(
                 uri, prepared.fingerprint, prepared.compiles_with, deadline
             )
-        await self._agree(ranks, deadline)
-        if self._needs_compiler(prepared.compiles_with):
-            with self._journal.timed(Stage.PENDING):
-                await preparation.import_compiler()
-            require_compiler(environment())
-        return postponed
+        loaded = await self._agree(loaded, ranks, deadline)
+        if loaded.needs_compiler(prepared.compiles_with):
+            await self._import_compiler()
+        return loaded
 
-    def _needs_compiler(self, compiles_with: CompilesWith) -> bool:
-        """Whether the compiler was not imported yet, and something needs it after all."""
-        if compiles_with == "torch" or self._has_libraries:
-            return False
-        # At a build, or where no library was loaded. Or a model is made later, and the artifact
-        # has something of it.
-        return compiles_with == "libraries" or (
-            self._journal.artifact is not None and self._journal.artifact.in_use
-        )
+    async def _import_compiler(self) -> None:
+        with self._journal.timed(Stage.PENDING):
+            await prepare_compiler(self._start)
+        require_compiler(environment())
 
-    async def go_on_without(
-        self, refusal: ArtifactRefused, prepared: Prepared, preparation: Preparation
-    ) -> None:
+    async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
         """Refuse what was loaded, because its code raised, and have all compiled from here on.
 
         Raises:
@@ -143,22 +125,19 @@ class Loading:
         """
         self._put_aside(Verdict.REFUSED, refusal)
         self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
-        self._journal.checks = None
         if prepared.compiles_with != "torch":
-            with self._journal.timed(Stage.PENDING):
-                await preparation.import_compiler()
-            require_compiler(environment())
+            await self._import_compiler()
         forget_compiled()
 
-    async def _agree(self, ranks: Ranks, deadline: Deadline) -> None:
-        """Put aside what this rank has loaded, if another one has nothing.
+    async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
+        """Put aside what this rank has loaded, if another one has nothing; return what is left.
 
         Warm, it would wait in its first collective for as long as the other one compiles, and the
         process group may end that first. All of them compiling takes no longer.
         """
         if ranks.size == 1:
-            return
-        used = self._journal.artifact
+            return loaded
+        used = loaded.artifact
         mine = (used.reason if used else "no artifact is configured") or None
         with self._journal.timed(Stage.LOADING):
             reasons = await ranks.agree("its artifact", mine, timeout_s=deadline.left())
@@ -170,43 +149,53 @@ class Loading:
                 + reasons[first].splitlines()[0],
                 hint="publish one for each rank: all of them start warm, or none does",
             )
-            self._put_aside(Verdict.MISS, error)
+            loaded = self._put_aside(Verdict.MISS, error)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
+        return loaded
 
     async def _load_from(
         self, uri: str, fingerprint: Fingerprint, compiles_with: CompilesWith, deadline: Deadline
-    ) -> WarmupFailed | None:
+    ) -> Loaded:
         journal = self._journal
         journal.artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
         try:
-            ready = await self._pull(uri, fingerprint, deadline)
+            journal.enter(Stage.PULLING)
+            wanted = prefetch.Wanted.of(
+                self._config, deployment=self._replica.deployment, trust=self._replica.trust()
+            )
+            pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
+            journal.artifact = used = _use_of(uri, pulled)
+            note = check_time(pulled, wanted, journal.warn)
             journal.enter(Stage.LOADING)
-            with journal.timed(Stage.LOADING, hidden_s=ready.unpacked_early_s), ready.pulled:
-                await self._load_in_time(ready, deadline)
+            hidden_s = taken.unpacked_early_s if taken else 0.0
+            with journal.timed(Stage.LOADING, hidden_s=hidden_s), pulled:
+                unpacked = taken.directory if taken else None
+                has_libraries = await self._load_in_time(pulled, unpacked, deadline)
         except (ArtifactNotFound, StoreError) as error:
-            self._put_aside(Verdict.MISS, error)
+            loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
                 logger.info("no artifact, and nothing that compiles was found: %s", error.message)
-                return self._failure(Verdict.MISS, error, self._config.on_missing)
+                missing = self._failure(Verdict.MISS, error, self._config.on_missing)
+                return replace(loaded, missing=missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
+            return loaded
         except ArtifactRefused as error:
-            self._put_aside(Verdict.REFUSED, error)
+            loaded = self._put_aside(Verdict.REFUSED, error)
             self._start_cold(Verdict.REFUSED, error, self._config.on_refused)
-        else:
-            # Until the replay has shown otherwise.
-            journal.verdict = Verdict.FULL_HIT
-            ready.note()
-        return None
+            return loaded
+        # Until the replay has shown otherwise.
+        journal.verdict = Verdict.FULL_HIT
+        note()
+        return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
 
     # Pulling --------------------------------------------------------------------------------------
 
-    async def _pull(self, uri: str, fingerprint: Fingerprint, deadline: Deadline) -> _Ready:
+    async def _pull(
+        self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
+    ) -> tuple[Pulled, prefetch.Taken | None]:
+        """Return a verified artifact, and how it was taken if that was during `__init__`."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
-        journal.enter(Stage.PULLING)
-        wanted = prefetch.Wanted.of(
-            self._config, deployment=self._replica.deployment, trust=self._replica.trust()
-        )
         given_up = threading.Event()
         start = time.perf_counter()
         try:
@@ -228,16 +217,9 @@ class Loading:
         journal.add_time(
             Stage.PULLING, max(0.0, elapsed_s - waited_s), hidden_s=pulled.download_s * early
         )
-        if journal.stage is not Stage.VERIFYING:
-            journal.enter(Stage.VERIFYING)  # what was pulled during __init__ was verified there
+        journal.stay_in(Stage.VERIFYING)  # what was pulled during __init__ was verified there
         journal.add_time(Stage.VERIFYING, waited_s, hidden_s=pulled.verify_s * early)
-        journal.artifact = _use_of(uri, pulled)
-        return _Ready(
-            pulled=pulled,
-            directory=taken.directory if taken else None,
-            unpacked_early_s=taken.unpack_s * early if taken else 0.0,
-            note=check_time(pulled, wanted, journal.warn),
-        )
+        return pulled, taken
 
     def _puller(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, given_up: threading.Event
@@ -280,8 +262,7 @@ class Loading:
         """Call `pull_once` in a thread until it gives something, or cannot, or time is up."""
         tries = 0
         while True:
-            if self._journal.stage is not Stage.PULLING:
-                self._journal.enter(Stage.PULLING)  # the try before had come as far as unpacking
+            self._journal.stay_in(Stage.PULLING)  # the try before may have come as far as unpacking
             try:
                 return await _run_in_own_thread(pull_once, timeout_s=max(0.1, limit.left()))
             except (asyncio.TimeoutError, TimeoutError) as error:
@@ -303,10 +284,16 @@ class Loading:
 
     # Loading --------------------------------------------------------------------------------------
 
-    async def _load_in_time(self, ready: _Ready, deadline: Deadline) -> None:
-        """Load an artifact, or say that it is late: then its thread ends at its next piece."""
+    async def _load_in_time(
+        self, pulled: Pulled, unpacked: Path | None, deadline: Deadline
+    ) -> bool:
+        """Load an artifact, and return whether its libraries can be used.
+
+        `unpacked` is where its part `cache` is unpacked already, if it is. Late, it raises, and
+        its thread ends at its next piece.
+        """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
-        key, given_up = ready.pulled.chosen.key, threading.Event()
+        key, given_up = pulled.chosen.key, threading.Event()
 
         def check_wanted() -> None:
             if given_up.is_set():
@@ -314,8 +301,8 @@ class Loading:
 
         load = functools.partial(
             put_in_place,
-            ready.pulled,
-            ready.directory,
+            pulled,
+            unpacked,
             caches=self._caches,
             warn=self._journal.warnings.append,
             check_wanted=check_wanted,
@@ -323,7 +310,7 @@ class Loading:
         context = contextvars.copy_context()  # torch's settings are in it
         loading = begin(lambda: context.run(load), name="serve_warm-load")
         try:
-            self._has_libraries = await asyncio.wait_for(asyncio.wrap_future(loading), limit_s)
+            return await asyncio.wait_for(asyncio.wrap_future(loading), limit_s)
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise StoreError(
                 f"{key}: it was not loaded within {limit_s:.0f} s",
@@ -333,8 +320,8 @@ class Loading:
         finally:
             given_up.set()
 
-    def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> None:
-        """Forget what was loaded, and note why."""
+    def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
+        """Forget what was loaded, and return what is left: the reason."""
         journal = self._journal
         if verdict is Verdict.MISS and is_relative(str(self._config.artifact)):
             # Ray chooses the working directory of a replica: it need not be the one of the YAML.
@@ -344,7 +331,7 @@ class Loading:
                 "artifact is elsewhere"
             )
         journal.verdict = verdict
-        journal.artifact = ArtifactUse(
+        journal.artifact = unused = ArtifactUse(
             store=redact(str(self._config.artifact)),
             source=kind_of(str(self._config.artifact)),
             statement=getattr(error, "statement", "") if verdict is Verdict.REFUSED else "",
@@ -355,8 +342,8 @@ class Loading:
         # Whatever was written until now is not built upon.
         self._caches.begin_anew()
         isa_checks().give({})
-        self._has_libraries = False
         SESSION.unload()
+        return Loaded(verdict=verdict, artifact=unused)
 
     def _failure(
         self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]

@@ -30,7 +30,7 @@ from serve_warm.replica import prefetch
 from serve_warm.replica.pack import ISA_FACT, LEVEL_PARTS
 
 if TYPE_CHECKING:
-    from serve_warm.replica.prepare import CompileCaches
+    from serve_warm.replica.start import CompileCaches
 
 logger = logging.getLogger(__name__)
 

@@ -135,6 +135,11 @@ class Taken:
         work_s = self.pulled.download_s + self.pulled.verify_s + self.unpack_s
         return max(0.0, 1.0 - self.waited_s / work_s)
 
+    @property
+    def unpacked_early_s(self) -> float:
+        """Seconds of unpacking that were over before a start waited for it."""
+        return self.unpack_s * self.early
+
     def discard(self) -> None:
         """Close its files and remove its directory."""
         self.pulled.close()

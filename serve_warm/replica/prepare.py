@@ -8,16 +8,15 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm.compiler import pgo
 from serve_warm.compiler.background_import import import_compiler
-from serve_warm.compiler.caches import keep_headers_private, private_directory
+from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import WarmupConfig, environment, point_torch_caches_at
+from serve_warm.config import environment
 from serve_warm.errors import CompilerMissing, ConfigError, WarmupTimeout
 from serve_warm.fingerprint import (
     NOT_NEEDED,
@@ -32,13 +31,11 @@ from serve_warm.fingerprint import (
 from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timed_calls import Deadline
-from serve_warm.report import CompileEvent, Stage
+from serve_warm.report import Stage
 
 if TYPE_CHECKING:
-    from serve_warm.replica.journal import Journal
-    from serve_warm.replica.prefetch import Prefetch
     from serve_warm.replica.ranks import Ranks
-    from serve_warm.trust import Trust
+    from serve_warm.replica.start import Start
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
@@ -50,65 +47,6 @@ REMOTE_CACHES = (
 """Variables of torch that make it unpickle what others have stored (torch 2.13, its config)."""
 
 
-class Replica(Protocol):
-    """What a warm-up needs of the deployment that it runs in."""
-
-    application: str
-    deployment: str
-    replica: str
-    owner: Any
-    """The user's object: its attributes are searched for compiled callables."""
-    unwatched_compiles_before: int
-    """`unwatched_compiles()` before the user's `__init__`."""
-
-    async def warmup_inputs(self) -> Any:
-        """Return what the user declared."""
-
-    async def call(self, item: Input) -> None:
-        """Replay one input as Ray Serve would."""
-
-    def check(self, inputs: Sequence[Input]) -> None:
-        """Raise `InputError` for an input whose target does not exist."""
-
-    def serving_threads(self) -> set[int]:
-        """Return the native ids of the threads that live as long as the replica."""
-
-    def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments that this one calls."""
-
-    def largest_batch(self) -> int:
-        """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
-
-    def trust(self) -> Trust | None:
-        """Return who is trusted where the code says so, else `None`: the machine's files."""
-
-    def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` to declare for a compile of the request under way."""
-
-    def refusal(self, event: CompileEvent) -> BaseException:
-        """Return what a request gets that would compile under `after_ready: forbid`."""
-
-
-class CompileCaches:
-    """Where torch's caches are pointed at, and whether its profile decides what is dynamic."""
-
-    def __init__(self, directory: Path | None) -> None:
-        if directory is None:
-            directory = private_directory()
-            point_torch_caches_at(directory)
-        self.directory = directory
-        """Private to this process."""
-        self.has_profile = False
-
-    def begin_anew(self, directory: Path | None = None) -> Path:
-        """Point torch's caches at another directory, by default a new one, and return it."""
-        self.directory = private_directory() if directory is None else directory
-        point_torch_caches_at(self.directory)
-        if self.has_profile:
-            pgo.forget_profile()
-        return self.directory
-
-
 CompilesWith = Literal["torch", "libraries", "nothing"]
 """What answers compiled calls, as far as a start knows before it replays: torch's compiler,
 libraries alone, or nothing that compiles was found. The last two do not import the compiler before
@@ -117,51 +55,51 @@ something needs it."""
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A start whose inputs stand in the journal, and what it is compared with."""
+    """What the stage PENDING has found out; nothing before it has ended."""
 
-    fingerprint: Fingerprint | None
+    inputs: Sequence[Input] = ()
+    """What is replayed, in order."""
+    fingerprint: Fingerprint | None = None
     """None where no store is configured and torch is not imported."""
-    compiles_with: CompilesWith
+    compiles_with: CompilesWith = "nothing"
+    compiled_early: int = 0
+    """Frames that were compiled in `__init__`."""
 
 
 class Preparation:
     """The stage PENDING of one start; `prepare` is its one verb."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        config: WarmupConfig,
-        journal: Journal,
-        caches: CompileCaches,
-        prefetched: Prefetch | None,
-    ) -> None:
-        self._replica = replica
-        self._config = config
-        self._journal = journal
-        self._caches = caches
-        self._prefetched = prefetched
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._replica = start.replica
+        self._config = start.config
+        self._journal = start.journal
+        self._prefetched = start.prefetched
 
     async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
         """Return what is replayed, and what this start is compared with.
 
         Raises:
             ConfigError: the inputs or the configuration cannot be used, or ranks differ in them.
+            OSError: no private directory can be made for torch's caches.
             WarmupTimeout: the user's `warmup_inputs` takes too long.
         """
         journal = self._journal
         journal.enter(Stage.PENDING)
         hidden_s = self._prefetched.hidden_s if self._prefetched else 0.0
         with journal.timed(Stage.PENDING, hidden_s=hidden_s):
+            self._start.caches.begin()
             keep_headers_private(self._config.headers)
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
             with_ = self._compiles_with(arguments)
             if with_ == "torch":
-                await self.import_compiler()
+                await prepare_compiler(self._start)
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
             self._warn_of_no_group()
-            journal.compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
+            early = unwatched_compiles() - self._replica.unwatched_compiles_before
+            journal.compiled_early = early
             declared = await self._ask_inputs(deadline)
             inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
             journal.inputs = inputs
@@ -169,12 +107,15 @@ class Preparation:
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
+            fingerprint = None
             # Reading it imports torch, which a router has no use for.
             if "torch" in sys.modules or self._config.artifact is not None:
-                journal.fingerprint = await self._fingerprint(
+                fingerprint = journal.fingerprint = await self._fingerprint(
                     arguments, needs_compiler=with_ != "libraries"
                 )
-        return Prepared(fingerprint=journal.fingerprint, compiles_with=with_)
+        return Prepared(
+            inputs=inputs, fingerprint=fingerprint, compiles_with=with_, compiled_early=early
+        )
 
     def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
         if only_libraries(arguments):
@@ -186,14 +127,6 @@ class Preparation:
             or reaches_compiled(self._replica.owner)
         )
         return "torch" if compiles else "nothing"
-
-    async def import_compiler(self) -> None:
-        """Import torch's compiler, so that a stage pays for it, and see to its profile."""
-        # Nothing where it was done during __init__; where that is under way this waits for it.
-        with self._journal.timeline.span("torch's compiler"):
-            await asyncio.to_thread(import_compiler)
-        self._warn_of_late_settings()
-        self._keep_profile()
 
     async def _fingerprint(
         self, arguments: Mapping[str, str], *, needs_compiler: bool
@@ -216,14 +149,6 @@ class Preparation:
                 f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
                 "no portable artifact fits it, and it compiles for itself alone"
             )
-
-    def _keep_profile(self) -> None:
-        if self._config.pgo == "off":
-            return
-        why = pgo.keep_profile(self._replica.deployment)
-        self._caches.has_profile = not why
-        if why:
-            self._journal.warn(f"pgo: on does nothing here: {why}")
 
     def _need_compiler(self, arguments: Mapping[str, str]) -> None:
         try:
@@ -248,15 +173,6 @@ class Preparation:
             self._journal.warn(
                 "ranks: together does nothing here: this process has no process group of several "
                 "ranks. Call torch.distributed.init_process_group in __init__"
-            )
-
-    def _warn_of_late_settings(self) -> None:
-        late = self._prefetched.set_too_late if self._prefetched is not None else ()
-        if late:
-            self._journal.warnings.append(
-                f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
-                "variables; with an artifact it is imported while __init__ runs. Set them in "
-                "runtime_env, or above the class"
             )
 
     async def _ask_inputs(self, deadline: Deadline) -> Any:
@@ -301,6 +217,25 @@ class Preparation:
                     hint="all ranks replay the same inputs under the same settings: each of them "
                     "waits for the others in every collective",
                 )
+
+
+async def prepare_compiler(start: Start) -> None:
+    """Import torch's compiler, so that a stage pays for it, and see to its profile."""
+    # Nothing where it was done during __init__; where that is under way this waits for it.
+    with start.journal.timeline.span("torch's compiler"):
+        await asyncio.to_thread(import_compiler)
+    late = start.prefetched.set_too_late if start.prefetched is not None else ()
+    if late:
+        start.journal.warnings.append(
+            f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
+            "variables; with an artifact it is imported while __init__ runs. Set them in "
+            "runtime_env, or above the class"
+        )
+    if start.config.pgo == "on":
+        why = pgo.keep_profile(start.replica.deployment)
+        start.caches.has_profile = not why
+        if why:
+            start.journal.warn(f"pgo: on does nothing here: {why}")
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:

@@ -9,32 +9,25 @@ no count, and then one more is run in which compiling is forbidden.
 Ranks that compute together make the same passes: all go on until a pass was quiet on all of them,
 and an input is proven when it is on all of them.
 
-What proves an input beside quiet is in `call_evidence`.
-
-An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
-first, so that there is room for the others then.
+What proves an input beside quiet is in `call_evidence`, how one of them is replayed in
+`input_calls`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from serve_warm._redaction import describe_error
-from serve_warm.compiler import cuda_graphs, evidence
-from serve_warm.compiler.compiled_objects import how_to_raise_the_limit
-from serve_warm.compiler.evidence import CompiledCalls, Replayed
-from serve_warm.compiler.proof import falls_counted, forbid
+from serve_warm.compiler import evidence
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed
 from serve_warm.inputs import Input
 from serve_warm.replica.call_evidence import CallEvidence
+from serve_warm.replica.input_calls import InputCalls, describe_counts, describe_last
 from serve_warm.replica.ranks import Ranks
 from serve_warm.replica.timed_calls import Call, Deadline, Progress, TimedCalls
-from serve_warm.report import Counts, Stage
+from serve_warm.report import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -62,27 +55,22 @@ class Replay:
     ) -> None:
         self.progress = progress = Progress(inputs=inputs)
         self._seen = seen
-        self._deadline = deadline
         self._max_passes = max_passes
-        self._ranks = ranks or Ranks()
         self._changed = changed
-        self._calls = TimedCalls(
+        self._timed = TimedCalls(
             call,
             progress,
             deadline=deadline,
             input_deadline_s=input_deadline_s,
             waits_for=waits_for,
         )
-        self.overdue = self._calls.overdue
+        self.overdue = self._timed.overdue
         """Returns why the replay under way is late, or None; from any thread."""
+        self._calls = InputCalls(
+            self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=deadline
+        )
         self._evidence = CallEvidence(
-            progress,
-            deadline=deadline,
-            has_compiled=has_compiled,
-            is_alone=self._ranks.size == 1,
-            agree=self._agree,
-            prove_one=self._prove_one,
-            forbidding=self._forbidding,
+            self._calls, progress, deadline=deadline, has_compiled=has_compiled
         )
 
     async def until_quiet(self) -> None:
@@ -98,17 +86,17 @@ class Replay:
             before = self._seen.counts()
             await self._one_pass()
             changed = self._seen.counts() - before
-            quiet = await self._agree(f"pass {self.progress.passes}", changed.quiet)
+            quiet = await self._calls.agree(f"pass {self.progress.passes}", changed.quiet)
             if all(quiet):
                 return
-        what = f"{_describe(changed)} in the last pass"
+        what = f"{describe_counts(changed)} in the last pass"
         if changed.quiet:
             what = f"on rank {quiet.index(False)}, not here"
         raise NotProven(
             f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs the model "
             f"still compiles ({what})",
             hint="look for inputs that change from call to call (Python numbers, strides, new "
-            f"shapes); the last reason was: {_last_reason(self._seen) or 'none given'}",
+            f"shapes); the last reason was: {describe_last(self._seen) or 'none given'}",
             stage=Stage.REPLAYING.value,
         )
 
@@ -123,7 +111,7 @@ class Replay:
         """
         for number, item in enumerate(self.progress.inputs, start=1):
             begins(number, len(self.progress.inputs))
-            await self._replay_if_it_fits(item)
+            await self._calls.replay(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
         """Replay the inputs smallest first, each once at most, until `is_done()`.
@@ -137,8 +125,8 @@ class Replay:
                 return
             if item.name in self.progress.left_out:
                 continue
-            _, error = await self._calls.make(item)
-            if error is not None and not self._may_be_left_out(error):
+            _, error = await self._timed.make(item)
+            if error is not None and not self._calls.may_be_left_out(error):
                 raise error
             self._changed()
 
@@ -149,7 +137,7 @@ class Replay:
             WarmupTimeout: a deadline passed.
         """
         item = next(item for item in self.progress.inputs if item.name == name)
-        _, error = await self._calls.make(item)
+        _, error = await self._timed.make(item)
         return error
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
@@ -166,13 +154,13 @@ class Replay:
             await self._evidence.stand_idle()
             await self._proof_pass()
             # More passes change nothing about what the recompile limit has made eager.
-            hopeless = self._runs_eagerly()
+            hopeless = self._calls.describe_eager()
             mine = [
                 name
                 for name, why in self.progress.unproven.items()
                 if why != hopeless and name not in self.progress.left_out
             ]
-            failed = sum(await self._agree("inputs to replay again", len(mine)))
+            failed = sum(await self._calls.agree("inputs to replay again", len(mine)))
             if not failed or attempt == attempts:
                 break
             logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, failed)
@@ -192,11 +180,11 @@ class Replay:
             WarmupTimeout: a deadline passed.
         """
         found = []
-        with evidence.note_calls() as calls, self._forbidding():
+        with evidence.note_calls() as calls, self._calls.forbidding():
             for item in items:
                 before = self._seen.counts()
                 with calls.of_replay():
-                    await self._calls.make(item)  # what it raises for another reason is traffic's
+                    await self._timed.make(item)  # what it raises for another reason is traffic's
                 change = self._seen.counts() - before
                 if change.forbidden or change.compiles:
                     found.append(item)
@@ -205,13 +193,10 @@ class Replay:
     async def _prove_together(self) -> None:
         """Take what is not proven on another rank for not proven: its calls are calls of all."""
         progress = self.progress
-        for rank, unproven in enumerate(await self._agree("the proof", progress.unproven)):
+        for rank, unproven in enumerate(await self._calls.agree("the proof", progress.unproven)):
             for name, why in unproven.items():
                 progress.proven.discard(name)
                 progress.unproven.setdefault(name, f"rank {rank}: {why}")
-
-    async def _agree(self, what: str, mine: Any) -> list[Any]:
-        return await self._ranks.agree(what, mine, timeout_s=max(0.1, self._deadline.left()))
 
     async def _one_pass(self) -> None:
         progress = self.progress
@@ -222,7 +207,7 @@ class Replay:
             for item in progress.inputs:
                 before = self._seen.counts()
                 with calls.of_replay() as replayed:
-                    seconds = await self._replay_if_it_fits(item)
+                    seconds = await self._calls.replay(item)
                 change = self._seen.counts() - before
                 self._evidence.of_last_pass[item.name] = replayed
                 if replayed.own:  # what is beside it may be another thread's
@@ -233,7 +218,7 @@ class Replay:
                 progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
                 progress.done += 1
                 self._changed()
-                self._calls.require_time(item, seconds or 0.0)
+                self._timed.require_time(item, seconds or 0.0)
         self._evidence.began_a_task = bool(asyncio.all_tasks() - tasks)
         self._evidence.any_seen = self._evidence.any_seen or bool(calls.threads)
 
@@ -245,119 +230,11 @@ class Replay:
         progress.unproven.clear()
         progress.unproven.update(progress.left_out)
         self._evidence.of_proof.clear()
-        with evidence.note_calls() as calls, self._forbidding():
+        with evidence.note_calls() as calls, self._calls.forbidding():
             for item in progress.inputs:
                 if item.name not in progress.left_out:
-                    self._evidence.of_proof[item.name] = await self._prove_one(item, calls)
+                    self._evidence.of_proof[item.name] = await self._calls.prove(item, calls)
                 progress.done += 1
                 self._changed()
         self._evidence.any_seen = self._evidence.any_seen or bool(calls.threads)
         progress.threads = set(calls.threads)
-
-    def _forbidding(self) -> contextlib.AbstractContextManager[None]:
-        # Ranks only count. One that refuses to compile makes no further call, and the others wait
-        # for it in their collectives, or meet it in that of another input.
-        return forbid() if self._ranks.size == 1 else contextlib.nullcontext()
-
-    async def _prove_one(self, item: Input, calls: CompiledCalls) -> Replayed:
-        """Replay one input where compiling is forbidden, note the result, and return its calls."""
-        progress = self.progress
-        alone = self._ranks.size == 1
-        before = self._seen.counts()
-        falls = contextlib.nullcontext() if alone else falls_counted()
-        with calls.of_replay() as replayed, falls:
-            seconds, error = await self._calls.make(item)
-        change = self._seen.counts() - before
-        why = ""
-        if change.eager_falls:
-            why = self._runs_eagerly()
-        elif change.forbidden:
-            why = f"would compile: {_last_reason(self._seen)}"
-        elif error is not None and self._may_be_left_out(error):
-            # Passes that follow a failed proof show whether it has to be left out.
-            why = f"memory does not suffice: {describe_error(error.__cause__ or error)}"
-            error = None
-            cuda_graphs.free_memory()
-        elif error is not None:
-            raise error
-        elif not change.quiet:
-            why = f"not quiet: {_describe(change)}"
-            if change.compiles:  # by any thread: the name tells whose it was
-                why += f"; {_last_reason(self._seen)}"
-        if why:
-            progress.proven.discard(item.name)
-            progress.unproven[item.name] = why
-        else:
-            if item.name not in progress.unproven:
-                progress.proven.add(item.name)
-            progress.steady_s[item.name] = seconds
-        self._calls.require_time(item, seconds)
-        return replayed
-
-    def _runs_eagerly(self) -> str:
-        needed = len(self.progress.inputs)
-        return (
-            "runs eagerly, without a word from torch: there are more compiled variants than the "
-            f"recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
-            "or declare fewer shapes"
-        )
-
-    async def _replay_if_it_fits(self, item: Input) -> float | None:
-        """Return the seconds of a replay; None for an input that is left out, now or before.
-
-        It is when memory does not suffice twice, the second time with all given back that is free.
-        """
-        if item.name in self.progress.left_out:
-            return None
-        why = ""
-        for _ in range(2):
-            seconds, error = await self._calls.make(item)
-            if error is None:
-                return seconds
-            if not self._may_be_left_out(error):
-                raise error
-            why = describe_error(error.__cause__ or error)
-            # What it holds goes first: the frames that ran out of memory, with their tensors.
-            error = None
-            cuda_graphs.free_memory()
-        self._leave_out(item, why)
-        return None
-
-    def _may_be_left_out(self, error: ReplayFailed) -> bool:
-        # Not on one of several ranks: the others are in the middle of the same call.
-        return self._ranks.size == 1 and cuda_graphs.ran_out_of_memory(error)
-
-    def _leave_out(self, item: Input, why: str) -> None:
-        """Note that memory does not suffice for an input, and raise where it does for none."""
-        progress = self.progress
-        progress.left_out[item.name] = f"left out, memory does not suffice: {why}"
-        if len(progress.left_out) == len(progress.inputs):
-            raise ReplayFailed(
-                f"memory does not suffice for any of {len(progress.inputs)} inputs; the last was "
-                f"{why}",
-                hint="declare smaller inputs, or give the replica a GPU of its own",
-                stage=Stage.REPLAYING.value,
-                input=item.name,
-            )
-        logger.warning("left out input=%r, memory does not suffice: %s", item.name, why)
-
-
-def _describe(change: Counts) -> str:
-    parts = {
-        "compiles": change.compiles,
-        "compiler runs": change.compiler_processes,
-        "captures": change.captures,
-        "eager runs before a capture": change.eager_runs,
-        "kernels built": change.kernels,
-        "tunings": change.tunings,
-        "falls to eager": change.eager_falls,
-    }
-    return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"
-
-
-def _last_reason(seen: Watch) -> str:
-    events = seen.events()
-    if not events:
-        return ""
-    last = events[-1]
-    return f"{last.function} with {last.signature}: {last.reason}".rstrip(": ")

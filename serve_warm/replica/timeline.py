@@ -3,28 +3,24 @@
 """The timeline of a start: when each of its parts began and ended, on one clock.
 
 The clock is CLOCK_BOOTTIME, which all processes of a machine share, and which /proc has for what
-began before any code of this package ran.
+began before any code of this package ran. Who serves the metrics of a node, another process,
+counts on from it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from serve_warm.node import boot_s
 from serve_warm.report import Span
 
 ACTOR_THREAD = "AsyncIO Thread: default"
 """Ray starts it in a worker when the worker becomes an actor (2.53 to 2.60), which then imports the
 app. A worker that Ray has started in advance waits before that."""
-
-
-def boot_s() -> float:
-    """Return CLOCK_BOOTTIME: who serves this node's metrics, another process, counts on from it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def spans_before(created_boot_s: float) -> tuple[Span, ...]:

@@ -10,15 +10,13 @@ observers of each change.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm._redaction import describe_error
 from serve_warm.compiler import cuda_graphs
@@ -36,24 +34,26 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.inputs import missing_batches
+from serve_warm.inputs import Input, missing_batches
+from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch, ranks
 from serve_warm.replica.journal import Journal, Observer, cpu_seconds
-from serve_warm.replica.load import Loading
+from serve_warm.replica.load import Loaded, Loading
 from serve_warm.replica.pack import pack
 from serve_warm.replica.placement import refuse_broken
-from serve_warm.replica.prepare import CompileCaches, Preparation, Replica
+from serve_warm.replica.prepare import Preparation, Prepared
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
-from serve_warm.replica.timed_calls import Deadline
-from serve_warm.replica.timeline import Timeline, boot_s
+from serve_warm.replica.start import CompileCaches, Replica, Start
+from serve_warm.replica.timed_calls import Deadline, Progress
+from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.watchdog import Watchdog
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from serve_warm.precompile.entry_checks import Checks
 
-LATE = "late: "
-"""How the reason begins that a replica is degraded for because of its deadline."""
+logger = logging.getLogger(__name__)
 
 
 class Warmup:
@@ -67,7 +67,7 @@ class Warmup:
         replica: Replica,
         config: WarmupConfig,
         *,
-        cache_directory: Path | None = None,
+        caches: CompileCaches | None = None,
         prefetched: prefetch.Prefetch | None = None,
         known: Report | None = None,
         timeline: Timeline | None = None,
@@ -79,6 +79,9 @@ class Warmup:
         self._config = config
         self._prefetched = prefetched
         self._end_process = end_process
+        self._is_late = False
+        """Whether a deadline has passed, and the policy is to serve."""
+        self._prepared = Prepared()
         known = known or Report(
             application=replica.application,
             deployment=replica.deployment,
@@ -86,8 +89,15 @@ class Warmup:
             created_boot_s=boot_s(),
         )
         self.journal = Journal(known, config, timeline)
-        self.caches = CompileCaches(cache_directory)
-        self._proof = Proof(replica, config, self.journal, self.caches)
+        self.caches = caches or CompileCaches()
+        self._start = Start(
+            replica=replica,
+            config=config,
+            journal=self.journal,
+            caches=self.caches,
+            prefetched=prefetched,
+        )
+        self._proof = Proof(self._start)
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Call each of `observers` with the report whenever it changes."""
@@ -101,9 +111,14 @@ class Warmup:
         """Warm up, prove it and become ready, or raise what `prove` does."""
         await self.prove()
         report = self.become_ready()
-        if self.journal.checks is not None:
-            self.journal.checks.kept.drop()  # nobody says here when there is time for them
+        if self.checks is not None:
+            self.checks.kept.drop()  # nobody says here when there is time for them
         return report
+
+    @property
+    def checks(self) -> Checks | None:
+        """Those of entries against eager; None without entries."""
+        return self._proof.checks
 
     async def prove(self) -> None:
         """Warm up and prove it, or raise: returning means that the replica may become ready.
@@ -111,6 +126,7 @@ class Warmup:
         Raises:
             WarmupFailed: an input, a deadline or a policy says that it may not.
             ConfigError: the inputs, the trust files or the configuration cannot be used.
+            OSError: no private directory can be made for torch's caches.
         """
         journal = self.journal
         journal.started_unix = time.time()
@@ -141,21 +157,22 @@ class Warmup:
                 journal.fail(raised)
 
     async def _reach_proof(self, deadline: Deadline) -> None:
-        common = self._replica, self._config, self.journal, self.caches, self._prefetched
-        preparation, loading, proof = Preparation(*common), Loading(*common), self._proof
+        loading, proof = Loading(self._start), self._proof
         with self._watch_deadline(deadline), self._join() as proof.ranks:
-            prepared = await preparation.prepare(proof.ranks, deadline)
-            missing = await loading.load(prepared, preparation, proof.ranks, deadline)
+            prepared = await Preparation(self._start).prepare(proof.ranks, deadline)
+            self._prepared = prepared
+            loaded = await loading.load(prepared, proof.ranks, deadline)
             try:
-                await proof.replay_and_compare(deadline)
+                await proof.replay_and_compare(prepared, deadline)
             except ReplayFailed as error:
-                refusal = await proof.blame_artifact(error)
+                refusal = None if self._is_late else await proof.blame_artifact(error, loaded)
                 if refusal is None:
                     raise
-                await loading.go_on_without(refusal, prepared, preparation)
-                await proof.replay_and_compare(deadline)
-            await proof.look_for_gaps()
-            proof.judge(missing)
+                await loading.go_on_without(refusal, prepared)
+                proof.drop_checks()
+                await proof.replay_and_compare(prepared, deadline)
+            await proof.look_for_gaps(prepared.inputs)
+            proof.judge(prepared, loaded.missing)
             # None serves before all may: its first request would wait for the others.
             await proof.ranks.agree("being ready", None, timeout_s=deadline.left())
 
@@ -174,12 +191,12 @@ class Warmup:
         seen.on_event = self._note_in_traffic
         if self._config.after_ready == "forbid":
             seen.forbidden = self._replica.refusal
-        if journal.checks is not None:
-            journal.checks.serve()
+        if self.checks is not None:
+            self.checks.serve()
         return journal.say_ready()
 
     def _note_in_traffic(self, event: CompileEvent) -> None:
-        declared = self.journal.inputs
+        declared = self._prepared.inputs
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
@@ -192,7 +209,9 @@ class Warmup:
                 return await pack(
                     self.report(),
                     self.caches.directory,
-                    lambda: self._proof.new_replay(Deadline(self._config.deadline_s)),
+                    lambda: self._proof.new_replay(
+                        self._prepared, Deadline(self._config.deadline_s)
+                    ),
                     has_profile=self.caches.has_profile,
                     say=self._say,
                 )
@@ -239,10 +258,8 @@ class Warmup:
         return self._config.on_deadline == "serve" and self._proof.ranks.size == 1
 
     def _mark_late(self, error: WarmupTimeout) -> None:
-        journal = self.journal
-        journal.verdict = Verdict.LATE
-        others = [why for why in journal.degraded if not why.startswith(LATE)]
-        journal.degraded = [*others, f"{LATE}{error.message}"]
+        self._is_late = True
+        self.journal.mark_late(error.message)
 
     def _late(self, error: WarmupTimeout) -> None:
         """Say late while the loop may be blocked: whoever looks need not wait for it."""
@@ -272,13 +289,13 @@ class Warmup:
 class Proof:
     """The stages REPLAYING, PROVING and PARITY of one start, and what is made of them."""
 
-    def __init__(
-        self, replica: Replica, config: WarmupConfig, journal: Journal, caches: CompileCaches
-    ) -> None:
-        self._replica = replica
-        self._config = config
-        self._journal = journal
-        self._caches = caches
+    def __init__(self, start: Start) -> None:
+        self._replica = start.replica
+        self._config = start.config
+        self._journal = start.journal
+        self._caches = start.caches
+        self.checks: Checks | None = None
+        """Of entries against eager; None without entries."""
         self._replays: list[Replay] = []
         """The last one is under way, or was judged."""
         self.ranks = ranks.Ranks()
@@ -287,10 +304,11 @@ class Proof:
         """Return what the replay under way is late with; from any thread."""
         return self._replays[-1].overdue() if self._replays else None
 
-    def new_replay(self, deadline: Deadline) -> Replay:
+    def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
         """Return a replay of the declared inputs."""
+        early = prepared.compiled_early > 0
         return Replay(
-            self._journal.inputs,
+            prepared.inputs,
             self._replica.call,
             seen=watch_process(),
             deadline=deadline,
@@ -299,24 +317,24 @@ class Proof:
             ranks=self.ranks,
             waits_for=self._replica.waits_for(),
             changed=self._journal.tell,
-            has_compiled=self._has_compiled,
+            has_compiled=lambda: early or reaches_compiled(self._replica.owner),
         )
 
-    async def replay_and_compare(self, deadline: Deadline) -> None:
+    async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
         """Replay and prove, and once more where an entry turns out to differ from eager."""
-        await self.replay_and_prove(deadline)
+        await self.replay_and_prove(prepared, deadline)
         if await self.withdraws_entries():
             # What answers their calls now is not warm yet.
-            await self.replay_and_prove(deadline)
+            await self.replay_and_prove(prepared, deadline)
 
-    async def blame_artifact(self, failed: ReplayFailed) -> ArtifactRefused | None:
+    async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
         """Return why the artifact is refused, where its code raised what eager does not.
 
         None where eager raises as well, which is the input's fault, and where memory did not
         suffice. Of several ranks the others are in the middle of the same call.
         """
-        used, cause = self._journal.artifact, failed.__cause__
-        if self._journal.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
+        used, cause = loaded.artifact, failed.__cause__
+        if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
             return None
         if cause is None or cuda_graphs.ran_out_of_memory(failed):
             return None
@@ -330,12 +348,12 @@ class Proof:
             used.statement,
         )
 
-    async def replay_and_prove(self, deadline: Deadline) -> None:
+    async def replay_and_prove(self, prepared: Prepared, deadline: Deadline) -> None:
         """Replay until nothing compiles, then once more with compiling forbidden."""
         journal = self._journal
         watch_process().count_kernels_in(self._caches.directory)
         self._begin_checks()
-        replay = self.new_replay(deadline)
+        replay = self.new_replay(prepared, deadline)
         self._replays.append(replay)
         journal.progress = replay.progress
         with _startup_objects_frozen():
@@ -361,12 +379,16 @@ class Proof:
 
     def _begin_checks(self) -> None:
         # Ranks that compute together would have to check the same call at the same time.
-        if self._journal.checks is None and self.ranks.size == 1:
-            self._journal.checks = SESSION.begin_checks(
+        if self.checks is None and self.ranks.size == 1:
+            self._journal.checks = self.checks = SESSION.begin_checks(
                 one_in=self._config.parity_one_in,
                 can_compile=_can_compile,
                 on_failure=self._note_withdrawn,
             )
+
+    def drop_checks(self) -> None:
+        """Forget what came of entries that are not used any more."""
+        self._journal.checks = self.checks = None
 
     def _note_withdrawn(self, failure: str) -> None:
         self._journal.degraded.append(f"parity: {failure}")
@@ -374,7 +396,7 @@ class Proof:
 
     async def withdraws_entries(self) -> bool:
         """Check an entry of each callable, and return whether any was withdrawn."""
-        journal, checks = self._journal, self._journal.checks
+        journal, checks = self._journal, self.checks
         if checks is None:
             return False
         journal.enter(Stage.PARITY)
@@ -389,12 +411,12 @@ class Proof:
             )
         return bool(checks.failed)
 
-    async def look_for_gaps(self) -> None:
+    async def look_for_gaps(self, inputs: Sequence[Input]) -> None:
         """Name the sizes of batches that traffic forms, nobody declared, and that would compile."""
         largest = self._replica.largest_batch()
         if largest == 1 or self.ranks.size > 1:
             return
-        items = missing_batches(self._journal.inputs, largest=largest)
+        items = missing_batches(inputs, largest=largest)
         found = await self._replays[-1].find_compiling(items)
         if not found:
             return
@@ -408,7 +430,7 @@ class Proof:
 
     # What is made of it -------------------------------------------------------------------------
 
-    def judge(self, missing: WarmupFailed | None) -> None:
+    def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
         """Warn of what the proof has shown, or raise where a policy says that it may not be.
 
         `missing` is what `on_missing: fail` says once something has compiled.
@@ -418,18 +440,18 @@ class Proof:
                 request.
             NotProven: an input is not proven, and `on_uncovered` is `fail`.
         """
-        if self._journal.progress.has_compiled:
+        progress = self._replays[-1].progress
+        if progress.has_compiled:
             if missing is not None:
                 raise missing
         else:
             self._say_nothing_compiles()
-        self._judge_threads()
-        self._judge_coverage()
+        self._judge_threads(progress)
+        self._judge_coverage(progress, of=len(prepared.inputs))
 
     def _say_nothing_compiles(self) -> None:
-        journal = self._journal
         others = ", ".join(self._replica.waits_for())
-        journal.warnings.append(
+        self._journal.note_nothing_compiles(
             "nothing compiled was found in this process, and no input called anything "
             "compiled: the inputs were replayed, and there was nothing to prove. "
             + (
@@ -438,16 +460,10 @@ class Proof:
                 else "If this app has a compiled model, declare inputs that reach it"
             )
         )
-        if journal.verdict is Verdict.MISS and journal.artifact is not None:
-            # There is none to miss: `serve-warm build` publishes nothing for such an app.
-            journal.verdict = Verdict.OFF
-            journal.artifact = dataclasses.replace(
-                journal.artifact, reason="nothing compiles here: no artifact is needed"
-            )
 
-    def _judge_threads(self) -> None:
+    def _judge_threads(self, progress: Progress) -> None:
         """Name, or with CUDA graphs refuse, handlers whose compiled calls change threads."""
-        strangers = self._journal.progress.threads - self._replica.serving_threads()
+        strangers = progress.threads - self._replica.serving_threads()
         if not strangers:
             return
         fix = (
@@ -468,21 +484,17 @@ class Proof:
             + fix
         )
 
-    def _has_compiled(self) -> bool:
-        return self._journal.compiled_early > 0 or reaches_compiled(self._replica.owner)
-
-    def _judge_coverage(self) -> None:
-        journal = self._journal
-        unproven, left_out = journal.progress.unproven, journal.progress.left_out
+    def _judge_coverage(self, progress: Progress, *, of: int) -> None:
+        unproven, left_out = progress.unproven, progress.left_out
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
         # Of those left out all: each is a size that may fail in traffic, too.
         names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
-        text = f"{len(unproven)} of {len(journal.inputs)} inputs are not proven warm; {names} {why}"
+        text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
         if self._config.on_uncovered == "fail":
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
-        journal.degraded.append(f"uncovered: {text}")
+        self._journal.degraded.append(f"uncovered: {text}")
         logger.warning("served uncovered, by on_uncovered: serve: %s", text)
 
 

@@ -350,9 +350,10 @@ class ServeWarm(Eager):
         return "" if there else f"serve_warm has no level {level}"
 
     def begin(self) -> None:
-        from serve_warm.compiler.caches import keep_headers_private, private_directory
-        from serve_warm.config import WarmupConfig, point_torch_caches_at
+        from serve_warm.compiler.caches import keep_headers_private
+        from serve_warm.config import WarmupConfig
         from serve_warm.replica.prefetch import Prefetch
+        from serve_warm.replica.start import CompileCaches
 
         pulls = self.options.role == "start"
         self._config = WarmupConfig.model_validate(
@@ -365,8 +366,8 @@ class ServeWarm(Eager):
             }
         )
         # As a replica does when the user's class is instantiated.
-        self._cache_directory = private_directory()
-        point_torch_caches_at(self._cache_directory)
+        self._caches = CompileCaches()
+        self._caches.begin()
         keep_headers_private()
         self._prefetch = None
         if pulls:
@@ -387,7 +388,7 @@ class ServeWarm(Eager):
         self._warmup = Warmup(
             replica,
             self._config,
-            cache_directory=self._cache_directory,
+            caches=self._caches,
             prefetched=self._prefetch,
         )
         report = asyncio.run(self._warmup.run())
