@@ -108,6 +108,13 @@ def test_a_build_proves_each_level_apart(store):
     assert built.round_trip["compiler_imported"] == ""
 
 
+def test_a_build_says_which_library_it_makes(store):
+    """All are traced first, while C++ compilers run."""
+    _, _, told = store
+
+    assert "pack: tracing library 2 of 2" in told
+
+
 def test_a_replica_is_proven_without_any_compiler(without_compiler):
     """Neither Dynamo nor Inductor is imported, no g++ is there, and outputs are eager's."""
     replica = without_compiler
