@@ -18,6 +18,7 @@ from torch import nn
 import serve_warm
 from serve_warm.precompile import aoti_cpp
 from serve_warm.precompile.entries import EntryTable
+from serve_warm.precompile.entry_builder import ATTEMPTS
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.pack import _Steps
 
@@ -126,6 +127,17 @@ def test_what_was_begun_for_another_state_is_not_finished():
     assert [entry["level"] for entry in described] == [3, 1]
     assert "float32[5, 4]" in described[1]["call"]
     assert described[1]["reason"] == "it was called once while entries were made"
+
+
+def test_a_state_that_never_comes_back_is_not_traced_again_and_again():
+    """A few times for a kind of call, as when entries are made at once."""
+
+    def count(module: Scaled, call: Callable[[int], None]) -> None:
+        for number in range(ATTEMPTS + 2):
+            module.scale = float(number)
+            call(6)
+
+    assert look(count).counts == [(0, ATTEMPTS)]
 
 
 def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: pytest.MonkeyPatch):

@@ -116,18 +116,20 @@ class EntryBuilder:
         Raises:
             NotYet: it stays there, for a later call.
         """
-        for begun in table.begun:
-            if (
-                begun.unit is unit
-                and begun.entry.takes(signature, state, tensors)
-                and not begun.entry.facts.broken(self._callee)
-            ):
-                if table.libraries == "begun":
-                    raise NotYet
-                table.tell("library")
-                table.begun.remove(begun)
-                return begun
-        return None
+        for_such = [
+            begun
+            for begun in table.begun
+            if begun.unit is unit and begun.entry.takes(signature, state, tensors)
+        ]
+        fitting = [begun for begun in for_such if not begun.entry.facts.broken(self._callee)]
+        # A state that is never the same, by a count for example, is one that never comes back.
+        if table.libraries == "begun" and (fitting or len(for_such) >= ATTEMPTS):
+            raise NotYet
+        if not fitting:
+            return None
+        table.tell("library")
+        table.begun.remove(fitting[0])
+        return fitting[0]
 
     def _library(  # noqa: PLR0917 - all that is known of a call
         self,
