@@ -66,7 +66,7 @@ def progress() -> Iterator[Callable[[str], None]]:
             stage = COUNTERS.sub("", text).rstrip("0123456789/ ")
             if stage != last:
                 last = stage
-                stderr.print(f"[{elapsed()}] {stage}", markup=False)
+                stderr.print(f"[{elapsed()}] {stage}", markup=False, soft_wrap=True)
 
         yield line
         return
