@@ -212,15 +212,16 @@ class _Work:
         Raises:
             BuildFailed: one was not warm through and through.
         """
-        began = time.perf_counter()
+        began, took = time.perf_counter(), dict[str, float]()
         reports = round_trips.prove(
             trips,
             self._app,
             {**self._settings, "artifact": source},
             on=self._on,
             progress=self._progress,
-            took=self.seconds.__setitem__,
+            took=took.__setitem__,
         )
+        self.seconds |= {trip.label: took[trip.label] for trip in trips}
         self.seconds["round trips"] = time.perf_counter() - began
         return reports
 

@@ -102,7 +102,7 @@ def test_a_build_proves_each_level_apart(store):
 
     trips = {name for name in built.seconds if name.startswith("round trip")}
     assert trips == {"round trip", "round trip, libraries", "round trips"}
-    assert any("round trip, libraries: " in text for text in told)
+    assert any("; round trip, libraries: " in text for text in told), "one after the other"
     assert sorted(built.parts) == ["cache", "exported", "torch_bytes"]
     assert [use["level"] for use in built.round_trip["entries"]] == [3, 3]
     assert built.round_trip["compiler_imported"] == ""
