@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -21,8 +22,9 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.unsigned import sign_unsigned
 from serve_warm.builder.app import load_app
-from serve_warm.builder.build import _accept, _settings, build
+from serve_warm.builder.build import _settings, build
 from serve_warm.builder.provenance import read_provenance
+from serve_warm.builder.round_trips import accept
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
 from serve_warm.stores.local import LocalStore
@@ -58,7 +60,7 @@ def round_trip(
 
 def test_a_clean_round_trip_is_accepted():
     """A full hit that ran no compiler and proved every input is published."""
-    _accept(round_trip())
+    accept(round_trip())
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_a_clean_round_trip_is_accepted():
 def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
     """Each of the three properties is needed, and the error names all that are missing."""
     with pytest.raises(BuildFailed) as failed:
-        _accept(report)
+        accept(report)
 
     prefix = "a fresh replica loaded the artifact, and "
     assert failed.value.message.removeprefix(prefix).split("; ") == problems
@@ -413,6 +415,14 @@ class Starts:
         self, app: Any, settings: Any, *, progress: Any, look: Any = None
     ) -> Iterator[Ready]:
         yield Ready(self._cache, self._reports.pop(0), self._ranks, self._group)
+
+    @contextlib.contextmanager
+    def starting(self, app: Any, settings: Any) -> Iterator[Any]:
+        with self.running(app, settings, progress=None) as ready:
+            yield SimpleNamespace(poll=lambda: ready)
+
+    def has_room(self, resources: Any) -> bool:
+        return True
 
 
 def build_on(starts: Starts, store: Path, **options: Any) -> Any:

@@ -367,6 +367,24 @@ def test_parts_are_told_apart(capsys, told, lines):
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
+def test_a_log_has_a_line_for_each_stage_of_what_runs_beside_each_other(capsys):
+    """Counters alone give none, wherever they stand, and a long line is one line."""
+    with screen.progress() as progress:
+        for first, second in (
+            ("replaying pass 1, 1/6 inputs", "importing and loading weights"),
+            ("replaying pass 1, 2/6 inputs", "importing and loading weights"),
+            ("replaying pass 2, 2/6 inputs", "replaying pass 1, 3/6 inputs"),
+            ("replaying pass 2, 3/6 inputs", "replaying pass 1, 4/6 inputs"),
+        ):
+            progress(f"round trip: {first}; round trip, libraries: {second}")
+
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "round trip: replaying; round trip, libraries: importing and loading weights",
+        "round trip: replaying; round trip, libraries: replaying",
+    ]
+
+
 # Log lines ------------------------------------------------------------------------------------
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"

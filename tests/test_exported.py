@@ -19,7 +19,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from serve_warm.precompile import aot_compile, aoti_build, aoti_library, call_signature
+from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
 from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
@@ -976,13 +976,13 @@ def test_a_library_keeps_the_text_that_it_does_not_print():
     """Also one of torch 2.11, whose interface has no place for it; other source stays as it is."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
 
-    of_2_11, of_later = aoti_build._without_prints(OF_2_11), aoti_build._without_prints(later)
+    of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)
 
     assert "std::cerr" not in of_2_11 + of_later
     assert "AOTInductorGetLastError" in of_2_11
     assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
     assert of_later.count("g_aoti_last_error") == 1
-    assert aoti_build._without_prints("int x;") == "int x;"
+    assert aoti_cpp.without_prints("int x;") == "int x;"
 
 
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
@@ -999,4 +999,4 @@ def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
     subprocess.run(command, check=True)
 
     with pytest.raises(NoEntry, match="shared library") if refused else nullcontext():
-        aoti_build._refuse_another_runtime(library.read_bytes())
+        aoti_cpp._refuse_another_runtime(library.read_bytes())

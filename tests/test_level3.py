@@ -24,7 +24,7 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
 from serve_warm.artifact import pull
-from serve_warm.builder.build import _accept, _round_trips
+from serve_warm.builder.round_trips import accept, plan
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.precompile import aot_compile, aoti_build, aoti_library
@@ -436,7 +436,7 @@ MIXED = [{"level": 3}, {"level": 1}]
 )
 def test_each_level_has_a_round_trip(stored: Any, entries: Any, parts: Any):
     """Libraries alone where every call has one: then torch's compiler must not be imported."""
-    trips = _round_trips(dict.fromkeys(stored, b""), entries)
+    trips = plan(dict.fromkeys(stored, b""), entries)
 
     assert [(trip.parts, trip.without_compiler) for trip in trips] == parts
 
@@ -465,18 +465,18 @@ BELOW = [{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph brea
 )
 def test_libraries_that_need_more_are_not_published(other: Any, says: str):
     """What the last round trip is for; the app's own imports are not ours to forbid."""
-    _accept(report(), without_compiler=True)
-    _accept(report(compiler_imported="app"), without_compiler=True)
-    _accept(report(**other))
+    accept(report(), without_compiler=True)
+    accept(report(compiler_imported="app"), without_compiler=True)
+    accept(report(**other))
 
     with pytest.raises(BuildFailed, match=says):
-        _accept(report(**other), without_compiler=True)
+        accept(report(**other), without_compiler=True)
 
 
 def test_an_artifact_with_an_entry_that_differs_is_not_published():
     """A fresh replica of the round trip finds it, as any other would."""
     with pytest.raises(BuildFailed, match=r"it withdrew Net\(float32\[2\]\): it differs"):
-        _accept(report(parity={"failures": ["Net(float32[2]): it differs"]}))
+        accept(report(parity={"failures": ["Net(float32[2]): it differs"]}))
 
 
 # --- a start ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,23 @@ class App:
             self._one_replica(deployment, settings, working_dir) for deployment in built.deployments
         ]
         return dataclasses.replace(built, deployments=deployments)
+
+    def resources(self) -> dict[str, float]:
+        """Return what a start of it takes from a cluster, by Ray's names: `CPU`, `GPU`, others.
+
+        A replica counts as one CPU at least: what says that it needs none runs on one too.
+        """
+        counts: Counter[str] = Counter()
+        for deployment in self.built("resources", {}).deployments:
+            config = deployment._replica_config  # noqa: SLF001
+            bundles = config.placement_group_bundles or [config.resource_dict]
+            taken: Counter[str] = Counter()
+            for bundle in bundles:
+                taken.update(bundle)
+            taken["CPU"] = max(taken["CPU"], 1)
+            for _ in range(deployment.num_replicas):
+                counts.update(taken)
+        return {name: float(count) for name, count in counts.items() if count}
 
     def _one_replica(
         self, deployment: Any, settings: Mapping[str, Any], working_dir: str | None

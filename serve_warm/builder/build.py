@@ -19,7 +19,6 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, PROVENANCE, Manifest, utc_now
+from serve_warm.builder import round_trips
 from serve_warm.builder.app import App
 from serve_warm.builder.built import (
     Built,
@@ -38,6 +38,7 @@ from serve_warm.builder.built import (
 )
 from serve_warm.builder.cluster import Cluster, Look, Progress
 from serve_warm.builder.portable import find_objdump, prove_portable
+from serve_warm.builder.round_trips import RoundTrip
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError, StoreError
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
 from serve_warm.precompile.facts import RULES
@@ -103,7 +104,7 @@ def build(
     with contextlib.nullcontext(store.uri) if keep else _staging(store, beside) as source:
         if not keep:
             _push(open_store(source), variants, key)
-        reports = work.prove(source, _round_trips(variants[0][1], entries))
+        reports = work.prove(source, round_trips.plan(variants[0][1], entries))
     used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
     with work.phase("publish"):
         signer = key if signature == "now" else None
@@ -170,22 +171,23 @@ class _Work:
                     packed["facts"].update(_portable_facts(packed))
         return by_rank
 
-    def prove(self, source: str, trips: Sequence[_RoundTrip]) -> list[dict[str, Any]]:
-        """Start fresh replicas on what was built, and return the reports of the last ones.
+    def prove(self, source: str, trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
+        """Start fresh replicas on what was built, and return the reports of the last trip's.
 
         Raises:
             BuildFailed: one was not warm through and through.
         """
-        reports: list[dict[str, Any]] = []
-        for trip in trips:
-            warm = {**self._settings, "artifact": source, "parts": trip.parts}
-            with (
-                self.phase(trip.label) as progress,
-                self._on.running(self._app, warm, progress=progress) as start,
-            ):
-                reports = start.ask("warmup_report", timeout_s=60)
-            for report in reports:
-                _accept(report, level=trip.level, without_compiler=trip.without_compiler)
+        began, took = time.perf_counter(), dict[str, float]()
+        reports = round_trips.prove(
+            trips,
+            self._app,
+            {**self._settings, "artifact": source},
+            on=self._on,
+            progress=self._progress,
+            took=took.__setitem__,
+        )
+        self.seconds |= {trip.label: took[trip.label] for trip in trips}
+        self.seconds["round trips"] = time.perf_counter() - began
         return reports
 
 
@@ -463,71 +465,3 @@ def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     made = [packed["parts"][name] for name in ("cache", "exported") if name in packed["parts"]]
     libraries = sum(prove_portable(io.BytesIO(raw), objdump=find_objdump()) for raw in made)
     return {"cpu": "portable", "libraries_disassembled": libraries}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RoundTrip:
-    """One start of a fresh replica on what was built."""
-
-    label: str
-    parts: list[str]
-    level: int
-    """The highest one that its parts have; at least one call must be answered by it."""
-    without_compiler: bool = False
-
-
-def _round_trips(
-    stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]
-) -> list[_RoundTrip]:
-    """Return the round trips that prove what was built, one a level.
-
-    Each level by itself: what the entries answer never asks the caches, and the caches must answer
-    where an entry does not fit. Libraries need neither, where every call has one.
-    """
-    trips = [_RoundTrip(label="round trip", parts=["cache"], level=1)]
-    if "precompiled" in stored:
-        parts = ["cache", "precompiled"]
-        trips.append(_RoundTrip(label="round trip, ahead of time", parts=parts, level=2))
-    if "exported" in stored:
-        alone = all(entry["level"] == 3 for entry in entries)
-        rest = [name for name in ("cache", "precompiled") if name in stored and not alone]
-        parts = [*rest, "exported"]
-        trips.append(
-            _RoundTrip(label="round trip, libraries", parts=parts, level=3, without_compiler=alone)
-        )
-    return trips
-
-
-def _accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool = False) -> None:
-    """Raise unless the round trip was warm through and through, and used what is of `level`."""
-    problems = []
-    if report["verdict"] != "full_hit":
-        reason = (report["artifact"] or {}).get("reason", "")
-        problems.append(
-            f"its verdict is {report['verdict']}, not full_hit ({reason or 'no reason'})"
-        )
-    runs = report["warmup"]["compiler_processes"]
-    if runs:
-        problems.append(f"it ran the compiler {runs} times")
-    covered = report["covered"]
-    if covered["proven"] != covered["expected"] or not covered["expected"]:
-        problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
-    parity = report.get("parity") or {}
-    problems += [f"it withdrew {failure}" for failure in parity.get("failures", ())]
-    if level > 1 and not any(use["level"] == level for use in report["entries"]):
-        why = next((use["reason"] for use in report["entries"] if use["reason"]), "no call of them")
-        problems.append(f"no call was answered at level {level} ({why})")
-    if without_compiler:
-        problems += [
-            f"{use['callable']}{use['call']} was served by level {use['level']}: {use['reason']}"
-            for use in report["entries"]
-            if use["level"] < 3
-        ]
-        if report["compiler_imported"] == "start":
-            problems.append("torch's compiler was imported, which libraries do without")
-    if problems:
-        raise BuildFailed(
-            "a fresh replica loaded the artifact, and " + "; ".join(problems),
-            hint="nothing was published. What is not cached is usually a graph that bypasses "
-            "torch's caches (TORCH_LOGS=+inductor names it), or an input that differs per start",
-        )

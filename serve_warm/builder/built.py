@@ -46,7 +46,8 @@ class Built:
     """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept, and
     where nobody did."""
     seconds: Mapping[str, float]
-    """Wall seconds of the build by phase, in order."""
+    """Wall seconds of the build by phase, in order. `round trips` is all of them, and those by
+    their labels may have run beside each other."""
     cold: Mapping[str, Any]
     """Report of the replica that compiled."""
     round_trip: Mapping[str, Any]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster on which applications are started one after the other, and waited for."""
+"""A Ray cluster on which applications are started, and waited for."""
 
 from __future__ import annotations
 
@@ -104,8 +104,76 @@ def _rank(answer: Mapping[str, Any]) -> int:
     return int(rank.partition(" ")[0])
 
 
+class ReplicaDied(BuildFailed):
+    """A replica ended while it started, without a word of its own: it was killed, for example."""
+
+
+class Starting:
+    """An application that was deployed, and may not be ready yet."""
+
+    def __init__(self, app: App, name: str, *, port: int, state_dir: Path, look: Look) -> None:
+        self._app = app
+        self._name = name
+        self._port = port
+        self._state_dir = state_dir
+        self._look = look
+        self._end = time.monotonic() + START_LIMIT_S
+        self.said = "deploying"
+        """Where the start is, in a few words."""
+        self.is_placed = False
+        """Whether each replica of the application has its resources."""
+
+    def poll(self) -> Start | None:
+        """Return the start if it is ready by now; None if it is still under way.
+
+        Raises:
+            BuildFailed: the replica failed to start; the text is its own.
+            ReplicaDied: it left no text.
+        """
+        deployment = self._app.deployment
+        details = _client().get_serve_details()["applications"].get(self._name, {})
+        status = details.get("status")
+        replicas = (details.get("deployments") or {}).get(deployment, {}).get("replicas")
+        if status == "RUNNING" and replicas:
+            return self._ready(float(replicas[0]["start_time_s"]))
+        states = [s for s in node.read_states(self._state_dir) if s["deployment"] == deployment]
+        self._look(states)
+        failed = next((s for s in states if s["stage"] == "FAILED"), None)
+        if failed is not None:
+            raise BuildFailed(f"{deployment} did not become ready: {failed['error']}")
+        if status == "DEPLOY_FAILED":
+            # A replica that dies in its constructor writes no state: Serve has its traceback.
+            raise ReplicaDied(f"{deployment} did not become ready: {_message(details, deployment)}")
+        if time.monotonic() > self._end:
+            raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
+        self.said = _describe(states, replicas)
+        self.is_placed = self.is_placed or _are_placed(details)
+        return None
+
+    def _ready(self, created_unix: float) -> Start:
+        from ray import serve
+
+        return Start(
+            url=f"http://127.0.0.1:{self._port}/{self._name}",
+            ready_s=time.time() - created_unix,
+            handle=serve.get_deployment_handle(self._app.deployment, app_name=self._name),
+            replicas=self._app.replicas,
+            state_dir=self._state_dir,
+        )
+
+
+def _are_placed(details: Mapping[str, Any]) -> bool:
+    """Return whether Serve has found a node for every replica of an application."""
+    deployments = (details.get("deployments") or {}).values()
+    return bool(deployments) and all(
+        len(each["replicas"]) == each["target_num_replicas"]
+        and all(replica.get("node_id") for replica in each["replicas"])
+        for each in deployments
+    )
+
+
 class Cluster:
-    """A Ray cluster with Serve on it, on which applications are started one after the other."""
+    """A Ray cluster with Serve on it, on which applications are started."""
 
     def __init__(
         self,
@@ -139,6 +207,16 @@ class Cluster:
             client.delete_apps([name], blocking=True)
 
     @contextlib.contextmanager
+    def starting(
+        self, app: App, settings: Mapping[str, Any], *, look: Look = lambda _: None
+    ) -> Iterator[Starting]:
+        """Start `app` with one replica, yield the start at once, and delete it afterwards."""
+        with _private_folders.temporary_folder() as scratch:
+            state_dir = scratch / "state"
+            with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
+                yield Starting(app, name, port=self.port, state_dir=state_dir, look=look)
+
+    @contextlib.contextmanager
     def running(
         self,
         app: App,
@@ -152,42 +230,21 @@ class Cluster:
         Raises:
             BuildFailed: the replica failed to start; the text is its own.
         """
-        from ray import serve
+        with self.starting(app, settings, look=look) as starting:
+            while (start := starting.poll()) is None:
+                progress(starting.said)
+                time.sleep(POLL_S)
+            yield start
 
-        with _private_folders.temporary_folder() as scratch:
-            state_dir = scratch / "state"
-            with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
-                created_unix, ready_unix = self._wait(
-                    name, app.deployment, state_dir, progress, look
-                )
-                yield Start(
-                    url=f"http://127.0.0.1:{self.port}/{name}",
-                    ready_s=ready_unix - created_unix,
-                    handle=serve.get_deployment_handle(app.deployment, app_name=name),
-                    replicas=app.replicas,
-                    state_dir=state_dir,
-                )
+    def has_room(self, resources: Mapping[str, float]) -> bool:
+        """Return whether the nodes together have this much free, by Ray's count.
 
-    def _wait(
-        self, name: str, deployment: str, state_dir: Path, progress: Progress, look: Look
-    ) -> tuple[float, float]:
-        end = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < end:
-            details = _client().get_serve_details()["applications"].get(name, {})
-            status = details.get("status")
-            replicas = (details.get("deployments") or {}).get(deployment, {}).get("replicas")
-            if status == "RUNNING" and replicas:
-                return float(replicas[0]["start_time_s"]), time.time()
-            states = [s for s in node.read_states(state_dir) if s["deployment"] == deployment]
-            look(states)
-            failed = next((s for s in states if s["stage"] == "FAILED"), None)
-            if failed is not None or status == "DEPLOY_FAILED":
-                # A replica that dies in its constructor writes no state: Serve has its traceback.
-                why = failed["error"] if failed else _message(details, deployment)
-                raise BuildFailed(f"{deployment} did not become ready: {why}")
-            progress(_describe(states, replicas))
-            time.sleep(POLL_S)
-        raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
+        That is late by a second or so.
+        """
+        import ray
+
+        free = cast("Any", ray).available_resources()
+        return all(free.get(name, 0.0) >= count for name, count in resources.items())
 
 
 def _message(details: Mapping[str, Any], deployment: str) -> str:

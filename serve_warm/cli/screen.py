@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,9 @@ from serve_warm.cli import NO
 if TYPE_CHECKING:
     from serve_warm.errors import ArtifactRefused
 
+COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
+"""How far a start is within a stage."""
+
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
 
@@ -46,8 +50,8 @@ stdout = Console(highlight=False)
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function to be told, as often as one likes, what is going on.
 
-    In a terminal one line is kept up to date; elsewhere a line is written when the words before
-    the first digit change, so that a log shows stages and not every input.
+    In a terminal one line is kept up to date; elsewhere a line is written when other words than
+    counters change, so that a log shows stages and not every input.
     """
     start = time.monotonic()
     last = ""
@@ -59,10 +63,10 @@ def progress() -> Iterator[Callable[[str], None]]:
 
         def line(text: str) -> None:
             nonlocal last
-            stage = text.rstrip("0123456789/ ").partition(" pass ")[0]
+            stage = COUNTERS.sub("", text).rstrip("0123456789/ ")
             if stage != last:
                 last = stage
-                stderr.print(f"[{elapsed()}] {stage}", markup=False)
+                stderr.print(f"[{elapsed()}] {stage}", markup=False, soft_wrap=True)
 
         yield line
         return

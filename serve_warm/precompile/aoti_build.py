@@ -22,14 +22,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from serve_warm import _private_folders
-from serve_warm.precompile import aot_compile, aoti_graphs, aoti_library, facts
+from serve_warm.precompile import aot_compile, aoti_cpp, aoti_graphs, aoti_library, facts
 from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copy_tensors
@@ -60,33 +60,101 @@ def make(
     Raises:
         NoEntry: there is a graph break, or something in it that a library cannot do.
     """
-    with aot_compile.as_reasons(), side_effects() as changes:
-        graph = _Graph(_settings(arguments), callee, changes)
-        settings = {"backend": graph.take, "dynamic": arguments.get("dynamic")}
-        captured = aot_compile.capture(function, callee, tensors, settings)
+    with aot_compile.as_reasons():
+        library = _Library(function, callee, tensors, arguments, compiler="now")
+        run = library.run(callee, tensors)
+        return library.made(callee, run)
+
+
+class Begun:
+    """A library whose C++ is being compiled, for a call of its kind to finish."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        callee: Any,
+        tensors: Sequence[Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Do the part of `make` before the C++ compiler, and have that run in the background.
+
+        Raises:
+            NoEntry: as `make` does.
+        """
+        with aot_compile.as_reasons():
+            self._library = _Library(function, callee, tensors, arguments, compiler="background")
+            self._library.run(callee, tensors)
+            self._library.graph.compile()
+            self._library.graph.forget_run()
+
+    @property
+    def captured(self) -> aot_compile.Captured:
+        """What Dynamo found for the call that it was begun for."""
+        return self._library.captured
+
+    def finish(self, callee: Any, tensors: Sequence[Any]) -> aot_compile.Made:
+        """Wait for the C++ compiler, and do the rest of `make` for this call.
+
+        Raises:
+            NoEntry: as `make` does.
+        """
+        with aot_compile.as_reasons():
+            return self._library.made(callee, self._library.run(callee, tensors))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One call of the bytecode around a graph, with eager in the graph's place."""
+
+    given: Sequence[Any]
+    returned: Any
+    plan: Plan
+
+
+class _Library:
+    """A graph that Dynamo has captured for one call, and the library that it becomes."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        callee: Any,
+        tensors: Sequence[Any],
+        arguments: Mapping[str, Any],
+        *,
+        compiler: aoti_cpp.Compiler,
+    ) -> None:
+        with side_effects() as changes:
+            self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
+            settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}
+            self.captured = aot_compile.capture(function, callee, tensors, settings)
+
+    def run(self, callee: Any, tensors: Sequence[Any]) -> _Run:
+        """Return what a call gives, and the plan for such calls."""
         # With tensors that nothing else holds: the callee may hold those of this call, and what it
         # returns would not say which of the two it is.
         given = copy_tensors(tensors)
-        returned = captured.entry.fn(callee, *given)
-        plan = graph.plan(given, returned)
-        if not graph.data:
-            graph.compile()
-        plan["sha256"] = hashlib.sha256(graph.data).hexdigest()
+        returned = self.captured.entry.fn(callee, *given)
+        return _Run(given=given, returned=returned, plan=self.graph.plan(given, returned))
+
+    def made(self, callee: Any, run: _Run) -> aot_compile.Made:
+        """Return the library, opened and held against the run."""
+        data, plan = self.graph.compile()(), run.plan
+        plan["sha256"] = hashlib.sha256(data).hexdigest()
         # Not where others might exchange it before it is opened.
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
-            path.write_bytes(graph.data)
+            path.write_bytes(data)
             fn = aoti_library.load(path, plan)
-        graph.refuse_other_inputs(fn.inputs(callee, given))
-        graph.refuse_other_aliases(fn.native)
-        graph.refuse_other_result(fn.result, given, returned)
+        self.graph.refuse_other_inputs(fn.inputs(callee, run.given))
+        self.graph.refuse_other_aliases(fn.native)
+        self.graph.refuse_other_result(fn.result, run.given, run.returned)
         return aot_compile.Made(
             fn=fn,
-            data=graph.data,
+            data=data,
             plan=plan,
-            facts=captured.facts,
-            conditions=captured.conditions,
-            sources=captured.sources,
+            facts=self.captured.facts,
+            conditions=self.captured.conditions,
+            sources=self.captured.sources,
         )
 
 
@@ -113,13 +181,17 @@ class _Graph:
         settings: Mapping[str, Any],
         callee: Any,
         changes: Mapping[str, None],
+        *,
+        compiler: aoti_cpp.Compiler = "now",
     ) -> None:
         # AOTInductor has no graphs: `graphed` captures what it makes.
         self._settings = {**settings, aot_compile.CAPTURES: False}
         self._captures = bool(settings[aot_compile.CAPTURES])
         self._callee = callee
         self._changes = changes
-        self.data = b""
+        self._compiler = compiler
+        self._library: Callable[[], bytes] | None = None
+        """Returns it, and waits for the C++ compiler first."""
         self._graph: Any = None
         self._fakes: list[Any] = []
         self._places: list[Input] = []
@@ -158,19 +230,28 @@ class _Graph:
             self.compile()
         return _callable(self._run_eagerly)
 
-    def compile(self) -> None:
-        """Compile the graph into `data`."""
+    def compile(self) -> Callable[[], bytes]:
+        """Compile the graph, if it is not yet; what is returned waits for the C++ compiler."""
+        if self._library is None:
+            self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
+        return self._library
+
+    def _generate(self) -> str:
+        """Have torch compile the graph, and return where it says that the library is."""
         from torch._inductor.compile_fx import compile_fx_aot
 
         # The tensors that Dynamo traced with, in the mode they belong to: their symbols are those
         # of the conditions.
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # what compiles it also changes it
-        with torch._guards.tracing(torch._guards.TracingContext(mode)), _quiet_code():
+        with torch._guards.tracing(torch._guards.TracingContext(mode)):
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         _refuse_foreign(Path(path))
-        self.data = Path(path).read_bytes()
-        _refuse_another_runtime(self.data)
+        return str(path)
+
+    def forget_run(self) -> None:
+        """Let go of the tensors of the last run."""
+        self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
         """Stand in for the compiled graph in the bytecode around it, once."""
@@ -277,55 +358,6 @@ class _Graph:
             raise NoEntry(f"the {type(returned).__qualname__} it returns is more than its parts")
 
 
-PRINTS = re.compile(r"""std::cerr << "Error: " << e\.what\(\) << '\\n'""")
-"""How the C interface of a library reports a failure, beside the text that it keeps."""
-
-KEEPS = """\
-#include <cstdint>
-#include <string>
-static thread_local std::string g_aoti_last_error;
-extern "C" __attribute__((__visibility__("default")))
-int32_t AOTInductorGetLastError(const char** text) {
-  *text = g_aoti_last_error.c_str();
-  return 0;
-}
-"""
-"""What keeps that text in torch 2.13 to 2.15; 2.11 has nothing like it, and gets this."""
-
-
-@contextlib.contextmanager
-def _quiet_code() -> Iterator[None]:
-    """Compile libraries in the block that write nothing to stderr when a call fails.
-
-    Each failure would be 25 lines there, and no caller could keep them from it: the file descriptor
-    is the whole process's. The source of the interface is a part of each library's own. Seen in
-    2.11, 2.13 and 2.15:
-    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
-    """
-    from torch._inductor.codecache import AotCodeCompiler
-
-    compiler: Any = AotCodeCompiler
-    stock, bound = vars(compiler)["compile"], compiler.compile
-
-    def compile_quiet(graph: Any, wrapper_code: str, *args: Any, **kwargs: Any) -> Any:
-        return bound(graph, _without_prints(wrapper_code), *args, **kwargs)
-
-    compiler.compile = staticmethod(compile_quiet)
-    try:
-        yield
-    finally:
-        compiler.compile = stock
-
-
-def _without_prints(source: str) -> str:
-    """Return the C++ of a library that keeps the text of a failure and does not print it."""
-    if not PRINTS.search(source):
-        return source
-    if "g_aoti_last_error" in source:
-        return PRINTS.sub("static_cast<void>(e)", source)
-    return KEEPS + PRINTS.sub("g_aoti_last_error = e.what()", source)
-
-
 def _refuse_foreign(path: Path) -> None:
     """Raise `NoEntry` where code calls torch's dispatcher, by a table that lies beside it."""
     table = path.with_suffix(".json")
@@ -333,23 +365,6 @@ def _refuse_foreign(path: Path) -> None:
         nodes = json.loads(table.read_text())["nodes"]
         names = sorted({str(node["node"]["target"]) for node in nodes})
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
-
-
-CPP_RUNTIMES = b"libstdc++.", b"libc++."
-"""One of them stands in a library that shares its C++ runtime with torch."""
-
-
-def _refuse_another_runtime(data: bytes) -> None:
-    """Raise `NoEntry` where a library has a C++ of its own, from a compiler that links it so.
-
-    Its locales are not the process's then, and the first thing that torch's code in it does, a
-    regular expression, ends the process (2.11, `parse_device_str` of model_base.h).
-    """
-    if not any(name in data for name in CPP_RUNTIMES):
-        raise NoEntry(
-            "the C++ compiler has linked its own C++ runtime into the library: have it link "
-            "libstdc++ as a shared library"
-        )
 
 
 def _without_sizes(graph: Any) -> None:

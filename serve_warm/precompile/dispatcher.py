@@ -31,7 +31,7 @@ from serve_warm.precompile.binding import Binder, Binding, Use
 from serve_warm.precompile.call_checks import intercepted, state_check, tensor_check
 from serve_warm.precompile.call_signature import Signature, key_of
 from serve_warm.precompile.entries import Entry, EntryTable
-from serve_warm.precompile.entry_builder import EntryBuilder
+from serve_warm.precompile.entry_builder import EntryBuilder, NotYet
 from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
@@ -197,6 +197,8 @@ class Dispatcher(HandedOver):
             signature, tensors = call_signature.describe(args, kwargs, known=known)
             call = str(signature)
             entry, fn = self._find(binding, table, signature, call_signature.state(), tensors)
+        except NotYet:
+            return None, (call, 1, ""), ()
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -28,6 +28,9 @@ from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
 from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import RULES, Facts, NoEntry
 from serve_warm.precompile.names import literal, name_of_class
+
+if TYPE_CHECKING:
+    from serve_warm.precompile import aoti_build
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +102,16 @@ class Unit:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A library that is being compiled, and when it will be one for a call."""
+
+    unit: Unit
+    entry: Entry
+    """What is known of it; it has no file yet."""
+    library: aoti_build.Begun
+
+
 def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
     """Return the name of an entry's file, which is what is in it: another one is damaged."""
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
@@ -118,6 +131,12 @@ class EntryTable:
         """Where libraries lie, which are opened by their path; none in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Reason by unit name and call, for what has no entry although it was declared."""
+        self.libraries: Literal["made", "begun"] = "made"
+        """Whether a build makes a library for a call, or begins it for the next such call."""
+        self.begun: list[Begun] = []
+        """Libraries of the build that no call has finished yet."""
+        self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
+        """Called with what a build does next for a call."""
         self.broken = ""
         """What loading an entry raised first that torch itself does not raise."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
@@ -206,6 +225,14 @@ class EntryTable:
             self.refused[unit.name, str(entry.signature)] = why
             if not any(e.file == entry.file for u in self.units.values() for e in u.entries):
                 del self.files[entry.file]
+
+    def refuse_begun(self) -> None:
+        """Refuse the calls whose libraries no other call has finished."""
+        for begun in self.begun:
+            call = begun.unit.name, str(begun.entry.signature)
+            if not any(entry.signature == begun.entry.signature for entry in begun.unit.entries):
+                self.refused.setdefault(call, "it was called once while entries were made")
+        self.begun = []
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
         """Return the unit of this structure, an empty one where there is none."""

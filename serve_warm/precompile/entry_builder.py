@@ -17,6 +17,7 @@ from serve_warm.precompile.call_signature import Dynamic, Signature
 from serve_warm.precompile.eager_check import difference_from_eager, why_not_twice
 from serve_warm.precompile.entries import (
     PREFIXES,
+    Begun,
     Entry,
     EntryTable,
     Unit,
@@ -30,6 +31,10 @@ from serve_warm.precompile.trace_notes import side_effects
 
 ATTEMPTS = 4
 """States of a model in which a build tries to make an entry for a call that had none before."""
+
+
+class NotYet(Exception):
+    """The library for a call is being compiled, and the call is answered without it."""
 
 
 class EntryBuilder:
@@ -72,6 +77,7 @@ class EntryBuilder:
 
         Raises:
             NoEntry: there can be none, or it does not compute what eager does.
+            NotYet: its library is begun, and the table says that another call is to finish it.
         """
         why = aot_compile.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":
@@ -85,8 +91,9 @@ class EntryBuilder:
         why = why or attempts.get(attempt, "")
         if why:
             raise NoEntry(why)
+        begun = self._begun(unit, table, signature, state, tensors)
         try:
-            made, entry = self._compile(signature, state, tensors)
+            made, entry = self._compile(unit, table, begun, signature, state, tensors)
         except NoEntry as failure:
             attempts[attempt] = str(failure)  # not tried again at each call
             raise
@@ -96,8 +103,77 @@ class EntryBuilder:
         self._made.append((unit, entry))
         return entry, made.fn
 
-    def _compile(
-        self, signature: Signature, state: Mapping[str, str], tensors: Sequence[Any]
+    def _begun(
+        self,
+        unit: Unit,
+        table: EntryTable,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+    ) -> Begun | None:
+        """Take what was begun for such a call from the table.
+
+        Raises:
+            NotYet: it stays there, for a later call.
+        """
+        for_such = [
+            begun
+            for begun in table.begun
+            if begun.unit is unit and begun.entry.takes(signature, state, tensors)
+        ]
+        fitting = [begun for begun in for_such if not begun.entry.facts.broken(self._callee)]
+        # A state that is never the same, by a count for example, is one that never comes back.
+        if table.libraries == "begun" and (fitting or len(for_such) >= ATTEMPTS):
+            raise NotYet
+        if not fitting:
+            return None
+        table.tell("library")
+        table.begun.remove(fitting[0])
+        return fitting[0]
+
+    def _library(  # noqa: PLR0917 - all that is known of a call
+        self,
+        unit: Unit,
+        table: EntryTable,
+        begun: Begun | None,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+        arguments: Mapping[str, Any],
+    ) -> aot_compile.Made:
+        """Return the library for a call; or begin it, and raise `NotYet`."""
+        function = signature.function("entry")
+        if begun is not None:
+            return begun.library.finish(self._callee, tensors)
+        if table.libraries == "made":
+            table.tell("library")
+            return aoti_build.make(function, self._callee, tensors, arguments)
+        table.tell("trace")
+        library = aoti_build.Begun(function, self._callee, tensors, arguments)
+        captured = library.captured
+        dynamic = Dynamic(conditions=tuple(captured.conditions))
+        entry = Entry(
+            signature=dynamic.signature(signature, tensors),
+            dynamic=dynamic,
+            state=state,
+            facts=captured.facts,
+            sources=captured.sources,
+            references={},
+            file="",
+            error=0.0,
+            level=LIBRARY_LEVEL,
+        )
+        table.begun.append(Begun(unit=unit, entry=entry, library=library))
+        raise NotYet
+
+    def _compile(  # noqa: PLR0917 - all that is known of a call
+        self,
+        unit: Unit,
+        table: EntryTable,
+        begun: Begun | None,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
     ) -> tuple[aot_compile.Made, Entry]:
         """Return what is made for a call, of the highest level that is asked for and can be had."""
         # Shapes are static unless said otherwise: None would be neither.
@@ -106,7 +182,7 @@ class EntryBuilder:
         level, reason = self._level, ""
         if level == LIBRARY_LEVEL:
             try:
-                made = aoti_build.make(function, self._callee, tensors, arguments)
+                made = self._library(unit, table, begun, signature, state, tensors, arguments)
                 error = self._error(function, made, tensors)
                 if made.plan.get("captures") == "":
                     # What was captured by that call is launched by this one.
@@ -115,6 +191,7 @@ class EntryBuilder:
                 level, reason = 2, str(failure)
         changes: Mapping[str, None] = {}
         if level == 2:
+            table.tell("entry")
             with side_effects() as changes:
                 made = aot_compile.make(function, self._callee, tensors, arguments)
             error = self._error(function, made, tensors)

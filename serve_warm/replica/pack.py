@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -15,7 +16,7 @@ from serve_warm.compiler import pgo
 from serve_warm.compiler.caches import save_torch_bytes
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
 from serve_warm.replica.replay import Replay
 from serve_warm.report import Report
 
@@ -57,13 +58,19 @@ async def pack(
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
         with SESSION.building() as table:
-            await new_replay().once(
-                lambda done, of: say(f"input {done} of {of}, {table.made} entries made")
-            )
+            kinds = {(use.callable, use.call) for use in SESSION.uses()}
+            table.tell = _Steps(len(kinds), say).tell
+            if any(each.level == LIBRARY_LEVEL for each in list(SESSION.dispatchers)):
+                # Each is begun first, so that C++ compilers run while the next one is traced.
+                table.libraries = "begun"
+                await new_replay().once()
+                table.libraries = "made"
+            await new_replay().once()
             # Once more: an entry that answers now is of a state that comes back, such as an
             # adapter that another input switches off.
             say("looking at which entries last")
             await new_replay().once()
+            table.refuse_begun()
         for level, name in LEVEL_PARTS.items():
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
@@ -71,6 +78,25 @@ async def pack(
         facts[ENTRIES_FORMAT] = table.format
     say("packing the caches")
     return pack_parts(cache_directory, entries), facts
+
+
+class _Steps:
+    """Says which entry or library of how many is made."""
+
+    def __init__(self, kinds: int, say: Callable[[str], None]) -> None:
+        self._kinds = kinds
+        """Of calls that were seen until now. A build may see others."""
+        self._say = say
+        self._done: Counter[str] = Counter()
+
+    def tell(self, step: str) -> None:
+        """Say that the next one begins; a step is `trace`, `entry` or `library`."""
+        self._done[step] += 1
+        number, of = self._done[step], self._kinds
+        if step == "library":
+            of = self._done["trace"] or of
+        words = "tracing library" if step == "trace" else step
+        self._say(f"{words} {number} of {max(number, of)}")
 
 
 async def _compile_by_profile(replay: Replay) -> None:

@@ -100,11 +100,19 @@ def test_a_build_proves_each_level_apart(store):
     """The last round trip has the libraries alone, and nothing else was needed."""
     _, built, told = store
 
-    labels = {text.partition(": ")[0] for text in told if text.startswith("round trip")}
-    assert labels == {"round trip", "round trip, libraries"}
+    trips = {name for name in built.seconds if name.startswith("round trip")}
+    assert trips == {"round trip", "round trip, libraries", "round trips"}
+    assert any("; round trip, libraries: " in text for text in told), "one after the other"
     assert sorted(built.parts) == ["cache", "exported", "torch_bytes"]
     assert [use["level"] for use in built.round_trip["entries"]] == [3, 3]
     assert built.round_trip["compiler_imported"] == ""
+
+
+def test_a_build_says_which_library_it_makes(store):
+    """All are traced first, while C++ compilers run."""
+    _, _, told = store
+
+    assert "pack: tracing library 2 of 2" in told
 
 
 def test_a_replica_is_proven_without_any_compiler(without_compiler):
