@@ -298,6 +298,8 @@ def test_the_chart_knows_the_fields_that_the_newest_kubernetes_has() -> None:
         "env": ray["env"],
         "envFrom": ray["envFrom"],
         "extraVolumeMounts": ray["volumeMounts"],
+        "seccompProfile": definitions[f"{core}.SeccompProfile"],
+        "appArmorProfile": definitions[f"{core}.AppArmorProfile"],
         "clients": definitions[f"{net}.NetworkPolicyPeer"],
         "egress": definitions[f"{net}.NetworkPolicyEgressRule"],
     }

@@ -107,6 +107,49 @@ FINE: dict[str, dict[str, Any]] = {
     "a metrics port that nobody scrapes": {
         "worker": {"rayStartParams": {"metrics-export-port": "9090"}},
     },
+    "whole devices": {
+        "worker": {
+            "resources": {
+                "requests": {"nvidia.com/gpu": "2000m", "hugepages-2Mi": "64Mi"},
+                "limits": {"cpu": "2", "nvidia.com/gpu": 2, "hugepages-2Mi": "64Mi"},
+            }
+        },
+    },
+    "devices by their limit alone": {
+        "worker": {"resources": {"limits": {"cpu": "500m", "google.com/tpu": 4}}},
+    },
+    "tolerations of all kinds": {
+        "worker": {
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "a", "operator": "Exists", "effect": "NoSchedule"},
+                {"key": "a", "value": "b"},
+                {"key": "sla", "operator": "Gt", "value": "950"},
+                {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9},
+            ]
+        },
+    },
+    "a module with a hyphen, and one whose name ends like a file": {
+        "values": {
+            "applications": [
+                {"name": "a", "import_path": "my-app.numpy:app", "deployments": [ONE]},
+                {"name": "b", "import_path": "app.py_app", "route_prefix": "/b"},
+            ]
+        },
+        "worker": {},
+    },
+    "a container that needs nothing said": {
+        "worker": {
+            "sidecars": [{"name": "a"}],
+            "initContainers": [
+                {"name": "b", "volumeMounts": [{"name": "serve-warm-scratch", "mountPath": "/x"}]}
+            ],
+        },
+    },
+    "no time at all to drain": {
+        "worker": {"env": [{"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"}]},
+        "values": {"terminationGracePeriodSeconds": 25},
+    },
     "equal amounts in other words": {
         "worker": {
             "resources": {

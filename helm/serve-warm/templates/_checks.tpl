@@ -11,7 +11,7 @@
 {{- $_ := set .Values "checked" true -}}
 {{- $problems := include "serve-warm.check.defaults" . | fromYamlArray -}}
 {{- if not $problems -}}
-{{- range $part := list "image" "cluster" "applications" "routing" "capacity" "resources" "fields" "tolerations" "groups" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "grace" "build" "queue" "availability" "monitoring" "env" -}}
+{{- range $part := list "image" "cluster" "applications" "routing" "capacity" "resources" "fields" "labelNames" "tolerations" "groups" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "grace" "build" "queue" "availability" "monitoring" "env" -}}
 {{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
 {{- $problems = concat $problems $found -}}
 {{- end -}}
@@ -79,6 +79,9 @@
 {{- $name := include "serve-warm.fullname" . -}}
 {{- if gt (len $name) $limit -}}
 {{- $problems = append $problems (printf "fullnameOverride: the name %s has %d characters and KubeRay takes %d for a %s; set a shorter one" $name (len $name) $limit .Values.kind) -}}
+{{- end -}}
+{{- if regexMatch "^[0-9]" $name -}}
+{{- $problems = append $problems (printf "fullnameOverride: the name %s begins with a digit, and KubeRay takes a letter there; set one that begins with a letter" $name) -}}
 {{- end -}}
 {{- if semverCompare "<2.53.0-0" .Values.rayVersion -}}
 {{- $problems = append $problems (printf "rayVersion: serve_warm runs on Ray 2.53 and newer, found %s; use an image with a newer Ray" .Values.rayVersion) -}}
@@ -149,6 +152,11 @@
 {{- end -}}
 {{- if and (hasSuffix "port" $name) (hasKey $own (toString $value)) -}}
 {{- $problems = append $problems (printf "%s.rayStartParams.%s: %v is %s too, so that one of the two would not start; choose another port" $key $name $value (get $own (toString $value))) -}}
+{{- end -}}
+{{- if contains "_" $name -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.%s: it becomes an option of ray start, which knows none with an underscore, so that the pod would fail again and again; write %s" $key $name (replace "_" "-" $name)) -}}
+{{- else if eq $name "labels" -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.labels: KubeRay refuses it; leave it out, and put what selects a group into rayStartParams.resources" $key) -}}
 {{- end -}}
 {{- if and (eq $name "metrics-export-port") $values.monitoring.podMonitor.enabled (ne (toString $value) "8080") -}}
 {{- $problems = append $problems (printf "%s.rayStartParams.metrics-export-port: the PodMonitor scrapes 8080, and Ray's metrics would be at %v; leave it out" $key $value) -}}
@@ -484,6 +492,12 @@
 {{- if gt (len (.Values.cache | default dict)) 1 -}}
 {{- $problems = append $problems (printf "cache: %s are set; keep one" (keys .Values.cache | sortAlpha | join " and ")) -}}
 {{- end -}}
+{{- $cache := .Values.cache | default dict -}}
+{{- range $key, $size := dict "scratchSizeLimit" .Values.scratchSizeLimit "cache.emptyDir.sizeLimit" ($cache.emptyDir | default dict).sizeLimit "cache.ephemeral.size" ($cache.ephemeral | default dict).size -}}
+{{- if and $size (lt (include "serve-warm.quantity" $size | float64) 1048576.0) -}}
+{{- $problems = append $problems (printf "%s: %v is a number of bytes; write a unit, such as %vGi" $key $size (regexFind "^[0-9]+" (toString $size))) -}}
+{{- end -}}
+{{- end -}}
 {{- range $kind, $volume := .Values.cache -}}
 {{- if ($volume | default dict).readOnly -}}
 {{- $problems = append $problems (printf "cache.%s.readOnly: replicas write what they download here; leave it out, and mount a finished artifact with artifact.volume" $kind) -}}
@@ -498,6 +512,11 @@
 {{- end -}}
 {{- range $index, $path := .Values.writableDirs -}}
 {{- $clean := clean $path -}}
+{{- range $before := slice $values.writableDirs 0 $index -}}
+{{- if eq (clean . | replace "/" "-") (replace "/" "-" $clean) -}}
+{{- $problems = append $problems (printf "writableDirs[%d]: %s and %s would be one folder; keep one, or choose another name" $index . $path) -}}
+{{- end -}}
+{{- end -}}
 {{- if has $clean (list "/" "/home" "/usr" "/etc" "/var" "/run" "/opt" "/dev/shm") -}}
 {{- $problems = append $problems (printf "writableDirs[%d]: an empty folder would hide %s; name a folder below it" $index $path) -}}
 {{- else -}}
@@ -542,14 +561,14 @@
 {{- /* A worker's end: endpoints forget it, Ray drains it, its processes and the node server stop. */ -}}
 {{- define "serve-warm.check.grace" -}}
 {{- $problems := list -}}
-{{- $drain := 30.0 -}}
+{{- $drain := .Values.workers | empty | ternary 30.0 0.0 -}}
 {{- range $group := .Values.workers -}}
 {{- $drain = maxf $drain (include "serve-warm.drainSeconds" (dict "root" $ "group" .)) -}}
 {{- end -}}
 {{- $server := .Values.nodeServer.enabled | ternary .Values.nodeServer.drainSeconds 0 -}}
 {{- $needed := addf .Values.preStopSeconds $drain $server 10 -}}
 {{- if lt (float64 .Values.terminationGracePeriodSeconds) (float64 $needed) -}}
-{{- $problems = append $problems (printf "terminationGracePeriodSeconds: %v is too short for a worker to end in, so that replicas would be killed amid requests; set %v or more: preStopSeconds %v, up to %v while Ray drains the node (the longest graceful_shutdown_timeout_s, and 30 at least), nodeServer.drainSeconds %v, and 10 to end" .Values.terminationGracePeriodSeconds $needed .Values.preStopSeconds $drain $server) -}}
+{{- $problems = append $problems (printf "terminationGracePeriodSeconds: %v is too short for a worker to end in, so that replicas would be killed amid requests; set %v or more: preStopSeconds %v, up to %v while Ray drains the node (30, or the longest graceful_shutdown_timeout_s), nodeServer.drainSeconds %v, and 10 to end" .Values.terminationGracePeriodSeconds $needed .Values.preStopSeconds $drain $server) -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}

@@ -71,6 +71,8 @@ clients: &peer
   podSelector: *selector
   namespaceSelector: *selector
   ipBlock: {cidr: "", except: ""}
+seccompProfile: {type: RuntimeDefault Localhost Unconfined, localhostProfile: ""}
+appArmorProfile: {type: RuntimeDefault Localhost Unconfined, localhostProfile: ""}
 egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- end -}}
 
@@ -102,13 +104,32 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- define "serve-warm.check.fields" -}}
 {{- $problems := list -}}
 {{- $shapes := include "serve-warm.shapes" . | fromYaml -}}
-{{- $places := list (dict "key" "" "values" (pick .Values "env" "envFrom" "extraVolumes" "extraVolumeMounts")) (dict "key" "head." "values" .Values.head) (dict "key" "build." "values" (pick .Values.build "env")) (dict "key" "networkPolicy." "values" .Values.networkPolicy) -}}
+{{- $places := list (dict "key" "" "values" (pick .Values "env" "envFrom" "extraVolumes" "extraVolumeMounts")) (dict "key" "head." "values" .Values.head) (dict "key" "build." "values" (pick .Values.build "env")) (dict "key" "networkPolicy." "values" .Values.networkPolicy) (dict "key" "podSecurityContext." "values" .Values.podSecurityContext) (dict "key" "containerSecurityContext." "values" .Values.containerSecurityContext) -}}
 {{- range $index, $group := .Values.workers -}}
 {{- $places = append $places (dict "key" (printf "workers[%d]." $index) "values" .) -}}
 {{- end -}}
 {{- range $place := $places -}}
 {{- range $name, $shape := $shapes -}}
 {{- $problems = concat $problems (include "serve-warm.check.shape" (dict "key" (printf "%s%s" $place.key $name) "value" (index $place.values $name) "shape" $shape) | fromYamlArray) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* Keys of labels and annotations: a name, with or without a domain before it. */ -}}
+{{- define "serve-warm.check.labelNames" -}}
+{{- $problems := list -}}
+{{- $places := dict "commonLabels" .Values.commonLabels "labels" .Values.labels "annotations" .Values.annotations "build.labels" .Values.build.labels "build.jobLabels" .Values.build.jobLabels -}}
+{{- range $index, $group := prepend .Values.workers .Values.head -}}
+{{- range $name := list "labels" "annotations" "nodeSelector" -}}
+{{- $_ := set $places (printf "%s.%s" (eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1))) $name) (index $group $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $names := $places -}}
+{{- range $name, $_ := $names -}}
+{{- if not (regexMatch "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$" $name) -}}
+{{- $problems = append $problems (printf "%s: Kubernetes takes no key %q; write letters, digits and -_. inside, up to 63, behind a domain and a slash if you like" $key $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}
@@ -149,6 +170,10 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- $of := printf "%s.%s.%s" $key ($limit | empty | ternary "requests" "limits") $name -}}
 {{- if not (or (contains "/" $name) (has $name (list "cpu" "memory" "ephemeral-storage")) (hasPrefix "hugepages-" $name)) -}}
 {{- $problems = append $problems (printf "%s: Kubernetes has no resource %s; write the full name of a device, such as nvidia.com/gpu" $of $name) -}}
+{{- else if and (has $name (list "memory" "ephemeral-storage")) (lt (maxf $most $asked) 1048576.0) -}}
+{{- $problems = append $problems (printf "%s: %s is a number of bytes; write a unit, such as %sGi" $of ($limit | default $request) (regexFind "^[0-9]+" ($limit | default $request))) -}}
+{{- else if and (eq $name "cpu") (regexMatch "[a-zA-Z]$" (trimSuffix "m" ($limit | default $request))) -}}
+{{- $problems = append $problems (printf "%s: %s is a unit of memory; write CPUs, such as 4 or 500m" $of ($limit | default $request)) -}}
 {{- else if contains "/" $name -}}
 {{- if or (ne $most (floor $most)) (ne $asked (floor $asked)) -}}
 {{- $problems = append $problems (printf "%s: %s is not a whole number, and Kubernetes gives out whole devices; write %v, and let replicas share one with num_gpus in ray_actor_options" $of ($limit | default $request) (maxf $most $asked | ceil)) -}}
@@ -212,6 +237,15 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- $own = append $own .name -}}
 {{- end -}}
 {{- $autoscaler := $values.autoscaling.options | default dict -}}
+{{- $known := list "resources" "image" "imagePullPolicy" "securityContext" "idleTimeoutSeconds" "upscalingMode" "env" "envFrom" "volumeMounts" "version" "command" "args" -}}
+{{- range $name, $value := $autoscaler -}}
+{{- $of := get (dict "version" (list "v1" "v2") "upscalingMode" (list "Default" "Aggressive" "Conservative")) $name -}}
+{{- if not (has $name $known) -}}
+{{- $problems = append $problems (printf "autoscaling.options.%s: KubeRay, up to 1.7, has no such field here and Kubernetes would drop it; write one of %s" $name ($known | sortAlpha | join ", ")) -}}
+{{- else if and $of (not (has (toString $value) $of)) -}}
+{{- $problems = append $problems (printf "autoscaling.options.%s: KubeRay takes no %v here; write one of %s" $name $value (join ", " $of)) -}}
+{{- end -}}
+{{- end -}}
 {{- range $index, $group := .Values.workers -}}
 {{- $key := printf "workers[%d]" $index -}}
 {{- with .image -}}
