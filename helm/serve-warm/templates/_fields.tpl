@@ -174,13 +174,13 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- $problems = append $problems (printf "%s: %s is a number of bytes; write a unit, such as %sGi" $of ($limit | default $request) (regexFind "^[0-9]+" ($limit | default $request))) -}}
 {{- else if and (eq $name "cpu") (regexMatch "[a-zA-Z]$" (trimSuffix "m" ($limit | default $request))) -}}
 {{- $problems = append $problems (printf "%s: %s is a unit of memory; write CPUs, such as 4 or 500m" $of ($limit | default $request)) -}}
-{{- else if contains "/" $name -}}
+{{- else if or (contains "/" $name) (hasPrefix "hugepages-" $name) -}}
 {{- if or (ne $most (floor $most)) (ne $asked (floor $asked)) -}}
 {{- $problems = append $problems (printf "%s: %s is not a whole number, and Kubernetes gives out whole devices; write %v, and let replicas share one with num_gpus in ray_actor_options" $of ($limit | default $request) (maxf $most $asked | ceil)) -}}
 {{- else if not $limit -}}
-{{- $problems = append $problems (printf "%s: a device is requested without a limit, and Kubernetes takes no such pod; write limits.%s: %s too" $of $name $request) -}}
+{{- $problems = append $problems (printf "%s: it is requested without a limit, and Kubernetes takes no such pod; write limits.%s: %s too" $of $name $request) -}}
 {{- else if and $request (ne $most $asked) -}}
-{{- $problems = append $problems (printf "%s.requests.%s: %s is not limits.%s, %s, and Kubernetes takes devices in equal numbers alone; write the same in both, or leave the request out" $key $name $request $name $limit) -}}
+{{- $problems = append $problems (printf "%s.requests.%s: %s is not limits.%s, %s, and Kubernetes takes equal ones alone; write the same in both, or leave the request out" $key $name $request $name $limit) -}}
 {{- end -}}
 {{- else if and $limit $request (gt $asked $most) -}}
 {{- $problems = append $problems (printf "%s.requests.%s: %s is above limits.%s, %s, and Kubernetes takes no such pod; lower it, or raise the limit" $key $name $request $name $limit) -}}
