@@ -4,36 +4,36 @@
 {{- /* What the API server refuses or drops, of values that are passed on to pods: fields that Kubernetes does not
        have, values of fields, amounts of devices, claims, containers. */ -}}
 
-{{- /* The fields of what is passed on, as Kubernetes 1.37 has them: a map, or a list of such. Text lists the values of a
-       field, "" takes all. */ -}}
+{{- /* The fields of what is passed on, as Kubernetes 1.37 has them: a map, or a list of such. Of a field `text` and
+       `number` are its type, other words its values; "" takes all. */ -}}
 {{- define "serve-warm.shapes" -}}
 tolerations:
-  {key: "", operator: Exists Equal Lt Gt, value: "", effect: NoSchedule PreferNoSchedule NoExecute, tolerationSeconds: ""}
+  {key: text, operator: Exists Equal Lt Gt, value: text, effect: NoSchedule PreferNoSchedule NoExecute, tolerationSeconds: number}
 affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       nodeSelectorTerms: &node
-        matchExpressions: &expressions {key: "", operator: In NotIn Exists DoesNotExist Gt Lt, values: ""}
+        matchExpressions: &expressions {key: text, operator: In NotIn Exists DoesNotExist Gt Lt, values: text}
         matchFields: *expressions
-    preferredDuringSchedulingIgnoredDuringExecution: {weight: "", preference: *node}
+    preferredDuringSchedulingIgnoredDuringExecution: {weight: number, preference: *node}
   podAffinity: &pods
     requiredDuringSchedulingIgnoredDuringExecution: &term
-      topologyKey: ""
+      topologyKey: text
       labelSelector: &selector
         matchLabels: ""
-        matchExpressions: {key: "", operator: In NotIn Exists DoesNotExist, values: ""}
-      namespaces: ""
+        matchExpressions: {key: text, operator: In NotIn Exists DoesNotExist, values: text}
+      namespaces: text
       namespaceSelector: *selector
       matchLabelKeys: ""
       mismatchLabelKeys: ""
-    preferredDuringSchedulingIgnoredDuringExecution: {weight: "", podAffinityTerm: *term}
+    preferredDuringSchedulingIgnoredDuringExecution: {weight: number, podAffinityTerm: *term}
   podAntiAffinity: *pods
 topologySpreadConstraints:
-  maxSkew: ""
-  topologyKey: ""
+  maxSkew: number
+  topologyKey: text
   whenUnsatisfiable: DoNotSchedule ScheduleAnyway
   labelSelector: *selector
-  minDomains: ""
+  minDomains: number
   nodeAffinityPolicy: Honor Ignore
   nodeTaintsPolicy: Honor Ignore
   matchLabelKeys: ""
@@ -62,7 +62,7 @@ extraVolumeMounts: &mounts
   {name: "", mountPath: "", subPath: "", subPathExpr: "", readOnly: "", recursiveReadOnly: "", mountPropagation: "",
   bindMountOptions: ""}
 initContainers: &container
-  {name: "", image: "", imagePullPolicy: Always IfNotPresent Never, command: "", args: "", workingDir: "", ports: "", env: *env,
+  {name: "", image: "", imagePullPolicy: Always IfNotPresent Never, command: text, args: text, workingDir: "", ports: "", env: *env,
   envFrom: *envFrom, resources: "", resizePolicy: "", restartPolicy: "", restartPolicyRules: "", volumeMounts: *mounts,
   volumeDevices: "", livenessProbe: "", readinessProbe: "", startupProbe: "", lifecycle: "", terminationMessagePath: "",
   terminationMessagePolicy: "", securityContext: "", stdin: "", stdinOnce: "", tty: ""}
@@ -94,7 +94,15 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- end -}}
 {{- end -}}
 {{- else if and (kindIs "string" $shape) $shape (not (kindIs "invalid" .value)) -}}
-{{- if not (has (toString .value) (splitList " " $shape)) -}}
+{{- if eq $shape "text" -}}
+{{- if not (kindIs "string" .value) -}}
+{{- $problems = append $problems (printf "%s: Kubernetes takes text here, and %v is none in YAML; write it in quotes" $key .value) -}}
+{{- end -}}
+{{- else if eq $shape "number" -}}
+{{- if kindIs "string" .value -}}
+{{- $problems = append $problems (printf "%s: Kubernetes takes a number here; write %s without quotes" $key .value) -}}
+{{- end -}}
+{{- else if not (has (toString .value) (splitList " " $shape)) -}}
 {{- $problems = append $problems (printf "%s: Kubernetes takes no %v here; write one of %s" $key .value (splitList " " $shape | join ", ")) -}}
 {{- end -}}
 {{- end -}}
