@@ -115,13 +115,18 @@ def cluster_of(found: Manifests) -> dict[str, Any]:
 
 
 def pods_of(found: Manifests) -> dict[str, dict[str, Any]]:
-    """Return all pod templates, by what they are for: head, a worker group, build."""
+    """Return all pod templates, by what they are for: head, a worker group, build.
+
+    Where there are several Jobs each stands under its own name.
+    """
     cluster = cluster_of(found)
     pods = {"head": cluster["headGroupSpec"]["template"]}
     for group in cluster.get("workerGroupSpecs", []):
         pods[group["groupName"]] = group["template"]
-    for job in of_kind(found, "Job"):
-        pods["build"] = job["spec"]["template"]
+    jobs = of_kind(found, "Job")
+    for job in jobs:
+        name = job["metadata"]["name"]
+        pods["build" if len(jobs) == 1 else name] = job["spec"]["template"]
     return pods
 
 
@@ -165,6 +170,12 @@ def _kubernetes_validator(name: str, version: str) -> Any:
 def _bundled(name: str, version: str) -> Any:
     read = require_module("kubernetes_validate.utils", INSTALL).schema_contents
     return read(f"kubernetes-json-schema/v{version}-local-strict/{name}.json", version)
+
+
+def kubernetes_definitions(version: str) -> dict[str, Any]:
+    """Return the types of a version of Kubernetes, by their full names."""
+    definitions: dict[str, Any] = _bundled("_definitions", version)["$defs"]
+    return definitions
 
 
 def custom_problems(manifest: Mapping[str, Any]) -> list[str]:

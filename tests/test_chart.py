@@ -107,6 +107,35 @@ def test_the_newer_engine_lints_without_a_word(name: str) -> None:
     assert (report["errors"], [m for m in report["messages"] if m["severity"] > 1]) == ([], [])
 
 
+TWO_MISTAKES = {"image": {"tag": "latest"}, "serve": {"port": 8265}}
+
+
+def test_the_older_engine_lints_each_problem_once_and_fails() -> None:
+    """To lint `fail` is a remark; there is an error too, and no list for each template."""
+    command = [require("helm", charts.INSTALL), "lint", str(CHART), "--values", "-"]
+    values = json.dumps(laid_over(example("minimal"), TWO_MISTAKES))
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert said.count("- image.tag: ") == said.count("- serve.port: ") == 1
+    assert len(re.findall(r"\[ERROR\].*these values cannot work", said)) == 1
+
+
+def test_the_newer_engine_lints_each_problem_once_and_fails(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """So does Helm 4, which writes the list to its log."""
+    engine = require_module("helm_python", charts.INSTALL)
+
+    report = engine.lint(CHART, laid_over(example("minimal"), TWO_MISTAKES))
+
+    said = capfd.readouterr().err
+    assert said.count("- image.tag: ") == said.count("- serve.port: ") == 1
+    assert len(report["errors"]) == 1
+    assert "these values cannot work" in report["errors"][0]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_no_text_has_a_hole(name: str) -> None:
     """Manifests and notes have a value wherever a template asks for one, and no folded error."""
@@ -313,6 +342,35 @@ def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
         assert "proxy" in done.stdout
         if "--expect=allow-idle" not in options:
             assert "warm" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("readiness", "expected"),
+    [
+        ({}, (1, 10)),
+        ({"mode": "exec"}, (5, 2)),
+        ({"periodSeconds": 4}, (4, 3)),
+        ({"periodSeconds": 4, "failureThreshold": 1}, (4, 1)),
+    ],
+)
+def test_a_worker_is_taken_out_after_ten_seconds_however_often_it_is_asked(
+    readiness: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    """What is cheap is asked each second, what starts a process is not; both take 10 s."""
+    pod = pods_of(rendered("minimal", readiness=readiness))["workers"]
+    probe = container(pod, "ray-worker")["readinessProbe"]
+
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == expected
+
+
+def test_a_node_server_that_hangs_does_not_wait_for_the_grace_of_its_pod() -> None:
+    """Its probe has a grace of its own, which the warm-up of a replica has nothing to do with."""
+    pod = pods_of(rendered("minimal"))["workers"]
+    probe = container(pod, "serve-warm-node")["livenessProbe"]
+
+    asked_s = probe["failureThreshold"] * max(probe["periodSeconds"], probe["timeoutSeconds"])
+    assert asked_s + probe["terminationGracePeriodSeconds"] == 20
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 60
 
 
 def test_the_probe_asks_the_ports_of_this_cluster() -> None:
@@ -591,6 +649,17 @@ def test_no_start_up_probe_unless_asked_for() -> None:
     assert "startupProbe" not in container(pod, "ray-worker")
     assert probe["httpGet"]["path"] == "/livez"
     assert probe["failureThreshold"] * probe["periodSeconds"] == 300
+
+
+def test_a_cache_can_be_a_volume_of_the_pod_alone() -> None:
+    """Where Pod Security takes no hostPath: a claim that comes and goes with the pod."""
+    pod = pods_of(rendered("minimal", cache={"ephemeral": {"size": "50Gi"}}))["workers"]
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "serve-warm-cache")
+
+    assert volume["ephemeral"]["volumeClaimTemplate"]["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "50Gi"}},
+    }
 
 
 # --- artifacts -----------------------------------------------------------------------------

@@ -8,13 +8,14 @@ The alternative is a manifest that applies and then hangs, or does what nobody m
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts import ENGINES, Refused, example, helm_3, laid_over
+from charts import CHART, ENGINES, Refused, example, helm_3, laid_over
 
 MINIMAL = example("minimal")
 BUCKET = {"artifact": {"store": "s3://artifacts/scorer"}}
@@ -33,12 +34,17 @@ def values_of(mistake: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def problems_in(text: str) -> list[str]:
+    """Return the problems that are listed in what an engine says."""
+    return re.findall(r"(?m)^ *- (.*)", text)
+
+
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["name"])
 def test_a_mistake_is_refused_with_its_key_and_what_to_do(
     mistake: dict[str, Any], engine: str
 ) -> None:
-    """Nothing is rendered, and the text has the key as the user wrote it, and the way out."""
+    """Nothing is rendered; the text has the key as the user wrote it and the way out, once."""
     with pytest.raises(Refused) as refused:
         ENGINES[engine](values_of(mistake))
 
@@ -47,6 +53,7 @@ def test_a_mistake_is_refused_with_its_key_and_what_to_do(
     named = [re.escape(key), re.escape("/" + key.replace(".", "/"))]
     assert re.search(rf"(?<![\w.\]])({'|'.join(named)})(?![\w\[])", text), text
     assert mistake["fix"] in text, text
+    assert len(problems_in(text)) == 1, text
 
 
 ONE = {"name": "Scorer", "ray_actor_options": {"num_cpus": 1}, "user_config": {"warmup": {}}}
@@ -99,6 +106,49 @@ FINE: dict[str, dict[str, Any]] = {
     },
     "a metrics port that nobody scrapes": {
         "worker": {"rayStartParams": {"metrics-export-port": "9090"}},
+    },
+    "whole devices": {
+        "worker": {
+            "resources": {
+                "requests": {"nvidia.com/gpu": "2000m", "hugepages-2Mi": "64Mi"},
+                "limits": {"cpu": "2", "nvidia.com/gpu": 2, "hugepages-2Mi": "64Mi"},
+            }
+        },
+    },
+    "devices by their limit alone": {
+        "worker": {"resources": {"limits": {"cpu": "500m", "google.com/tpu": 4}}},
+    },
+    "tolerations of all kinds": {
+        "worker": {
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "a", "operator": "Exists", "effect": "NoSchedule"},
+                {"key": "a", "value": "b"},
+                {"key": "sla", "operator": "Gt", "value": "950"},
+                {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9},
+            ]
+        },
+    },
+    "a module with a hyphen, and one whose name ends like a file": {
+        "values": {
+            "applications": [
+                {"name": "a", "import_path": "my-app.numpy:app", "deployments": [ONE]},
+                {"name": "b", "import_path": "app.py_app", "route_prefix": "/b"},
+            ]
+        },
+        "worker": {},
+    },
+    "a container that needs nothing said": {
+        "worker": {
+            "sidecars": [{"name": "a"}],
+            "initContainers": [
+                {"name": "b", "volumeMounts": [{"name": "serve-warm-scratch", "mountPath": "/x"}]}
+            ],
+        },
+    },
+    "no time at all to drain": {
+        "worker": {"env": [{"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"}]},
+        "values": {"terminationGracePeriodSeconds": 25},
     },
     "equal amounts in other words": {
         "worker": {
@@ -154,3 +204,57 @@ def test_a_kubernetes_without_native_sidecars_is_refused() -> None:
     """The node server would be an ordinary init container, which never ends."""
     with pytest.raises(Refused, match=r"kubeVersion: >=1\.29"):
         helm_3(MINIMAL, kube_version="v1.28.0")
+
+
+def keys_of(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+ALL_ON = {
+    "startupProbe": {"enabled": True},
+    "podDisruptionBudget": {"enabled": True},
+    "monitoring": {
+        **{name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboards")}
+    },
+}
+MAY_GO = re.compile(
+    r"(nodeServer|head)\.(resources|rayStartParams)\b|(pod|container)SecurityContext\.|"
+    r"monitoring\..*(labels|annotations)"
+)
+"""Defaults without which something is rendered that works."""
+NEEDS_A_NAME = re.compile(r"\.(keySecret|tokenSecret)\.name$")
+"""The schema says so."""
+
+
+@pytest.mark.parametrize(("engine", "depth"), [("helm_3", 1), ("helm_4", 9)])
+def test_a_key_with_nothing_behind_it_is_no_riddle(engine: str, depth: int) -> None:
+    """YAML reads it as null, which takes a default away: refused by name, or as if it was empty.
+
+    The older engine is a process each time, and is asked for the sections alone.
+    """
+    base = laid_over(example("s3-irsa"), ALL_ON)
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    wrong = {}
+    for path in keys_of(defaults):
+        if len(path) > depth:
+            continue
+        key, default, patch = ".".join(path), defaults, None
+        for name in path:
+            default = default[name]
+        for name in reversed(path):
+            patch = {name: patch}
+        try:
+            ENGINES[engine](laid_over(base, patch))
+            said = "rendered"
+        except Refused as refused:
+            (said, *_) = [*problems_in(str(refused)), f"crashed: {refused}"]
+        allowed = said.startswith(f"{key}: null, or nothing behind the key")
+        if not default or MAY_GO.search(key):
+            allowed = not said.startswith("crashed")
+        if not allowed:
+            wrong[key] = said
+
+    assert {k: v for k, v in wrong.items() if not NEEDS_A_NAME.search(k)} == {}

@@ -24,7 +24,7 @@ from stress import pods
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(900)]
 
-README = Path(__file__).parents[2] / "README.md"
+SCORER = Path(__file__).parents[2] / "deployments" / "scorer" / "app.py"
 STORE = "file:///srv/serve_warm/artifacts"
 
 
@@ -56,8 +56,7 @@ def release(tmp_path: Path) -> dict[str, Any]:
     found = helm_4(values)
     code = tmp_path / "code"
     code.mkdir()
-    (text,) = re.findall(r"```python\n# app\.py\n(.*?)```", README.read_text(), re.DOTALL)
-    (code / "app.py").write_text(text)
+    (code / "app.py").write_text(SCORER.read_text())
     claim = tmp_path / "claim"
     claim.mkdir()
     claim.chmod(0o777)

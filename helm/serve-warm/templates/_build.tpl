@@ -1,14 +1,80 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* The spec of the build Job. Takes root, context (as the pods of Ray) and name, of its ConfigMap. */ -}}
+{{- /* The deployments that a build may be of, as YAML: those that warm up, of the application and the name asked for. */ -}}
+{{- define "serve-warm.buildDeployments" -}}
+{{- $build := .Values.build -}}
+{{- $found := list -}}
+{{- range $application := .Values.applications -}}
+{{- if or (not $build.application) (eq .name $build.application) -}}
+{{- range .deployments -}}
+{{- if and (hasKey (.user_config | default dict) "warmup") (or (not $build.deployment) (eq .name $build.deployment)) -}}
+{{- $found = append $found . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (dict "found" $found) -}}
+{{- end -}}
+
+{{- /* Whether a pod of `group` can hold a replica of what is built. Takes root and group. */ -}}
+{{- define "serve-warm.holdsBuilt" -}}
+{{- $offer := include "serve-warm.offer" .group | fromYaml -}}
+{{- range (include "serve-warm.buildDeployments" .root | fromYaml).found -}}
+{{- if gt (include "serve-warm.fits" (dict "deployment" . "offer" $offer) | int) 0 -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The groups that a Job builds for, as indexes of `workers` with commas; -1 is the head, where there are no workers.
+       Those of build.groups, or else the first that can hold a replica. */ -}}
+{{- define "serve-warm.buildGroups" -}}
+{{- $root := . -}}
+{{- $found := list -}}
+{{- range $name := .Values.build.groups -}}
+{{- range $index, $group := $root.Values.workers -}}
+{{- if eq .name $name -}}
+{{- $found = append $found $index -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.build.groups -}}
+{{- range $index, $group := .Values.workers -}}
+{{- if and (not $found) (include "serve-warm.holdsBuilt" (dict "root" $root "group" .)) -}}
+{{- $found = append $found $index -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join "," ($found | default (list (.Values.workers | empty | ternary -1 0))) -}}
+{{- end -}}
+
+{{- /* The name of a Job, with `suffix`. Kubernetes takes 63 characters, since its pods have it as a label. */ -}}
+{{- define "serve-warm.jobName" -}}
+{{- $name := .name -}}
+{{- if gt (len $name) 54 -}}
+{{- $name = printf "%s-%s" (trunc 45 $name | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- /* The spec of a build Job. Takes root, context (as the pods of Ray) and name, of its ConfigMap. */ -}}
 {{- define "serve-warm.buildSpec" -}}
 {{- $values := .root.Values -}}
 {{- $build := $values.build -}}
 {{- $group := .context.group -}}
 {{- $name := .name -}}
 {{- /* What runs the code of the model is as a replica: with its rights, and its own trust. */ -}}
-{{- $builds := dict "root" .root "group" $group "replicas" "yes" "probed" false "publishes" false "trust" "" "token" $values.artifact.tokenSecret "env" $build.env -}}
+{{- $env := $build.env | default list -}}
+{{- $own := list -}}
+{{- range $env -}}
+{{- $own = append $own .name -}}
+{{- end -}}
+{{- range $group.env -}}
+{{- if not (has .name $own) -}}
+{{- $env = append $env . -}}
+{{- end -}}
+{{- end -}}
+{{- $sources := concat ($values.envFrom | default list) ($group.envFrom | default list) -}}
+{{- $builds := dict "root" .root "group" $group "replicas" "yes" "probed" false "publishes" false "trust" "" "token" $values.artifact.tokenSecret "env" $env -}}
 {{- $credentials := $build.credentialsSecret | default $values.artifact.credentialsSecret -}}
 backoffLimit: {{ $build.backoffLimit }}
 activeDeadlineSeconds: {{ include "serve-warm.buildSeconds" .root }}
@@ -32,7 +98,7 @@ template:
       - name: {{ . }}
       {{- end }}
     {{- end }}
-    {{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+    {{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" "resourceClaims" }}
     {{- with index $group $field }}
     {{ $field }}:
       {{- toYaml . | nindent 6 }}
@@ -40,10 +106,13 @@ template:
     {{- end }}
     initContainers:
       {{- include "serve-warm.foldersContainer" .context | nindent 6 }}
+      {{- with $group.initContainers }}
+      {{- include "serve-warm.ownContainers" (dict "root" $.root "group" $group "containers" .) | trim | nindent 6 }}
+      {{- end }}
       # A key for this pod's round trip alone: the build trusts it beside the others, and nobody else does.
       - name: round-trip-key
-        image: {{ include "serve-warm.image" .root }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
+        image: {{ include "serve-warm.image" .context }}
+        imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
         command:
           - /bin/sh
           - -c
@@ -65,8 +134,8 @@ template:
           {{- end }}
       # It runs the code of the model, so it has neither the signing key nor what may write to the store.
       - name: build
-        image: {{ include "serve-warm.image" .root }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
+        image: {{ include "serve-warm.image" .context }}
+        imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
         command:
           - serve-warm
           - build
@@ -74,7 +143,7 @@ template:
           - --store=file:///run/unsigned
           - --unsigned
           - --key=/etc/serve_warm/round-trip.key
-          - {{ printf "--image=%s" (include "serve-warm.image" .root) | quote }}
+          - {{ printf "--image=%s" (include "serve-warm.image" .context) | quote }}
           {{- with $build.sourceCommit }}
           - {{ printf "--source-commit=%s" . | quote }}
           {{- end }}
@@ -89,17 +158,17 @@ template:
           {{- end }}
         env:
           {{- include "serve-warm.env" $builds | trim | nindent 10 }}
-        {{- if or $values.artifact.credentialsSecret $values.envFrom }}
+        {{- if or $values.artifact.credentialsSecret $sources }}
         envFrom:
           {{- with $values.artifact.credentialsSecret }}
           - secretRef: {name: {{ . }}}
           {{- end }}
-          {{- with $values.envFrom }}
+          {{- with $sources }}
           {{- toYaml . | nindent 10 }}
           {{- end }}
         {{- end }}
         resources:
-          {{- toYaml ($build.resources | default $group.resources) | nindent 10 }}
+          {{- toYaml ($build.resources | default $group.resources | default dict) | nindent 10 }}
         securityContext:
           {{- toYaml $values.containerSecurityContext | nindent 10 }}
         volumeMounts:
@@ -110,8 +179,8 @@ template:
           - {name: shm, mountPath: /dev/shm}
       # serve_warm takes a key that its user alone can read. Kubelet lets the group read a Secret.
       - name: signing-key
-        image: {{ include "serve-warm.image" .root }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
+        image: {{ include "serve-warm.image" .context }}
+        imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
         command: [/bin/sh, -c, umask 077 && cat /run/key-secret/{{ $build.keySecret.key }} > /run/key/signing.key]
         resources:
           requests: {cpu: 10m, memory: 16Mi}
@@ -125,8 +194,8 @@ template:
       # It runs no code of the model, and shares no folder with what does but the artifact, which it only
       # reads: neither /tmp nor HOME.
       - name: sign
-        image: {{ include "serve-warm.image" .root }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
+        image: {{ include "serve-warm.image" .context }}
+        imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
         command:
           - serve-warm
           - sign
@@ -165,7 +234,7 @@ template:
           {{- if .context.trust }}
           - {name: serve-warm-trust, mountPath: /etc/serve_warm, readOnly: true}
           {{- end }}
-          {{- with $values.artifact.volume.persistentVolumeClaim }}
+          {{- with ($values.artifact.volume | default dict).persistentVolumeClaim }}
           - name: serve-warm-artifacts
             mountPath: /srv/serve_warm/artifacts
             {{- with .subPath }}

@@ -34,10 +34,10 @@
 {{- $_ := set $offer "CPU" (index $params "num-cpus" | default (include "serve-warm.quantity" $cpus | ceil) | float64) -}}
 {{- $memory := hasKey $limits "memory" | ternary $limits.memory $unknown -}}
 {{- $_ := set $offer "memory" (index $params "memory" | default (include "serve-warm.quantity" $memory) | float64) -}}
-{{- $gpus := 0 -}}
-{{- range $name, $count := $limits -}}
+{{- $gpus := 0.0 -}}
+{{- range $name, $count := merge (dict) $limits $requests -}}
 {{- if or (hasSuffix "gpu" $name) (hasPrefix "nvidia.com/mig-" $name) -}}
-{{- $gpus = max $gpus (int $count) -}}
+{{- $gpus = maxf $gpus (include "serve-warm.quantity" $count | ceil) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $offer "GPU" (index $params "num-gpus" | default $gpus | float64) -}}
@@ -56,6 +56,7 @@
 {{- if $.Values.autoscaling.enabled -}}
 {{- $pods = max $pods (hasKey . "maxReplicas" | ternary .maxReplicas $pods | int) -}}
 {{- end -}}
+{{- $pods = mul $pods (.numOfHosts | default 1) -}}
 {{- if gt (int $pods) 0 -}}
 {{- $groups = append $groups (dict "key" (printf "workers[%d]" $index) "name" .name "pods" $pods "group" . "offer" (include "serve-warm.offer" . | fromYaml)) -}}
 {{- end -}}
@@ -114,9 +115,11 @@
 {{- end -}}
 {{- end -}}
 {{- $groups := (include "serve-warm.groups" . | fromYaml).found -}}
+{{- /* Where there is no pod at all check.cluster says so. */ -}}
+{{- if $groups -}}
 {{- $options := dict "CPU" "num_cpus" "GPU" "num_gpus" "memory" "memory" -}}
 {{- $units := dict "CPU" "CPUs" "GPU" "GPUs" "memory" "bytes of memory" -}}
-{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu" "memory" "raise resources.limits.memory of a worker group" -}}
+{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu, or rayStartParams.num-gpus where resources.claims bring them" "memory" "raise resources.limits.memory of a worker group" -}}
 {{- $wanted := dict -}}
 {{- $nowhere := list -}}
 {{- $unsaid := false -}}
@@ -175,25 +178,6 @@
 {{- end -}}
 {{- if $enough -}}
 {{- $problems = concat $problems $crowded -}}
-{{- end -}}
-{{- toYaml $problems -}}
-{{- end -}}
-
-{{- define "serve-warm.check.resources" -}}
-{{- $problems := list -}}
-{{- $places := dict "head.resources" .Values.head.resources "build.resources" .Values.build.resources "nodeServer.resources" .Values.nodeServer.resources -}}
-{{- range $index, $group := .Values.workers -}}
-{{- $_ := set $places (printf "workers[%d].resources" $index) (.resources | default dict) -}}
-{{- end -}}
-{{- range $key, $resources := $places -}}
-{{- $limits := $resources.limits | default dict -}}
-{{- range $name, $amount := $resources.requests | default dict -}}
-{{- if hasKey $limits $name -}}
-{{- $limit := index $limits $name -}}
-{{- if gt (include "serve-warm.quantity" $amount | float64) (include "serve-warm.quantity" $limit | float64) -}}
-{{- $problems = append $problems (printf "%s.requests.%s: %v is above limits.%s, %v, and Kubernetes takes no such pod; lower it, or raise the limit" $key $name $amount $name $limit) -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}

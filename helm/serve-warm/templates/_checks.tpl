@@ -5,17 +5,64 @@
        collected and said at once, each as `key: what is wrong; what to do`. */ -}}
 
 {{- define "serve-warm.check" -}}
-{{- if not (.Values.warmup | default dict).deadline_s -}}
-{{- fail "warmup.deadline_s: there is none, and probe budgets and time-outs follow from it; leave it as it is (1800), or set the seconds that a cold warm-up may take" -}}
-{{- end -}}
-{{- $problems := list -}}
-{{- range $part := list "image" "cluster" "applications" "routing" "capacity" "resources" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "build" "availability" "monitoring" "env" -}}
+{{- /* Each template asks, since Helm says in no document which one it renders first, and the first one answers: `helm lint`
+       goes on after a failure, and would say all problems once for each template. */ -}}
+{{- if not (hasKey .Values "checked") -}}
+{{- $_ := set .Values "checked" true -}}
+{{- $problems := include "serve-warm.check.defaults" . | fromYamlArray -}}
+{{- if not $problems -}}
+{{- range $part := list "image" "cluster" "applications" "routing" "capacity" "resources" "fields" "labelNames" "tolerations" "groups" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "grace" "build" "queue" "availability" "monitoring" "env" -}}
 {{- $found := include (printf "serve-warm.check.%s" $part) $ | fromYamlArray -}}
 {{- $problems = concat $problems $found -}}
 {{- end -}}
+{{- end -}}
 {{- if $problems -}}
 {{- fail (printf "these values cannot work:\n  - %s\n" (join "\n  - " $problems)) -}}
+{{- /* Lint comes by here: there `fail` is a remark, and a template that does not exist is an error. */ -}}
+{{- include "because these values cannot work; the problems are in the line Fail" . -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Keys with a default that null, or a key with nothing behind it, takes away. */ -}}
+{{- define "serve-warm.check.defaults" -}}
+{{- $problems := list -}}
+{{- $keys := list "kind" "rayVersion" "image" "image.pullPolicy" "serve" "serve.proxyLocation" "serve.port" "serve.constructorRetries" "warmup" "warmup.deadline_s" "artifact" "artifact.tokenSecret" "artifact.tokenSecret.key" "trust" "trust.rollback" "readiness" "readiness.mode" "readiness.expect" "readiness.latched" "readiness.checkRaylet" "readiness.checkProxy" "readiness.staleSeconds" "readiness.timeoutSeconds" "startupProbe" "startupProbe.waitFor" "startupProbe.periodSeconds" "nodeServer" "nodeServer.enabled" "nodeServer.port" "nodeServer.python" "nodeServer.drainSeconds" "head" "workers" "autoscaling" "upgrade" "upgrade.type" "upgrade.rayClusterDeletionDelaySeconds" "excludeHeadPodFromServeSvc" "terminationGracePeriodSeconds" "preStopSeconds" "build" "build.when" "build.ifPublished" "build.keySecret" "build.keySecret.key" "build.tokenSecret" "build.tokenSecret.key" "build.serviceAccount" "build.serviceAccount.create" "build.backoffLimit" "build.ttlSecondsAfterFinished" "serviceAccount" "serviceAccount.create" "podSecurityContext" "containerSecurityContext" "podDisruptionBudget" "networkPolicy" "monitoring" "monitoring.podMonitor" "monitoring.podMonitor.interval" "monitoring.prometheusRule" "monitoring.dashboards" "alerts" "alerts.startSloSeconds" "alerts.startSloObjective" "alerts.artifactMaxAgeDays" "alerts.minStarts" "alerts.runbookUrl" -}}
+{{- $gone := list -}}
+{{- range $key := $keys -}}
+{{- $parts := splitList "." $key -}}
+{{- if not (has (first $parts) $gone) -}}
+{{- $value := $.Values -}}
+{{- range $parts -}}
+{{- $value = index ($value | default dict) . -}}
+{{- end -}}
+{{- if kindIs "invalid" $value -}}
+{{- $gone = append $gone $key -}}
+{{- $problems = append $problems (printf "%s: null, or nothing behind the key, takes the default away; leave the key out to have it" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* Takes key and image, that of all pods or of a group. */ -}}
+{{- define "serve-warm.check.imageName" -}}
+{{- $problems := list -}}
+{{- $repository := .image.repository | default "" -}}
+{{- if contains "://" $repository -}}
+{{- $problems = append $problems (printf "%s.repository: the name of an image has no scheme; write %s" .key (regexReplaceAll "^.*://" $repository "")) -}}
+{{- end -}}
+{{- if regexMatch ":[^/]*$" $repository -}}
+{{- $problems = append $problems (printf "%s.repository: there is a tag in it, and %s.tag or %s.digest would be put behind that; take it out and set %s.tag" .key .key .key .key) -}}
+{{- end -}}
+{{- $path := regexReplaceAll "^[^/]*[.:][^/]*/" $repository "" -}}
+{{- if ne $path (lower $path) -}}
+{{- $problems = append $problems (printf "%s.repository: no registry has a name with capitals, and kubelet would pull nothing; write %s" .key (replace $path (lower $path) $repository)) -}}
+{{- end -}}
+{{- if eq (toString .image.tag) "latest" -}}
+{{- $problems = append $problems (printf "%s.tag: latest is another image tomorrow, and an artifact fits one image; set a version, or %s.digest" .key .key) -}}
+{{- end -}}
+{{- toYaml $problems -}}
 {{- end -}}
 
 {{- define "serve-warm.check.image" -}}
@@ -24,22 +71,17 @@
 {{- if not $image.repository -}}
 {{- $problems = append $problems "image.repository: empty; name the image that has Ray, torch, serve_warm and your application in it" -}}
 {{- end -}}
-{{- if contains "://" $image.repository -}}
-{{- $problems = append $problems (printf "image.repository: the name of an image has no scheme; write %s" (regexReplaceAll "^.*://" $image.repository "")) -}}
-{{- end -}}
-{{- if regexMatch ":[^/]*$" $image.repository -}}
-{{- $problems = append $problems "image.repository: there is a tag in it, and image.tag or image.digest would be put behind that; take it out and set image.tag" -}}
-{{- end -}}
+{{- $problems = concat $problems (include "serve-warm.check.imageName" (dict "key" "image" "image" $image) | fromYamlArray) -}}
 {{- if not (or $image.tag $image.digest) -}}
 {{- $problems = append $problems "image.tag: neither a tag nor image.digest is set; set one of them" -}}
-{{- end -}}
-{{- if eq (toString $image.tag) "latest" -}}
-{{- $problems = append $problems "image.tag: latest is another image tomorrow, and an artifact fits one image; set a version, or image.digest" -}}
 {{- end -}}
 {{- $limit := eq .Values.kind "RayService" | ternary 47 53 -}}
 {{- $name := include "serve-warm.fullname" . -}}
 {{- if gt (len $name) $limit -}}
 {{- $problems = append $problems (printf "fullnameOverride: the name %s has %d characters and KubeRay takes %d for a %s; set a shorter one" $name (len $name) $limit .Values.kind) -}}
+{{- end -}}
+{{- if regexMatch "^[0-9]" $name -}}
+{{- $problems = append $problems (printf "fullnameOverride: the name %s begins with a digit, and KubeRay takes a letter there; set one that begins with a letter" $name) -}}
 {{- end -}}
 {{- if semverCompare "<2.53.0-0" .Values.rayVersion -}}
 {{- $problems = append $problems (printf "rayVersion: serve_warm runs on Ray 2.53 and newer, found %s; use an image with a newer Ray" .Values.rayVersion) -}}
@@ -69,7 +111,7 @@
 {{- $replicas := hasKey . "replicas" | ternary .replicas 1 | int -}}
 {{- $least := hasKey . "minReplicas" | ternary .minReplicas $replicas | int -}}
 {{- $highest := hasKey . "maxReplicas" | ternary .maxReplicas $replicas | int -}}
-{{- $most = add $most (max $replicas (and $values.autoscaling.enabled true | ternary $highest 0)) -}}
+{{- $most = add $most (max $replicas ($values.autoscaling.enabled | default false | ternary $highest 0)) -}}
 {{- if has .name $names -}}
 {{- $problems = append $problems (printf "%s.name: %s is there twice; name each group differently" $key .name) -}}
 {{- end -}}
@@ -111,6 +153,11 @@
 {{- if and (hasSuffix "port" $name) (hasKey $own (toString $value)) -}}
 {{- $problems = append $problems (printf "%s.rayStartParams.%s: %v is %s too, so that one of the two would not start; choose another port" $key $name $value (get $own (toString $value))) -}}
 {{- end -}}
+{{- if contains "_" $name -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.%s: it becomes an option of ray start, which knows none with an underscore, so that the pod would fail again and again; write %s" $key $name (replace "_" "-" $name)) -}}
+{{- else if eq $name "labels" -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.labels: KubeRay refuses it; leave it out, and put what selects a group into rayStartParams.resources" $key) -}}
+{{- end -}}
 {{- if and (eq $name "metrics-export-port") $values.monitoring.podMonitor.enabled (ne (toString $value) "8080") -}}
 {{- $problems = append $problems (printf "%s.rayStartParams.metrics-export-port: the PodMonitor scrapes 8080, and Ray's metrics would be at %v; leave it out" $key $value) -}}
 {{- end -}}
@@ -127,11 +174,6 @@
 {{- if eq (toString .Values.serve.port) (toString .Values.nodeServer.port) -}}
 {{- $problems = append $problems (printf "nodeServer.port: %v is serve.port too; choose another port" .Values.nodeServer.port) -}}
 {{- end -}}
-{{- range $label, $_ := .Values.commonLabels -}}
-{{- if or (hasPrefix "app.kubernetes.io/" $label) (hasPrefix "helm.sh/" $label) -}}
-{{- $problems = append $problems (printf "commonLabels: the chart or Helm sets %s itself; use another label" $label) -}}
-{{- end -}}
-{{- end -}}
 {{- range $name, $_ := .Values.extraClusterSpec -}}
 {{- if has $name (list "rayVersion" "enableInTreeAutoscaling" "autoscalerOptions" "headGroupSpec" "workerGroupSpecs") -}}
 {{- $problems = append $problems (printf "extraClusterSpec.%s: this chart writes that field; use rayVersion, autoscaling, head and workers" $name) -}}
@@ -142,14 +184,16 @@
 
 {{- define "serve-warm.check.applications" -}}
 {{- $problems := list -}}
-{{- $values := .Values -}}
-{{- $service := eq .Values.kind "RayService" -}}
-{{- if and $service (not .Values.applications) -}}
+{{- if and (eq .Values.kind "RayService") (not .Values.applications) -}}
 {{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
 {{- end -}}
 {{- $warming := 0 -}}
 {{- range $index, $application := .Values.applications -}}
 {{- $key := printf "applications[%d]" $index -}}
+{{- if regexMatch "[/\\\\]|\\.py(:|$)" .import_path -}}
+{{- $module := regexReplaceAll "\\.py(:|$)" .import_path "$1" | replace "\\" "/" | trimPrefix "./" | trimPrefix "/" | replace "/" "." -}}
+{{- $problems = append $problems (printf "%s.import_path: %s is a file, and Serve imports a module; write %s%s" $key .import_path $module (contains ":" $module | ternary "" ":NAME, the name of the application in it")) -}}
+{{- end -}}
 {{- range $number, $deployment := .deployments -}}
 {{- $key := printf "%s.deployments[%d]" $key $number -}}
 {{- $autoscaling := .autoscaling_config | default dict -}}
@@ -166,12 +210,6 @@
 {{- $initial := int $autoscaling.initial_replicas -}}
 {{- if or (lt $initial $least) (gt $initial $highest) -}}
 {{- $problems = append $problems (printf "%s.autoscaling_config.initial_replicas: %d is not from min_replicas %d to max_replicas %d; change one of the three" $key $initial $least $highest) -}}
-{{- end -}}
-{{- end -}}
-{{- if $service -}}
-{{- $needed := addf (.graceful_shutdown_timeout_s | default 20) $values.preStopSeconds 10 -}}
-{{- if lt (float64 $values.terminationGracePeriodSeconds) (float64 $needed) -}}
-{{- $problems = append $problems (printf "terminationGracePeriodSeconds: %v ends replicas of %s amid requests; set %v or more: its graceful_shutdown_timeout_s, preStopSeconds and 10" $values.terminationGracePeriodSeconds .name $needed) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey (.user_config | default dict) "warmup" -}}
@@ -217,10 +255,10 @@
 {{- $deployments = append $deployments .name -}}
 {{- end -}}
 {{- end -}}
-{{- if hasKey .Values.serve.httpOptions "port" -}}
+{{- if hasKey (.Values.serve.httpOptions | default dict) "port" -}}
 {{- $problems = append $problems "serve.httpOptions.port: the probe and the Service need it too; set serve.port" -}}
 {{- end -}}
-{{- if hasKey .Values.serve.httpOptions "host" -}}
+{{- if hasKey (.Values.serve.httpOptions | default dict) "host" -}}
 {{- $problems = append $problems "serve.httpOptions.host: the chart sets 0.0.0.0, or the Service would reach nobody; leave it out" -}}
 {{- end -}}
 {{- range $name, $_ := .Values.serve.httpOptions -}}
@@ -324,13 +362,14 @@
 {{- if and $found (not (or .Values.trust.inImage (include "serve-warm.trustConfigMap" .))) -}}
 {{- $problems = append $problems "trust: an artifact is configured and nobody is trusted to sign it, so that each start would refuse it and compile; set trust.configMap, trust.keys or trust.pinned, or trust.inImage: true" -}}
 {{- end -}}
-{{- if gt (len $artifact.volume) 1 -}}
+{{- if gt (len ($artifact.volume | default dict)) 1 -}}
 {{- $problems = append $problems "artifact.volume: both image and persistentVolumeClaim are set; keep one" -}}
 {{- end -}}
 {{- if and $artifact.volume $artifact.store (not (hasPrefix "file:///srv/serve_warm/artifacts" $artifact.store)) -}}
 {{- $problems = append $problems "artifact.store: a volume is mounted at /srv/serve_warm/artifacts (artifact.volume), and this is another place; leave the store empty, name file:///srv/serve_warm/artifacts/…, or take the volume out" -}}
 {{- end -}}
-{{- if and $artifact.volume.image (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- /* Below 1.29 the chart installs on none: it is what an older `helm lint` takes for granted. */ -}}
+{{- if and ($artifact.volume | default dict).image (semverCompare ">=1.29.0-0 <1.31.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- $problems = append $problems (printf "artifact.volume.image: image volumes begin with Kubernetes 1.31, found %s; bake the artifact into the image, or use a persistentVolumeClaim" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- $problems = concat $problems (include "serve-warm.check.taken" (dict "key" "warmup" "settings" .Values.warmup) | fromYamlArray) -}}
@@ -402,49 +441,82 @@
 {{- join ", " $hidden -}}
 {{- end -}}
 
+{{- /* Volumes and mounts of all pods, or of a group. Takes root, key, pod (what has them), and others, which its pods
+       have too. */ -}}
+{{- define "serve-warm.check.mounts" -}}
+{{- $problems := list -}}
+{{- $root := .root -}}
+{{- $key := .key -}}
+{{- $own := list "serve-warm-state" "serve-warm-scratch" "serve-warm-cache" "serve-warm-trust" "serve-warm-artifacts" -}}
+{{- if $root.Values.build.enabled -}}
+{{- $own = concat $own (list "build" "key-secret" "key" "shm" "sign-tmp") -}}
+{{- end -}}
+{{- $volumes := list -}}
+{{- range .others.extraVolumes -}}
+{{- $volumes = append $volumes .name -}}
+{{- end -}}
+{{- range $index, $volume := .pod.extraVolumes -}}
+{{- if has .name $own -}}
+{{- $problems = append $problems (printf "%sextraVolumes[%d].name: the chart has a volume %s itself, and Kubernetes takes no second one; choose another name" $key $index .name) -}}
+{{- else if has .name $volumes -}}
+{{- $problems = append $problems (printf "%sextraVolumes[%d].name: %s is there twice; name each volume differently" $key $index .name) -}}
+{{- end -}}
+{{- $volumes = append $volumes .name -}}
+{{- end -}}
+{{- $mounted := list -}}
+{{- range $root.Values.writableDirs -}}
+{{- $mounted = append $mounted (clean .) -}}
+{{- end -}}
+{{- range .others.extraVolumeMounts -}}
+{{- $mounted = append $mounted (clean .mountPath) -}}
+{{- end -}}
+{{- range $index, $mount := .pod.extraVolumeMounts -}}
+{{- $path := clean .mountPath -}}
+{{- with include "serve-warm.hidden" (dict "root" $root "path" $path) -}}
+{{- $problems = append $problems (printf "%sextraVolumeMounts[%d].mountPath: the chart mounts %s itself, and %s would hide or change what is there; choose another path" $key $index . $path) -}}
+{{- end -}}
+{{- if has $path $mounted -}}
+{{- $problems = append $problems (printf "%sextraVolumeMounts[%d].mountPath: something is mounted at %s already, by extraVolumeMounts or writableDirs; keep one" $key $index $path) -}}
+{{- end -}}
+{{- $mounted = append $mounted $path -}}
+{{- if not (has .name $volumes) -}}
+{{- $problems = append $problems (printf "%sextraVolumeMounts[%d].name: extraVolumes has no volume %s; add it there" $key $index .name) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
 {{- define "serve-warm.check.folders" -}}
 {{- $problems := list -}}
 {{- $values := .Values -}}
-{{- if gt (len .Values.cache) 1 -}}
+{{- if gt (len (.Values.cache | default dict)) 1 -}}
 {{- $problems = append $problems (printf "cache: %s are set; keep one" (keys .Values.cache | sortAlpha | join " and ")) -}}
+{{- end -}}
+{{- $cache := .Values.cache | default dict -}}
+{{- range $key, $size := dict "scratchSizeLimit" .Values.scratchSizeLimit "cache.emptyDir.sizeLimit" ($cache.emptyDir | default dict).sizeLimit "cache.ephemeral.size" ($cache.ephemeral | default dict).size -}}
+{{- if and $size (lt (include "serve-warm.quantity" $size | float64) 1048576.0) -}}
+{{- $problems = append $problems (printf "%s: %v is a number of bytes; write a unit, such as %vGi" $key $size (regexFind "^[0-9]+" (toString $size))) -}}
+{{- end -}}
 {{- end -}}
 {{- range $kind, $volume := .Values.cache -}}
 {{- if ($volume | default dict).readOnly -}}
 {{- $problems = append $problems (printf "cache.%s.readOnly: replicas write what they download here; leave it out, and mount a finished artifact with artifact.volume" $kind) -}}
 {{- end -}}
 {{- end -}}
-{{- $own := list "serve-warm-state" "serve-warm-scratch" "serve-warm-cache" "serve-warm-trust" "serve-warm-artifacts" -}}
-{{- if .Values.build.enabled -}}
-{{- $own = concat $own (list "build" "key-secret" "key" "shm" "sign-tmp") -}}
+{{- $places := list (dict "key" "" "pod" (pick .Values "extraVolumes" "extraVolumeMounts") "others" dict) -}}
+{{- range $index, $group := .Values.workers -}}
+{{- $places = append $places (dict "key" (printf "workers[%d]." $index) "pod" . "others" $.Values) -}}
 {{- end -}}
-{{- $volumes := list -}}
-{{- range $index, $volume := .Values.extraVolumes -}}
-{{- if has .name $own -}}
-{{- $problems = append $problems (printf "extraVolumes[%d].name: the chart has a volume %s itself, and Kubernetes takes no second one; choose another name" $index .name) -}}
-{{- else if has .name $volumes -}}
-{{- $problems = append $problems (printf "extraVolumes[%d].name: %s is there twice; name each volume differently" $index .name) -}}
-{{- end -}}
-{{- $volumes = append $volumes .name -}}
-{{- end -}}
-{{- $mounted := list -}}
-{{- range .Values.writableDirs -}}
-{{- $mounted = append $mounted (clean .) -}}
-{{- end -}}
-{{- range $index, $mount := .Values.extraVolumeMounts -}}
-{{- $path := clean .mountPath -}}
-{{- with include "serve-warm.hidden" (dict "root" $ "path" $path) -}}
-{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: the chart mounts %s itself, and %s would hide or change what is there; choose another path" $index . $path) -}}
-{{- end -}}
-{{- if has $path $mounted -}}
-{{- $problems = append $problems (printf "extraVolumeMounts[%d].mountPath: something is mounted at %s already, by extraVolumeMounts or writableDirs; keep one" $index $path) -}}
-{{- end -}}
-{{- $mounted = append $mounted $path -}}
-{{- if not (has .name $volumes) -}}
-{{- $problems = append $problems (printf "extraVolumeMounts[%d].name: extraVolumes has no volume %s; add it there" $index .name) -}}
-{{- end -}}
+{{- range $places -}}
+{{- $problems = concat $problems (include "serve-warm.check.mounts" (merge (dict "root" $) .) | fromYamlArray) -}}
 {{- end -}}
 {{- range $index, $path := .Values.writableDirs -}}
 {{- $clean := clean $path -}}
+{{- range $before := slice $values.writableDirs 0 $index -}}
+{{- if eq (clean . | replace "/" "-") (replace "/" "-" $clean) -}}
+{{- $problems = append $problems (printf "writableDirs[%d]: %s and %s would be one folder; keep one, or choose another name" $index . $path) -}}
+{{- end -}}
+{{- end -}}
 {{- if has $clean (list "/" "/home" "/usr" "/etc" "/var" "/run" "/opt" "/dev/shm") -}}
 {{- $problems = append $problems (printf "writableDirs[%d]: an empty folder would hide %s; name a folder below it" $index $path) -}}
 {{- else -}}
@@ -486,6 +558,21 @@
 {{- toYaml $problems -}}
 {{- end -}}
 
+{{- /* A worker's end: endpoints forget it, Ray drains it, its processes and the node server stop. */ -}}
+{{- define "serve-warm.check.grace" -}}
+{{- $problems := list -}}
+{{- $drain := .Values.workers | empty | ternary 30.0 0.0 -}}
+{{- range $group := .Values.workers -}}
+{{- $drain = maxf $drain (include "serve-warm.drainSeconds" (dict "root" $ "group" .)) -}}
+{{- end -}}
+{{- $server := .Values.nodeServer.enabled | ternary .Values.nodeServer.drainSeconds 0 -}}
+{{- $needed := addf .Values.preStopSeconds $drain $server 10 -}}
+{{- if lt (float64 .Values.terminationGracePeriodSeconds) (float64 $needed) -}}
+{{- $problems = append $problems (printf "terminationGracePeriodSeconds: %v is too short for a worker to end in, so that replicas would be killed amid requests; set %v or more: preStopSeconds %v, up to %v while Ray drains the node (30, or the longest graceful_shutdown_timeout_s), nodeServer.drainSeconds %v, and 10 to end" .Values.terminationGracePeriodSeconds $needed .Values.preStopSeconds $drain $server) -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
 {{- define "serve-warm.check.upgrade" -}}
 {{- $problems := list -}}
 {{- $upgrade := .Values.upgrade -}}
@@ -498,7 +585,7 @@
 {{- $problems = append $problems (printf "upgrade.initializingTimeoutSeconds: %v is below warmup.deadline_s × serve.constructorRetries = %v, and exceeding it is final: the RayService would have to be deleted; set %v or more, or leave it out" . $needed $needed) -}}
 {{- end -}}
 {{- end -}}
-{{- if hasKey .Values.annotations "ray.io/initializing-timeout" -}}
+{{- if hasKey (.Values.annotations | default dict) "ray.io/initializing-timeout" -}}
 {{- $problems = append $problems "annotations: ray.io/initializing-timeout has to fit the deadline; set upgrade.initializingTimeoutSeconds" -}}
 {{- end -}}
 {{- if and $incremental (not $upgrade.options) -}}
@@ -530,7 +617,7 @@
 {{- end -}}
 {{- if not $store -}}
 {{- $problems = append $problems "artifact.store: empty, so that the build has no place to publish to; name a store, or artifact.volume.persistentVolumeClaim" -}}
-{{- else if .Values.artifact.volume.image -}}
+{{- else if (.Values.artifact.volume | default dict).image -}}
 {{- $problems = append $problems "build.enabled: nothing can be published into artifact.volume.image; build in CI and push the image, or use another store" -}}
 {{- else if and (hasPrefix "file://" $store) (not .Values.artifact.volume) -}}
 {{- $problems = append $problems "build.enabled: a folder of the Job's own pod ends with it; use a bucket, the Hub, or artifact.volume.persistentVolumeClaim" -}}
@@ -562,6 +649,30 @@
 {{- $problems = append $problems (printf "build.deployment: an artifact is of one deployment, and %s warm up; name one of them" (join ", " $warming)) -}}
 {{- end -}}
 {{- end -}}
+{{- $names := list -}}
+{{- range .Values.workers -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range $index, $name := $build.groups -}}
+{{- if not (has $name $names) -}}
+{{- $problems = append $problems (printf "build.groups[%d]: there is no worker group %s; name one of %s" $index $name (join ", " $names)) -}}
+{{- else if has $name (slice $build.groups 0 $index) -}}
+{{- $problems = append $problems (printf "build.groups[%d]: %s is there twice; keep one" $index $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $kinds := list -}}
+{{- $holding := list -}}
+{{- range $group := .Values.workers -}}
+{{- if include "serve-warm.holdsBuilt" (dict "root" $ "group" .) -}}
+{{- $holding = append $holding .name -}}
+{{- $kinds = append $kinds (pick . "nodeSelector" "affinity" "resources" "resourceClaims" "runtimeClassName" "image" | toJson) -}}
+{{- else if has .name ($build.groups | default list) -}}
+{{- $problems = append $problems (printf "build.groups: no pod of %s can hold a replica of what is built, so that its Job would wait for ever; take it out" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not $build.groups) (gt (len (uniq $kinds)) 1) -}}
+{{- $problems = append $problems (printf "build.groups: empty, and replicas of what is built can run in %s, which differ in nodes, resources or image, while an artifact fits one kind: those of the others would start cold; name a group of each kind: [%s]" (join " and " $holding) (join ", " $holding)) -}}
+{{- end -}}
 {{- $needed := addf 600 (mulf 4 .Values.warmup.deadline_s) -}}
 {{- with $build.activeDeadlineSeconds -}}
 {{- if lt (float64 .) (float64 $needed) -}}
@@ -581,7 +692,7 @@
 {{- if $budget.enabled -}}
 {{- $workers := 0 -}}
 {{- range .Values.workers -}}
-{{- $workers = add $workers (hasKey . "replicas" | ternary .replicas 1 | int) -}}
+{{- $workers = add $workers (mul (hasKey . "replicas" | ternary .replicas 1 | int) (.numOfHosts | default 1)) -}}
 {{- end -}}
 {{- $least := kindIs "invalid" $budget.minAvailable | ternary "" (toString $budget.minAvailable) -}}
 {{- $most := kindIs "invalid" $budget.maxUnavailable | ternary "" (toString $budget.maxUnavailable) -}}

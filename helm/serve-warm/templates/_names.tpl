@@ -30,11 +30,18 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{- /* The image of a pod: that of `group` where it has one. A tag or digest of its own takes the place of both. */ -}}
 {{- define "serve-warm.image" -}}
-{{- $image := .Values.image -}}
-{{- $image.repository -}}
-{{- if $image.tag }}:{{ $image.tag }}{{ end -}}
-{{- if $image.digest }}@{{ $image.digest }}{{ end -}}
+{{- $image := .root.Values.image -}}
+{{- $own := .group.image | default dict -}}
+{{- $version := or $own.tag $own.digest | empty | ternary $image $own -}}
+{{- $own.repository | default $image.repository -}}
+{{- with $version.tag }}:{{ . }}{{ end -}}
+{{- with $version.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "serve-warm.pullPolicy" -}}
+{{- (.group.image | default dict).pullPolicy | default .root.Values.image.pullPolicy -}}
 {{- end -}}
 
 {{- define "serve-warm.serviceAccountName" -}}

@@ -20,17 +20,28 @@
   {{- if .publishes }}
   # The Job's own: a claim of the workers may be bound to another node.
   emptyDir: {}
-  {{- else if $values.cache.hostPath }}
+  {{- else if ($values.cache | default dict).hostPath }}
   hostPath:
-    path: {{ $values.cache.hostPath.path }}
+    path: {{ ($values.cache | default dict).hostPath.path }}
     # One that is not there does not keep the pod from starting.
     type: DirectoryOrCreate
-  {{- else if $values.cache.persistentVolumeClaim }}
+  {{- else if ($values.cache | default dict).persistentVolumeClaim }}
   persistentVolumeClaim:
-    claimName: {{ $values.cache.persistentVolumeClaim.claimName }}
-  {{- else if $values.cache.emptyDir }}
+    claimName: {{ ($values.cache | default dict).persistentVolumeClaim.claimName }}
+  {{- else if ($values.cache | default dict).ephemeral }}
+  # A volume of this pod alone, from a storage class; it goes with the pod.
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with ($values.cache | default dict).ephemeral.storageClassName }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests: {storage: {{ ($values.cache | default dict).ephemeral.size }}}
+  {{- else if ($values.cache | default dict).emptyDir }}
   emptyDir:
-    {{- toYaml $values.cache.emptyDir | nindent 4 }}
+    {{- toYaml ($values.cache | default dict).emptyDir | nindent 4 }}
   {{- else }}
   emptyDir: {}
   {{- end }}
@@ -39,18 +50,18 @@
   configMap:
     name: {{ . }}
 {{- end }}
-{{- with $values.artifact.volume.image }}
+{{- with ($values.artifact.volume | default dict).image }}
 - name: serve-warm-artifacts
   image:
     {{- toYaml . | nindent 4 }}
 {{- end }}
-{{- with $values.artifact.volume.persistentVolumeClaim }}
+{{- with ($values.artifact.volume | default dict).persistentVolumeClaim }}
 - name: serve-warm-artifacts
   persistentVolumeClaim:
     claimName: {{ .claimName }}
 {{- end }}
 {{- end }}
-{{- with $values.extraVolumes }}
+{{- with concat ($values.extraVolumes | default list) (.group.extraVolumes | default list) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -81,7 +92,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
   {{- end }}
 {{- end }}
 {{- end }}
-{{- with $values.extraVolumeMounts }}
+{{- with concat ($values.extraVolumeMounts | default list) (.group.extraVolumeMounts | default list) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -90,8 +101,8 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- $values := .root.Values -}}
 {{- $nodeServer := $values.nodeServer -}}
 - name: serve-warm-folders
-  image: {{ include "serve-warm.image" .root }}
-  imagePullPolicy: {{ $values.image.pullPolicy }}
+  image: {{ include "serve-warm.image" . }}
+  imagePullPolicy: {{ include "serve-warm.pullPolicy" . }}
   command:
     - {{ $nodeServer.python }}
     - -c
@@ -162,8 +173,8 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- define "serve-warm.nodeServerContainer" -}}
 {{- $values := .root.Values -}}
 - name: serve-warm-node
-  image: {{ include "serve-warm.image" .root }}
-  imagePullPolicy: {{ $values.image.pullPolicy }}
+  image: {{ include "serve-warm.image" . }}
+  imagePullPolicy: {{ include "serve-warm.pullPolicy" . }}
   # A native sidecar: it runs before Ray does and until Ray has ended.
   restartPolicy: Always
   command:
@@ -181,11 +192,13 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
     - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
   ports:
     - {name: serve-warm, containerPort: {{ $values.nodeServer.port }}}
+  # One that hangs is replaced within half a minute, and does not wait for the grace of the whole pod.
   livenessProbe:
     httpGet: {path: /livez, port: {{ $values.nodeServer.port }}}
-    periodSeconds: 10
+    periodSeconds: 5
     timeoutSeconds: 3
     failureThreshold: 3
+    terminationGracePeriodSeconds: 5
   resources:
     {{- toYaml $values.nodeServer.resources | nindent 4 }}
   securityContext:
@@ -218,9 +231,9 @@ exec:
 {{- if ne $readiness.mode "kuberay" -}}
 readinessProbe:
   {{- include "serve-warm.warmCheck" . | nindent 2 }}
-  periodSeconds: {{ $readiness.periodSeconds }}
+  periodSeconds: {{ include "serve-warm.readinessPeriod" .root }}
   timeoutSeconds: {{ $readiness.timeoutSeconds }}
-  failureThreshold: {{ $readiness.failureThreshold }}
+  failureThreshold: {{ include "serve-warm.readinessFailures" .root }}
   successThreshold: 1
 {{- end }}
 {{- if $startup.enabled }}
@@ -234,6 +247,16 @@ startupProbe:
   timeoutSeconds: {{ $readiness.timeoutSeconds }}
   failureThreshold: {{ include "serve-warm.startupFailures" .root }}
 {{- end }}
+{{- end -}}
+
+{{- /* Asking the node server costs 4 ms, running node.py 170. */ -}}
+{{- define "serve-warm.readinessPeriod" -}}
+{{- .Values.readiness.periodSeconds | default (eq .Values.readiness.mode "http" | ternary 1 5) -}}
+{{- end -}}
+
+{{- /* As many as make 10 s, however often it asks. */ -}}
+{{- define "serve-warm.readinessFailures" -}}
+{{- .Values.readiness.failureThreshold | default (divf 10 (include "serve-warm.readinessPeriod" .) | ceil | int) -}}
 {{- end -}}
 
 {{- define "serve-warm.startupFailures" -}}
@@ -280,6 +303,46 @@ startupProbe:
 {{- end }}
 {{- end -}}
 
+{{- /* Containers of the user's, with the image and the rights of Ray's container where they say none. A loop and
+       not sprig's merge, which takes `false` for unset. Takes root, group and containers. */ -}}
+{{- define "serve-warm.ownContainers" -}}
+{{- $root := .root -}}
+{{- $image := include "serve-warm.image" . -}}
+{{- $policy := include "serve-warm.pullPolicy" . -}}
+{{- range .containers }}
+{{- $container := deepCopy . -}}
+{{- if not $container.image -}}
+{{- $_ := set $container "image" $image -}}
+{{- $_ := set $container "imagePullPolicy" ($container.imagePullPolicy | default $policy) -}}
+{{- end -}}
+{{- $context := $container.securityContext | default dict -}}
+{{- range $name, $value := $root.Values.containerSecurityContext -}}
+{{- if not (hasKey $context $name) -}}
+{{- $_ := set $context $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $container "securityContext" $context }}
+- {{ toYaml $container | nindent 2 | trim }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Seconds that Ray drains a worker for when its pod ends: Ray's own 30, or the longest shutdown of a
+       replica. A variable of the user's wins. Takes root and group. */ -}}
+{{- define "serve-warm.drainSeconds" -}}
+{{- $drain := 30.0 -}}
+{{- range $application := .root.Values.applications -}}
+{{- range .deployments -}}
+{{- $drain = maxf $drain (.graceful_shutdown_timeout_s | default 20) -}}
+{{- end -}}
+{{- end -}}
+{{- range concat (.root.Values.env | default list) (.group.env | default list) -}}
+{{- if eq .name "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" -}}
+{{- $drain = .value | default 30 | float64 -}}
+{{- end -}}
+{{- end -}}
+{{- $drain -}}
+{{- end -}}
+
 {{- /* A pod of Ray. Takes root, group, component, and replicas: whether any can run here. */ -}}
 {{- define "serve-warm.podTemplate" -}}
 {{- $root := .root -}}
@@ -300,7 +363,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "serve-warm.serviceAccountName" $root }}
+  serviceAccountName: {{ $group.serviceAccountName | default (include "serve-warm.serviceAccountName" $root) }}
   # The autoscaler beside the head asks the API server; nothing else does.
   automountServiceAccountToken: {{ and (not $worker) $values.autoscaling.enabled }}
   terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
@@ -312,7 +375,7 @@ spec:
     - name: {{ . }}
     {{- end }}
   {{- end }}
-  {{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+  {{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" "schedulerName" "resourceClaims" }}
   {{- with index $group $field }}
   {{ $field }}:
     {{- toYaml . | nindent 4 }}
@@ -320,13 +383,16 @@ spec:
   {{- end }}
   initContainers:
     {{- include "serve-warm.foldersContainer" $context | nindent 4 }}
+    {{- with $group.initContainers }}
+    {{- include "serve-warm.ownContainers" (dict "root" $root "group" $group "containers" .) | trim | nindent 4 }}
+    {{- end }}
     {{- if $server }}
     {{- include "serve-warm.nodeServerContainer" $context | nindent 4 }}
     {{- end }}
   containers:
     - name: {{ .component }}
-      image: {{ include "serve-warm.image" $root }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
+      image: {{ include "serve-warm.image" . }}
+      imagePullPolicy: {{ include "serve-warm.pullPolicy" . }}
       ports:
         {{- if not $worker }}
         - {name: gcs-server, containerPort: 6379}
@@ -344,14 +410,20 @@ spec:
         {{- if ne (int $values.serve.constructorRetries) 3 }}
         - {name: RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT, value: {{ $values.serve.constructorRetries | quote }}}
         {{- end }}
+        {{- $drain := include "serve-warm.drainSeconds" $context }}
+        {{- if and $worker (gt (float64 $drain) 30.0) (not (contains "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (toJson (list $values.env $group.env)))) }}
+        # A replica may take so long to end.
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $drain | quote }}}
+        {{- end }}
         {{- include "serve-warm.env" $context | trim | nindent 8 }}
       {{- $secret := and .replicas $values.artifact.credentialsSecret }}
-      {{- if or $secret $values.envFrom }}
+      {{- $sources := concat ($values.envFrom | default list) ($group.envFrom | default list) }}
+      {{- if or $secret $sources }}
       envFrom:
         {{- if $secret }}
         - secretRef: {name: {{ $secret }}}
         {{- end }}
-        {{- with $values.envFrom }}
+        {{- with $sources }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- end }}
@@ -366,11 +438,14 @@ spec:
       {{- end }}
       {{- end }}
       resources:
-        {{- toYaml $group.resources | nindent 8 }}
+        {{- toYaml ($group.resources | default dict) | nindent 8 }}
       securityContext:
         {{- toYaml $values.containerSecurityContext | nindent 8 }}
       volumeMounts:
         {{- include "serve-warm.volumeMounts" $context | nindent 8 }}
+    {{- with $group.sidecars }}
+    {{- include "serve-warm.ownContainers" (dict "root" $root "group" $group "containers" .) | trim | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "serve-warm.volumes" $context | nindent 4 }}
 {{- end -}}
@@ -399,6 +474,12 @@ workerGroupSpecs:
     replicas: {{ $replicas }}
     minReplicas: {{ hasKey . "minReplicas" | ternary .minReplicas $replicas }}
     maxReplicas: {{ hasKey . "maxReplicas" | ternary .maxReplicas $replicas }}
+    {{- with .numOfHosts }}
+    numOfHosts: {{ . }}
+    {{- end }}
+    {{- if hasKey . "idleTimeoutSeconds" }}
+    idleTimeoutSeconds: {{ .idleTimeoutSeconds }}
+    {{- end }}
     rayStartParams:
       {{- toYaml (.rayStartParams | default dict) | nindent 6 }}
     template:
