@@ -18,7 +18,8 @@ import ray
 import yaml
 
 from serve_warm.builder.app import load_application
-from serve_warm.builder.check import Checked, check, compare_stores
+from serve_warm.builder.check import check, compare_stores
+from serve_warm.builder.problems import Checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

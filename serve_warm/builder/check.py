@@ -13,7 +13,6 @@ import os
 import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +25,15 @@ from serve_warm.builder.app import (
     import_application,
     read_document,
 )
-from serve_warm.builder.declared import DeclaredInput, assigns, read_declared
-from serve_warm.builder.sources import find_routes, modules_without_compile
+from serve_warm.builder.check_inputs import check_inputs
+from serve_warm.builder.problems import Checked, Problem
+from serve_warm.builder.sources import modules_without_compile
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.errors import ConfigError, InputError, StoreError
-from serve_warm.inputs import Input
+from serve_warm.errors import ConfigError, StoreError
 from serve_warm.stores import open_store
 
 STORE_LIMIT_S = 10.0
 """A store that has not answered by then is a problem."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that was found, where it stands, and what to do about it."""
-
-    where: str
-    what: str
-    fix: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """Everything that was found."""
-
-    problems: tuple[Problem, ...] = ()
-    """A build or a start would meet each of them."""
-    warnings: tuple[Problem, ...] = ()
-    """What may be as it should be."""
-
-    def __add__(self, other: Checked) -> Checked:
-        return Checked(
-            problems=(*self.problems, *other.problems), warnings=(*self.warnings, *other.warnings)
-        )
 
 
 def check(
@@ -110,7 +85,7 @@ def check_application(
             where = f"{name}: user_config.warmup"
             found = Problem(where=where, what=error.message, fix=error.hint)
             checked += Checked(problems=(found,))
-        checked += _check_inputs(application, name)
+        checked += check_inputs(application, name)
         checked += _check_compiled(application.warming[name], name)
     return checked
 
@@ -229,86 +204,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
             )
 
 
-# Inputs -----------------------------------------------------------------------------------------
-
-
-def _check_inputs(application: Application, name: str) -> Checked:
-    from serve_warm.replica.deployment import WarmupMixin
-
-    cls = application.warming[name]
-    if cls.warmup_inputs is WarmupMixin.warmup_inputs:
-        found = Problem(
-            where=name,
-            what="it declares no inputs",
-            fix="define warmup_inputs(self), for example: "
-            "return shape_grid(self.embed, self.buckets)",
-        )
-        return Checked(problems=(found,))
-    most = application.option(name, "max_ongoing_requests")
-    problems: list[Problem] = []
-    for declared in read_declared(cls):
-        where = f"{name}.warmup_inputs, line {declared.line}"
-        problems += _check_target(cls, declared, where)
-        if isinstance(most, int) and (declared.concurrency or 1) > most:
-            problems.append(
-                Problem(
-                    where=where,
-                    what=f"{declared.concurrency} calls at once, and max_ongoing_requests of the "
-                    f"deployment is {most}: traffic never brings so many together",
-                    fix=f"set max_ongoing_requests: {declared.concurrency} for {name}, or "
-                    f"declare at most {most}",
-                )
-            )
-    return Checked(problems=tuple(problems))
-
-
-def _check_target(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
-    if declared.target is None:
-        return
-    try:
-        item = Input(target=declared.target)
-    except InputError as error:
-        yield Problem(where=where, what=error.message, fix=error.hint)
-        return
-    if item.http is not None:
-        yield from _check_route(cls, *item.http, where)
-    elif not hasattr(cls, declared.target) and not assigns(cls, declared.target):
-        methods = _methods(cls)
-        yield Problem(
-            where=where,
-            what=f"{cls.__name__} has no method {declared.target!r}",
-            fix=did_you_mean(declared.target, methods) or f"its methods: {', '.join(methods)}",
-        )
-
-
-def _methods(cls: type) -> list[str]:
-    return sorted(
-        name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))
-    )
-
-
-def _check_route(cls: type, verb: str, path: str, where: str) -> Iterator[Problem]:
-    from ray.serve._private.http_util import ASGIAppReplicaWrapper
-
-    target = f"{verb} {path}"
-    if not issubclass(cls, ASGIAppReplicaWrapper):
-        # Asked of the class, hasattr would find the one that makes instances.
-        if not any("__call__" in vars(base) for base in cls.__mro__):
-            yield Problem(
-                where=where,
-                what=f"{target!r} is an HTTP request, and {cls.__name__} answers none",
-                fix="name a method as the target, or define __call__ or use @serve.ingress",
-            )
-        return
-    routes = find_routes(cls)
-    plain = path.partition("?")[0]
-    if routes is None or routes.take(verb, plain):
-        return
-    yield Problem(
-        where=where,
-        what=f"the app of {cls.__name__} has no route for {target!r}",
-        fix=did_you_mean(target, routes.known) or f"its routes: {', '.join(routes.known)}",
-    )
+# The source --------------------------------------------------------------------------------------
 
 
 def _check_compiled(cls: type, name: str) -> Checked:
