@@ -522,17 +522,26 @@ def describe(spans: Sequence[Span]) -> str:
         return ""
     began = min(span.began_boot_s for span in spans)
     ended = max(span.began_boot_s + span.seconds for span in spans)
+    parts_of_start = [span for span in spans if span.name in PARTS and not span.beside]
     seconds: dict[str, float] = {}
-    for span in sorted(spans, key=lambda each: each.began_boot_s):
-        if not span.beside:
-            seconds[span.name] = seconds.get(span.name, 0.0) + span.seconds
-    inside = sum(took for name, took in seconds.items() if name not in PARTS)
-    if "pending" in seconds:
-        seconds["pending"] = max(0.0, seconds["pending"] - inside)
+    # A part before what lies within it, also where both began at the same tick.
+    for span in sorted(spans, key=lambda each: (each.began_boot_s, each.name not in PARTS)):
+        if span.beside:
+            continue
+        seconds[span.name] = seconds.get(span.name, 0.0) + span.seconds
+        outer = next((part for part in parts_of_start if _contains(part, span)), None)
+        if outer is not None:
+            seconds[outer.name] = max(0.0, seconds.get(outer.name, 0.0) - span.seconds)
     parts = ", ".join(f"{name} {took:.1f}" for name, took in seconds.items() if took >= SHOWN_S)
     # In a script or a notebook the process has begun for other reasons.
     since = " after its process began" if next(iter(seconds)).startswith("process") else ""
     return f" {ended - began:.1f} s{since}: {parts}"
+
+
+def _contains(part: Span, span: Span) -> bool:
+    """Whether a span is within a part of the start, so that its seconds are in both."""
+    is_other = span.name not in PARTS
+    return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 
 
 SHOWN_S = 0.05

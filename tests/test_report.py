@@ -23,8 +23,10 @@ from serve_warm.report import (
     InputResult,
     Parity,
     Report,
+    Span,
     Stage,
     Verdict,
+    describe,
 )
 
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
@@ -150,6 +152,23 @@ def test_the_text_of_a_clean_start_has_no_complaints():
     assert "verdict=full_hit proven=1/1" in text
     absent = ("not proven", "degraded", "warning", "error:", "on the GPU", "memory", "tunings")
     assert not any(word in text for word in absent)
+
+
+def test_the_parts_of_a_start_add_up_to_it():
+    """What lies within a part, as an import within loading, is not counted in both."""
+    spans = [
+        Span(name="process", began_boot_s=0.0, seconds=5.0),
+        Span(name="pending", began_boot_s=5.0, seconds=1.0),
+        Span(name="loading", began_boot_s=6.0, seconds=7.0),
+        Span(name="torch's compiler", began_boot_s=10.0, seconds=3.0),
+        Span(name="proving", began_boot_s=13.0, seconds=1.0),
+        Span(name="prefetch", began_boot_s=1.0, seconds=9.0, beside=True),
+    ]
+
+    assert describe(spans) == (
+        " 14.0 s after its process began: process 5.0, pending 1.0, loading 4.0, "
+        "torch's compiler 3.0, proving 1.0"
+    )
 
 
 def test_counts_are_subtracted_field_by_field():
