@@ -301,6 +301,93 @@ def test_a_route_has_to_be_there(written, target, fix):
     assert [each.fix for each in problems] == ([] if fix is None else [fix])
 
 
+@pytest.mark.parametrize(
+    ("body", "returns"),
+    [
+        ("self.inputs = [Input(target='score')]", "None"),
+        ("return", "None"),
+        ("return []", "[]"),
+    ],
+)
+def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
+    """A start would fail after the model is loaded."""
+    path = written(with_inputs("[]").replace("return []", body))
+
+    where, what, fix = one_problem(path)
+
+    assert where == "Scorer.warmup_inputs"
+    assert what == f"it returns {returns}, and a start without inputs fails"
+    assert "return a list of Input" in fix
+
+
+@pytest.mark.parametrize(
+    "body", ["yield Input(target='score')", "return self.given()", "raise NotImplementedError"]
+)
+def test_inputs_that_may_come_are_no_problem(written, body):
+    """A generator, another method's answer, and what a subclass has to define."""
+    assert found(written(with_inputs("[]").replace("return []", body))).problems == ()
+
+
+def test_an_argument_that_an_input_has_not_is_a_problem(written):
+    """Python would raise it in the replica."""
+    _, what, fix = one_problem(written(with_inputs("[Input(target='score', jsn={})]")))
+
+    assert (what, fix) == ("Input has no argument 'jsn'", "did you mean 'json'?")
+
+
+def test_a_batch_that_serve_never_forms_is_a_problem(written):
+    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8."""
+    more = "@serve.batch(max_batch_size=8)\n    async def batched(self, ids): ..."
+    path = written(with_inputs("[Input(target='score')]", more=more))
+
+    _, what, fix = one_problem(path)
+
+    assert "max_batch_size=8, and max_ongoing_requests of the deployment is 5" in what
+    assert fix == "set max_ongoing_requests: 8 for Scorer, or max_batch_size=5"
+    assert (
+        found(
+            written(with_inputs("[Input(target='score')]", more=more), max_ongoing_requests=8)
+        ).problems
+        == ()
+    )
+
+
+def test_a_sync_handler_is_a_warning(written):
+    """Its model is called from a new thread for each request; one that hands it over is not."""
+    source = with_inputs("[Input(target='score')]").replace("async def score", "def score")
+
+    (warning,) = found(written(source)).warnings
+
+    assert "'score' is a sync method" in warning.what
+    assert "on_model_thread" in warning.fix
+
+
+def test_dunder_call_is_among_the_methods_that_are_named(written):
+    """The mixin's own methods are not: no input calls them."""
+    more = "async def __call__(self): ..."
+    _, _, fix = one_problem(written(with_inputs("[Input(target='zzzz')]", more=more)))
+
+    assert fix == "its methods: __call__, score, warmup_inputs"
+
+
+def test_settings_below_a_misspelt_key_are_a_warning(written):
+    """Nothing reads them, and the deployment may have a key like that for itself."""
+    (warning,) = found(written(user_config={"warm_up": {"artifact": "./a"}})).warnings
+
+    assert (warning.where, warning.fix) == ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
+
+
+def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
+    """A replica would find nothing there; a folder that build will make is only a warning."""
+    (tmp_path / "artifacts" / "statements").mkdir(parents=True)
+
+    _, what, fix = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/artefacts")))
+
+    assert what == f"{tmp_path}/artefacts does not exist"
+    assert fix == "did you mean 'artifacts'?"
+    assert found(written(user_config=warmup(artifact=f"file://{tmp_path}/new"))).problems == ()
+
+
 def test_a_class_without_inputs_is_a_problem(written):
     """It would fail its start after the model is loaded."""
     source = (

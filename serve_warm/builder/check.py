@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm._store_address import is_relative
-from serve_warm._suggestions import did_you_mean
-from serve_warm.artifact.statements import statement_keys
+from serve_warm._suggestions import did_you_mean, nearest
+from serve_warm.artifact.statements import STATEMENTS, statement_keys
 from serve_warm.builder.app import (
     Application,
     find_schema_problems,
@@ -202,6 +202,16 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
                 what="the class does not use WarmupMixin, so serve_warm does not read this",
                 fix="add WarmupMixin to its bases, or ignore this if the key is your own",
             )
+    for name in application.warming:
+        user_config = application.option(name, "user_config")
+        keys = [str(key) for key in user_config] if isinstance(user_config, Mapping) else []
+        for key in keys if "warmup" not in keys else ():
+            if nearest(key, ["warmup"], likeness=0.8):
+                yield Problem(
+                    where=f"{name}: user_config.{key}",
+                    what="serve_warm reads its settings below the key `warmup`, and there is none",
+                    fix="did you mean 'warmup'?",
+                )
 
 
 # The source --------------------------------------------------------------------------------------
@@ -245,12 +255,29 @@ def check_store(
         return checked + Checked(problems=(Problem(where=where, what=error.message, fix=fix),))
     if found:
         return checked
+    missing = _find_missing_folder(uri)
+    if missing is not None:
+        return checked + Checked(problems=(dataclasses.replace(missing, where=where),))
     empty = Problem(
         where=where,
         what=f"nothing is published there for {deployment!r}: its replicas compile at each start",
         fix=f"serve-warm build {application.target} --store {uri}",
     )
     return checked + Checked(warnings=(empty,))
+
+
+def _find_missing_folder(uri: str) -> Problem | None:
+    """Return the problem of a folder that is not there, beside a store of nearly the same name.
+
+    A folder that `build` will make is no problem.
+    """
+    address = open_store(uri).uri
+    folder = Path(urllib.parse.unquote(address.removeprefix("file://")))
+    if not address.startswith("file://") or folder.exists() or not folder.parent.is_dir():
+        return None
+    stores = [each.name for each in folder.parent.iterdir() if (each / STATEMENTS).is_dir()]
+    near = did_you_mean(folder.name, stores)
+    return Problem(where="", what=f"{folder} does not exist", fix=near) if near else None
 
 
 def compare_stores(

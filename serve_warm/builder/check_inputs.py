@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import types
 from collections.abc import Iterator
+from typing import Any
 
 from serve_warm._suggestions import did_you_mean
 from serve_warm.builder.app import Application
-from serve_warm.builder.declared import DeclaredInput, assigns, read_declared
+from serve_warm.builder.declared import DeclaredInput, assigns, read_declared, returns_nothing
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.builder.sources import find_routes
 from serve_warm.errors import InputError
-from serve_warm.inputs import Input
+from serve_warm.inputs import Input, shape_grid
+from serve_warm.replica.serve_calls import max_batch_size
 
 
 def check_inputs(application: Application, name: str) -> Checked:
@@ -28,11 +33,22 @@ def check_inputs(application: Application, name: str) -> Checked:
             "return shape_grid(self.embed, self.buckets)",
         )
         return Checked(problems=(found,))
+    nothing = returns_nothing(cls)
+    if nothing:
+        found = Problem(
+            where=f"{name}.warmup_inputs",
+            what=f"it returns {nothing}, and a start without inputs fails",
+            fix="return a list of Input, for example shape_grid(self.embed, self.buckets)",
+        )
+        return Checked(problems=(found,))
     most = application.option(name, "max_ongoing_requests")
-    problems: list[Problem] = []
+    problems = list(_check_batches(cls, name, most))
+    warnings: list[Problem] = []
     for declared in read_declared(cls):
         where = f"{name}.warmup_inputs, line {declared.line}"
+        problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
+        warnings += _check_thread(cls, declared, where)
         if isinstance(most, int) and (declared.concurrency or 1) > most:
             problems.append(
                 Problem(
@@ -43,7 +59,57 @@ def check_inputs(application: Application, name: str) -> Checked:
                     f"declare at most {most}",
                 )
             )
-    return Checked(problems=tuple(problems))
+    return Checked(problems=tuple(problems), warnings=tuple(warnings))
+
+
+def _check_batches(cls: type, name: str, most: Any) -> Iterator[Problem]:
+    """Yield whether `@serve.batch` waits for more requests than Serve gives a replica."""
+    largest = max_batch_size(cls)
+    if isinstance(most, int) and largest > most:
+        yield Problem(
+            where=name,
+            what=f"@serve.batch has max_batch_size={largest}, and max_ongoing_requests of the "
+            f"deployment is {most} (Serve's default is 5): no batch is larger than that",
+            fix=f"set max_ongoing_requests: {largest} for {name}, or max_batch_size={most}",
+        )
+
+
+KEYWORDS = {
+    "Input": tuple(field.name for field in dataclasses.fields(Input)),
+    "shape_grid": tuple(inspect.signature(shape_grid).parameters),
+}
+
+
+def _check_keywords(declared: DeclaredInput, where: str) -> Iterator[Problem]:
+    known = KEYWORDS[declared.made_by]
+    for keyword in declared.keywords:
+        if keyword not in known:
+            yield Problem(
+                where=where,
+                what=f"{declared.made_by} has no argument {keyword!r}",
+                fix=did_you_mean(keyword, known) or f"its arguments: {', '.join(known)}",
+            )
+
+
+def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
+    """Yield whether an input calls a sync method, which Serve runs in a thread for each request."""
+    called = inspect.getattr_static(cls, declared.target or "", None)
+    if not isinstance(called, types.FunctionType) or runs_on_loop(called):
+        return
+    if "on_model_thread" in called.__code__.co_names:
+        return
+    yield Problem(
+        where=where,
+        what=f"{declared.target!r} is a sync method: Serve runs each request of a sync handler in "
+        "a new thread, and concurrent calls of a compiled model can recompile it",
+        fix="make the handler async, or call the model by `await self.on_model_thread(...)`; "
+        "ignore this if an async handler calls the method",
+    )
+
+
+def runs_on_loop(called: types.FunctionType) -> bool:
+    """Return whether Serve runs a handler on the replica's event loop."""
+    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
 
 
 def _check_target(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
@@ -66,9 +132,16 @@ def _check_target(cls: type, declared: DeclaredInput, where: str) -> Iterator[Pr
 
 
 def _methods(cls: type) -> list[str]:
+    own = {name for base in cls.__mro__[:-1] for name in vars(base) if not _is_of_mixin(base)}
     return sorted(
-        name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))
+        name
+        for name in own
+        if (name == "__call__" or not name.startswith("_")) and callable(getattr(cls, name))
     )
+
+
+def _is_of_mixin(base: type) -> bool:
+    return base.__module__.partition(".")[0] == "serve_warm"
 
 
 def _check_route(cls: type, verb: str, path: str, where: str) -> Iterator[Problem]:

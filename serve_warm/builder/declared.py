@@ -30,6 +30,10 @@ class DeclaredInput:
     """Name of a method, or a request; None where the source does not say it."""
     concurrency: int | None
     """The most calls at once; None where the source does not say it."""
+    keywords: tuple[str, ...]
+    """Names of the keyword arguments that are written out."""
+    made_by: str
+    """`Input` or `shape_grid`."""
     line: int
     """Of the call, in its file."""
 
@@ -54,6 +58,30 @@ def read_declared(cls: type) -> list[DeclaredInput]:
     ]
 
 
+def returns_nothing(cls: type) -> str:
+    """Return what `warmup_inputs` gives in any case, if that is nothing; empty where it may differ.
+
+    `None` where no `return` has a value, `[]` where the only one is an empty list or tuple.
+    """
+    function = inspect.getattr_static(cls, "warmup_inputs", None)
+    parsed = _parse(function) if isinstance(function, types.FunctionType) else None
+    tree = parsed[0].body[0] if parsed else None
+    if not isinstance(tree, ast.FunctionDef) or isinstance(tree.body[-1], ast.Raise):
+        return ""
+    nodes = list(ast.walk(tree))
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
+        return ""
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    if all(_is_none(value) for value in values):
+        return "None"
+    is_empty = [isinstance(v, (ast.List, ast.Tuple)) and not v.elts for v in values]
+    return "[]" if all(is_empty) else ""
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
 def _declared_by(node: ast.Call, scope: _Scope, first_line: int) -> Iterator[DeclaredInput]:
     try:
         called = scope.value(node.func)
@@ -71,6 +99,8 @@ def _declared_by(node: ast.Call, scope: _Scope, first_line: int) -> Iterator[Dec
     yield DeclaredInput(
         target=scope.target(given.get("target")),
         concurrency=concurrency,
+        keywords=tuple(keyword.arg for keyword in node.keywords if keyword.arg),
+        made_by="shape_grid" if called is shape_grid else "Input",
         line=first_line + node.lineno - 1,
     )
 

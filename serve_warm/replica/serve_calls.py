@@ -191,17 +191,22 @@ class ServeCalls:
 
     def largest_batch(self) -> int:
         """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
-        kind = type(self.owner)
-        methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
-        # Serve marks what it batches with this getter alone (2.53 to 2.60).
-        getters = [m._get_max_batch_size for m in methods if hasattr(m, "_get_max_batch_size")]  # noqa: SLF001
-        sizes = [
-            get()
-            for get in getters
-            # Where the user measures a batch in something else, its number of requests is open.
-            if getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
-        ]
-        return max(1, min(max(sizes, default=1), max_ongoing_requests() or LARGEST_BATCH))
+        declared = max_batch_size(type(self.owner))
+        return max(1, min(declared, max_ongoing_requests() or LARGEST_BATCH))
+
+
+def max_batch_size(kind: type) -> int:
+    """Return the largest `max_batch_size` of the class's `@serve.batch` methods; 1 without any."""
+    methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
+    # Serve marks what it batches with this getter alone (2.53 to 2.60).
+    getters = [m._get_max_batch_size for m in methods if hasattr(m, "_get_max_batch_size")]  # noqa: SLF001
+    sizes: list[int] = [
+        get()
+        for get in getters
+        # Where the user measures a batch in something else, its number of requests is open.
+        if getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
+    ]
+    return max(sizes, default=1)
 
 
 def max_ongoing_requests() -> int | None:
