@@ -50,7 +50,11 @@ class Metric:
     while_alive: bool = False
     """Whether it says what the replica is doing, which ends with it, and not how its start went."""
     absent_after: bool = False
-    """Whether it then has no value, and not 0, which of a date or an age would be a wrong one."""
+    """Whether it then has no value, and not 0: of a date or an age 0 would be wrong, and of the
+    others it would be one more series for each replica that has ended."""
+    zeros: bool = True
+    """Whether a node's server exports values of 0; without them a gauge has one series for what is
+    the case, and none for what else could be. Ray has all, since it goes on with the last value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
     """Labels of its series that say that the replica is ready. The node's server exports 0 in their
     place while the probe does not believe it: of one that hangs, these are its last words."""
@@ -128,6 +132,7 @@ METRICS = (
         name="serve_warm_degraded",
         kind="gauge",
         while_alive=True,
+        absent_after=True,
         says_ready=((),),
         help="1 for a ready replica that is late, uncovered, partial, or has withdrawn entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
@@ -151,8 +156,9 @@ METRICS = (
     Metric(
         name="serve_warm_refused",
         kind="gauge",
+        zeros=False,
         labels=("reason",),
-        help="1 for the reason why the artifact of this start was refused, 0 for the others.",
+        help="1 for the reason why the artifact of this start was refused.",
         read=lambda r: {
             (reason,): float(r.artifact is not None and r.artifact.refused == reason)
             for reason in REFUSAL_REASONS
@@ -162,6 +168,7 @@ METRICS = (
         name="serve_warm_unverified",
         kind="gauge",
         while_alive=True,
+        absent_after=True,
         help="1 while a replica runs an artifact that nobody who is trusted signed (unsigned_ok).",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
@@ -181,6 +188,7 @@ METRICS = (
     Metric(
         name="serve_warm_stage_hidden_seconds",
         kind="gauge",
+        zeros=False,
         labels=("stage",),
         help="Seconds of the stages' work that were over when __init__ ended, beside it.",
         read=_hidden,
@@ -218,6 +226,7 @@ METRICS = (
     Metric(
         name="serve_warm_calls_known",
         kind="gauge",
+        zeros=False,
         labels=("level",),
         help="Kinds of calls of what serve_warm.compile was given, by the level that answers them.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
@@ -225,8 +234,9 @@ METRICS = (
     Metric(
         name="serve_warm_traced",
         kind="gauge",
+        zeros=False,
         labels=("traced",),
-        help="1 for how many compiled calls of the start Dynamo traced (none, some, all), else 0.",
+        help="1 for how many compiled calls of the start Dynamo traced: none, some, all.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
@@ -306,6 +316,7 @@ METRICS = (
         name="serve_warm_graph_pool_bytes",
         kind="gauge",
         while_alive=True,
+        absent_after=True,
         labels=("device",),
         help="Bytes of GPU memory that CUDA graphs keep for themselves once the replica is ready.",
         read=_memory(lambda m: m.pool_bytes),
@@ -314,6 +325,7 @@ METRICS = (
         name="serve_warm_gpu_reserved_bytes",
         kind="gauge",
         while_alive=True,
+        absent_after=True,
         labels=("device",),
         help="Bytes of GPU memory that torch keeps once the replica is ready, graph pools too.",
         read=_memory(lambda m: m.reserved_bytes),
@@ -322,6 +334,7 @@ METRICS = (
         name="serve_warm_gpu_reserved_peak_bytes",
         kind="gauge",
         while_alive=True,
+        absent_after=True,
         labels=("device",),
         help="The most bytes of GPU memory that torch has kept at a time, from the start on.",
         read=_memory(lambda m: m.reserved_peak_bytes),
@@ -383,6 +396,7 @@ METRICS = (
     Metric(
         name="serve_warm_cache_lookups",
         kind="gauge",
+        zeros=False,
         labels=("layer", "result"),
         help="Lookups in torch's caches during warm-up: of Inductor (fx) and AOTAutograd (aot).",
         read=lambda r: _lookups(r.warmup),
@@ -456,10 +470,14 @@ def as_data(report: Report) -> list[dict[str, Any]]:
             "absent_after": metric.absent_after,
             **({"says_ready": [*map(list, metric.says_ready)]} if metric.says_ready else {}),
             "since_boot_s": metric.since(report),
-            **_values(metric, metric.read(report)),
+            **_values(metric, _exported(metric, report)),
         }
         for metric in METRICS
     ]
+
+
+def _exported(metric: Metric, report: Report) -> Samples:
+    return {key: value for key, value in metric.read(report).items() if value or metric.zeros}
 
 
 def _values(metric: Metric, samples: Samples) -> dict[str, Any]:

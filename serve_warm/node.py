@@ -1626,6 +1626,8 @@ def _own_rows(
         for labels, written in _own_samples(row):
             if kind == "counter" and not 0 <= written < float("inf"):
                 continue  # OpenMetrics has no such counter, and the page would be none
+            if kind == "gauge" and not alive and labels and not written:
+                continue  # what did not happen in a start that is over, for each that ever ended
             value = written if since_s is None else max(0.0, now - since_s)
             # Its own last word, where the probe does not believe it any more: it hangs, say.
             claimed = isinstance(claims, list) and list(labels.values()) in claims

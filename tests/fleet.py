@@ -3,8 +3,9 @@
 """A fleet that was, minute by minute, as Prometheus would have scraped it from both sinks.
 
 A test says what became of a few replicas. The series follow from that as `serve_warm.metrics` and
-`serve_warm.node` export them: a node server goes on with replicas that have died, zeros first; Ray
-drops them, adds labels of its own, and has no counter before its first count.
+`serve_warm.node` export them: a node server goes on with replicas that have died, counters from
+zero, and leaves out what is not the case; Ray drops dead ones, adds labels of its own, and has no
+counter before its first count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from serve_warm.metrics import METRICS
 from serve_warm.node import OUTCOMES
 from serve_warm.report import Stage, Verdict
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 DAY_S = 86_400.0
+TABLE = {metric.name.removeprefix("serve_warm_"): metric for metric in METRICS}
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
 Labels = tuple[tuple[str, str], ...]
@@ -81,6 +84,16 @@ class Replica:
             "deployment": self.deployment,
             "replica": self.name,
         }
+
+    def exported(self, name: str, labels: dict[str, str], value: float, minute: int) -> bool:
+        """Whether its node server has a series of a row as of a minute."""
+        row = TABLE[name.removesuffix("_total")]
+        if self.dead is None or minute < self.dead:
+            return bool(value) or row.zeros
+        is_ready = self.ready is not None and self.ready <= minute
+        last = {"stage": "ready" if is_ready else self.stage}
+        told = value or row.kind == "counter" or not labels or (name, labels) == ("stage", last)
+        return bool(told) and not row.absent_after
 
     def hangs(self, minute: int) -> bool:
         return self.hung is not None and self.hung <= minute
@@ -250,7 +263,8 @@ class Fleet:
                 yield "stage_age_seconds", replica.who, 60.0 * (minute - replica.born)
             hangs = replica.hangs(minute)
             for name, labels, value in replica.rows(minute, self.start_s, hangs=hangs):
-                yield name, {**replica.who, **labels}, value
+                if replica.exported(name, labels, value, minute):
+                    yield name, {**replica.who, **labels}, value
         for names, group in _by_deployment(seen):
             yield from _ended(names, [(r.outcome(minute), r) for r in group])
 

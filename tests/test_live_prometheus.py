@@ -20,8 +20,10 @@ from serve_warm import metrics, node
 from serve_warm.node import StateFile, boot_s
 from serve_warm.report import (
     ArtifactUse,
+    Counts,
     Coverage,
     DeviceMemory,
+    EntryUse,
     Report,
     Stage,
     StageTime,
@@ -129,7 +131,9 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
         ready_unix=time.time(),
         artifact=used,
         covered=Coverage(expected=6, proven=6),
-        stages=(StageTime(stage=Stage.REPLAYING, seconds=4.0),),
+        stages=(StageTime(stage=Stage.REPLAYING, seconds=4.0, hidden_s=1.5),),
+        warmup=Counts(fx_hits=6),
+        entries=(EntryUse(callable="app.Net", call="(t0)", level=2, calls=1),),
     )
     refused = ArtifactUse(store="s3://bucket/shop", source="s3", refused="untrusted")
     scraped.write(
@@ -175,6 +179,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert shown["Refused artifacts by reason"] == [{"untrusted": 1.0}]
     assert shown["Artifacts in use"] == [{"2026-11-20/s3/147378e2d3f5": 1.0}]
     assert shown["Versions"] == [{"2.60.0/2.13.0/0.5.0": 2.0}]
+    assert shown["Kinds of calls by level"] == [{"2/warm": 1.0}]
     assert shown["Memory of CUDA graphs"] == [{"cuda:0/warm": 7.0}]
     assert shown["Stages of each replica"] == [{"warm": 8.0, "starts": 5.0}]
     # The node was warm before the second one began, which does not count yet.

@@ -32,7 +32,7 @@ from serve_warm import metrics, node
 from serve_warm.cli import main as command_line
 from serve_warm.cli import serve_warm as group
 from serve_warm.node import StateFile, get
-from serve_warm.report import Report, Stage, Verdict
+from serve_warm.report import ArtifactUse, Report, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -1083,6 +1083,8 @@ def test_figures_are_exact_and_those_of_the_dead_stay(serve, replica):
 def test_every_row_of_the_table_is_exported(serve, replica):
     """Under its own name, once, whatever the table holds: the server knows no row of it."""
     replica("r1", "READY", metrics=metrics.as_data(FULL))
+    refused = ArtifactUse(store="s3://bucket", source="s3", refused="untrusted")
+    replica("r2", "READY", metrics=metrics.as_data(Report(artifact=refused)))
 
     names = {name.partition("{")[0] for name in serve().metrics()}
 

@@ -24,7 +24,17 @@ from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.collector import NodeCollector
 from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, StateFile, boot_s, judge
-from serve_warm.report import Counts, Report, Stage
+from serve_warm.report import (
+    ArtifactUse,
+    Counts,
+    Coverage,
+    EntryUse,
+    Parity,
+    Report,
+    Stage,
+    StageTime,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,10 +42,36 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+REFUSED = Report(artifact=ArtifactUse(store="s3://bucket", source="s3", refused="untrusted"))
+
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 STARTS = {"application": "app", "deployment": "Embedder"}
 WHO = {**STARTS, "replica": "r1"}
+
+TYPICAL = dataclasses.replace(
+    FULL,
+    verdict=Verdict.FULL_HIT,
+    degraded=(),
+    covered=Coverage(expected=6, proven=6),
+    stages=(
+        StageTime(stage=Stage.PENDING, seconds=1.0),
+        StageTime(stage=Stage.PULLING, seconds=2.0, hidden_s=1.5),
+        StageTime(stage=Stage.VERIFYING, seconds=0.5),
+        StageTime(stage=Stage.LOADING, seconds=3.0),
+        StageTime(stage=Stage.REPLAYING, seconds=4.0),
+        StageTime(stage=Stage.PROVING, seconds=2.0),
+        StageTime(stage=Stage.PARITY, seconds=0.25),
+    ),
+    warmup=Counts(captures=6, capture_s=1.5),
+    after_ready=Counts(),
+    entries=tuple(
+        EntryUse(callable="app.Net", call=f"call {number}", level=2, calls=1) for number in range(6)
+    ),
+    parity=Parity(entries=6, checked=6, results={"same": 6}, worst_error=1e-7),
+    memory=FULL.memory[:1],
+)
+"""A start on one GPU that found all in its artifact, at level 2."""
 
 
 @pytest.fixture(name="directory")
@@ -129,7 +165,10 @@ def names(found: Series) -> set[str]:
     ids=["ready", "begun", "failed"],
 )
 def test_prometheus_reads_what_a_replica_measured(sinks, replica, report):
-    """Each value of each row, under its name, type and labels, to the last digit, from both."""
+    """Each value of each row, under its name, type and labels, to the last digit, from both.
+
+    Zeros too, but for rows that say what is the case by one label of many.
+    """
     replica(report)
 
     families = {family.name: family for family in sinks.server()}
@@ -142,6 +181,7 @@ def test_prometheus_reads_what_a_replica_measured(sinks, replica, report):
         expected = {
             (name, frozenset({**WHO, **dict(zip(metric.labels, key, strict=True))}.items())): value
             for key, value in metric.read(report).items()
+            if value or metric.zeros
         }
         assert {key: value for key, value in found.items() if key[0] == name} == expected
         if expected:
@@ -152,6 +192,7 @@ def test_prometheus_reads_what_a_replica_measured(sinks, replica, report):
 def test_both_describe_the_same_families(sinks, replica):
     """Name, type and text of each, those of the server and of the table; and no other."""
     replica(FULL)
+    replica(REFUSED, "r2")
 
     server, registered = (
         {(f.name, f.type, f.documentation) for f in each()}
@@ -222,7 +263,7 @@ def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
 
 @pytest.mark.parametrize("swept", [False, True])
 def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept):
-    """What it was doing is 0, what of it would be a wrong date or age is gone, the rest stays."""
+    """What it was doing is 0 or gone, how its start went stays."""
     file = replica(FULL)
     before = sinks.both()
     file.close()
@@ -239,10 +280,64 @@ def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept
         now = {key: value for key, value in after.items() if key[0] == name}
         if metric.absent_after:
             assert now == {}
-        elif metric.while_alive:
-            assert now == dict.fromkeys(was, 0.0)
-        else:
-            assert now == was
+            continue
+        # What of several labels was not the case has no series any more; counters have all.
+        told = {k: v for k, v in was.items() if v or metric.kind == "counter" or not metric.labels}
+        assert now == (dict.fromkeys(told, 0.0) if metric.while_alive else told)
+
+
+def test_a_pod_that_saw_three_replicas_has_half_the_gauges(sinks, replica):
+    """Of all that the table has for each: one that ended has less than half, with what it did."""
+    files = [replica(TYPICAL, f"r{number}") for number in range(3)]
+    for file in files[:2]:
+        file.close()
+
+    found = sinks.both()
+
+    table = [metric.read(TYPICAL) for metric in metrics.METRICS if metric.kind == "gauge"]
+    of_each = sum(map(len, table))
+    counts = {
+        name: sum(
+            dict(labels).get("replica") == name and not series.endswith("_total")
+            for series, labels in found
+        )
+        for name in ("r0", "r1", "r2")
+    }
+    assert counts["r0"] == counts["r1"] < 0.45 * of_each
+    assert sum(counts.values()) < 0.5 * 3 * of_each
+    for name in ("r0", "r1"):
+        who = {**WHO, "replica": name}
+        assert of(found, "serve_warm_verdict", **who, verdict="full_hit") == 1.0
+        assert of(found, "serve_warm_traced", **who, traced="none") == 1.0
+        assert of(found, "serve_warm_calls_known", **who, level="2") == 6.0
+        assert of(found, "serve_warm_stage_seconds", **who, stage="loading") == 3.0
+        # Which it was in when it ended; a sum over all replicas is 0 and not absent.
+        assert of(found, "serve_warm_stage", **who, stage="ready") == 0.0
+        assert of(found, "serve_warm_ready", **who) == 0.0
+
+
+def test_what_a_living_replica_could_be_has_zeros(sinks, replica):
+    """Stages and verdicts: a share or a sum over them is 0, and not absent, while none is so."""
+    replica(TYPICAL)
+
+    found = sinks.both()
+
+    for name, label, values in (
+        ("serve_warm_stage", "stage", [stage.value.lower() for stage in Stage]),
+        ("serve_warm_verdict", "verdict", [verdict.value for verdict in Verdict]),
+    ):
+        shown = {value: of(found, name, **WHO, **{label: value}) for value in values}
+        assert sorted(shown.values()) == [*[0.0] * (len(values) - 1), 1.0]
+
+
+def test_a_replica_that_dies_while_it_starts_shows_where(sinks, replica):
+    """Its stage is there, at 0."""
+    replica(Report(stage=Stage.REPLAYING)).close()
+
+    stages = {key: value for key, value in sinks.both().items() if key[0] == "serve_warm_stage"}
+
+    labels = frozenset({**WHO, "stage": "replaying"}.items())
+    assert stages == {("serve_warm_stage", labels): 0.0}
 
 
 def test_a_scrape_during_a_death_is_whole(sinks, replica):
