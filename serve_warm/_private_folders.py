@@ -9,18 +9,19 @@ nobody rename what is somebody else's. Access lists need no look of their own, s
 of a file that has one show the most that it grants.
 
 Nobody else can change a way that was found safe from the root down, so it stays safe.
+
+Windows has neither owners nor modes that Python shows, so nothing there counts as safe.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import logging
 import os
-import pwd
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,8 @@ ELSEWHERE = (
 )
 MAX_LINKS = 40
 """Links on one way, as in Linux."""
+CAN_CHECK = hasattr(os, "geteuid")
+"""Whether this system says who owns a file and who may change it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ def problems(
     Raises:
         OSError: the folder is not there, or a way to it is closed to this user.
     """
+    if not CAN_CHECK:
+        return (_unknown(folder),)
     user, found = os.geteuid(), []
     if ".." in folder.parts:
         fix = f"name {os.path.realpath(folder)} instead"
@@ -117,6 +122,8 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     Raises:
         OSError: the file is not there any more.
     """
+    if not CAN_CHECK:
+        return (_unknown(file),)
     fixed = bool(os.fstatvfs(opened).f_flag & os.ST_RDONLY)
     own = _unguarded(file, os.fstat(opened), "file", fixed=fixed)
     found = [] if own is None else [own]
@@ -129,7 +136,19 @@ def folder_problems(folder: Path) -> tuple[Problem, ...]:
     Raises:
         OSError: the folder is not there.
     """
+    if not CAN_CHECK:
+        return (_unknown(folder),)
     return tuple(dict.fromkeys(_on_the_way(folder)))
+
+
+def _unknown(path: Path) -> Problem:
+    what = f"who may change {path} cannot be checked on {system_name()}"
+    return Problem(what=what, fix="use Linux, macOS or WSL")
+
+
+def system_name() -> str:
+    """Return what people call this operating system."""
+    return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
 
 def _on_the_way(path: Path) -> Iterator[Problem]:
@@ -312,7 +331,14 @@ def _unusable(base: Path) -> tuple[Problem, ...]:
 
 
 def user_home() -> Path | None:
-    """Return the home in the password database, and never what `$HOME` says."""
+    """Return the home in the password database, and never what `$HOME` says.
+
+    None for a user without one, and on Windows, which has no such database.
+    """
+    try:
+        import pwd
+    except ImportError:
+        return None
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError:
@@ -398,6 +424,8 @@ _held: list[int] = []
 
 
 def _owned(base: Path | None) -> tuple[Path, int]:
+    import fcntl
+
     base = private_base() if base is None else base
     for abandoned in base.glob(f"serve_warm-*/{LOCK_NAME}"):
         _sweep(abandoned)
@@ -411,6 +439,8 @@ def _owned(base: Path | None) -> tuple[Path, int]:
 
 
 def _sweep(lock_file: Path) -> None:
+    import fcntl
+
     folder = lock_file.parent
     with suppress(OSError):
         # Others may write to /tmp: the folder must be one of ours, so that what is in it is.

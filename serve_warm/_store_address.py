@@ -9,6 +9,7 @@ presigned query.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from serve_warm._suggestions import nearest
@@ -33,6 +34,9 @@ def split(uri: str) -> tuple[str, str]:
     (('s3', '//bucket'), ('', './artifacts'))
     """
     scheme = _SCHEME.match(uri)
+    platform: str = sys.platform
+    if platform == "win32" and scheme and len(scheme[1]) == 1:
+        return "", uri  # a drive
     return (scheme[1].lower(), uri[scheme.end() :]) if scheme else ("", uri)
 
 

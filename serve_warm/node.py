@@ -23,7 +23,6 @@ Times that cross processes are of CLOCK_BOOTTIME, which nobody sets and which go
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import sys
@@ -297,6 +296,8 @@ def _start_ticks() -> int:
 
 
 def _take(lock: int) -> None:
+    import fcntl
+
     end = time.monotonic() + 1.0
     while True:
         try:
@@ -612,6 +613,8 @@ def _lock(stem: str, folder: int) -> _Lock:
 
 
 def _is_held(lock: int) -> bool:
+    import fcntl
+
     try:
         # Shared, so that readers do not take each other for the replica.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

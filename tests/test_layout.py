@@ -23,6 +23,7 @@ import pydantic
 import pytest
 
 import serve_warm
+from elsewhere import POSIX_MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,6 +183,13 @@ def weight_violations(source: str, module: str, *, is_package: bool = False) -> 
             yield f"{module or '__init__'} imports {name} at the top"
 
 
+def posix_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Imports of what Windows lacks that run when a module is imported."""
+    for name, _ in imported(runs_at_import(ast.parse(source)), module, is_package=is_package):
+        if unit_of(name) in POSIX_MODULES:
+            yield f"{module} imports {name} at the top: Windows has none"
+
+
 def environment_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
     """Uses of the process environment outside the module that owns it."""
     if module in ENVIRONMENT_READERS:
@@ -242,6 +250,7 @@ CHECKS: list[Callable[..., Iterator[str]]] = [
     layer_violations,
     owner_violations,
     weight_violations,
+    posix_violations,
     environment_violations,
     handler_violations,
     name_violations,
@@ -303,6 +312,9 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (weight_violations, "stores.hub", "from torch import nn", "imports torch.nn"),
         (weight_violations, "cli.main", "try:\n import torch\nexcept ImportError: ...", "torch"),
         (weight_violations, "config", "class C:\n import torch._dynamo", "torch._dynamo"),
+        (posix_violations, "replica.journal", "import os, resource", "imports resource at the top"),
+        (posix_violations, "node", "class C:\n from fcntl import flock", "imports fcntl.flock"),
+        (posix_violations, "cli.main", "try:\n import pwd\nexcept ImportError: ...", "pwd"),
         (environment_violations, "trust", "import os\nx = os.environ['HOME']", "os.environ"),
         (environment_violations, "cli", "import os\ndef f(): return os.getenv('X')", "os.getenv"),
         (environment_violations, "trust", "from os import environ", "imports os.environ"),
@@ -351,6 +363,7 @@ def test_a_violation_is_found(
         (weight_violations, "fingerprint", "if TYPE_CHECKING:\n import torch"),
         (weight_violations, "inputs", "class C:\n def f(self):\n  import torch"),
         (weight_violations, "compiler", "import torch"),
+        (posix_violations, "node", "def f():\n import fcntl"),
         (environment_violations, "config", "import os\nos.environ['X'] = '1'"),
         (environment_violations, "trust", "def f(environ): return environ.get('X')"),
         (handler_violations, "replica.journal", "try: f()\nexcept Exception: log()"),

@@ -11,7 +11,6 @@ without one notices nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -83,6 +82,8 @@ class NewestSeen:
 
         Nothing depends on it: where it cannot be written, a warning says so.
         """
+        import fcntl
+
         try:
             _private_folders.make_private(self.folder)
             _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")

@@ -12,7 +12,6 @@ A reader holds its blob open, so removing one never takes it from anybody.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import logging
@@ -246,6 +245,8 @@ class NodeCache:
 
 
 def _try_lock(descriptor: int) -> bool:
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

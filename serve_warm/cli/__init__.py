@@ -24,9 +24,11 @@ import errno
 import logging
 import sys
 import tempfile
+from collections.abc import Collection
 
 import click
 
+from serve_warm._private_folders import CAN_CHECK, system_name
 from serve_warm._redaction import redact
 from serve_warm._suggestions import did_you_mean
 from serve_warm._version import __version__
@@ -56,6 +58,12 @@ COMMANDS = {
     "metrics": "serve_warm.cli.reference",
 }
 """Module by command."""
+
+ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
+"""Commands for every system; `status` there for pages of metrics alone."""
+WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
+"""Those that also work on macOS: they need to know who may change a key, a trust file or a store.
+All others start replicas, or ask what replicas of this machine wrote: that is Linux alone."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -90,7 +98,33 @@ class _Lazy(click.Group):
         question = did_you_mean(args[0], COMMANDS)
         if args[0] not in COMMANDS and question:
             ctx.fail(f"No such command {args[0]!r}: {question}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and not {*ctx.help_option_names} & {*rest}:
+            check_system(name)
+        return name, command, rest
+
+
+def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
+    """Refuse a command on a system that lacks what the command needs.
+
+    Raises:
+        ServeWarmError: with what is missing, and where the command works.
+    """
+    system = system_name()
+    if system == "Linux" or name in anywhere:
+        return
+    if name not in WHERE_OWNERS_ARE_KNOWN:
+        raise ServeWarmError(
+            f"serve-warm {name} works on Linux alone, and this is {system}: replicas and their "
+            "state files need Linux",
+            hint="run it where the replicas run",
+        )
+    if not CAN_CHECK:
+        raise ServeWarmError(
+            f"serve-warm {name} does not work on {system}, where it cannot check who may change "
+            "keys, trust files and stores",
+            hint="use Linux, macOS or WSL",
+        )
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)

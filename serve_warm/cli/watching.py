@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_warm import node
-from serve_warm.cli import FAILED, observed, screen
+from serve_warm.cli import FAILED, check_system, observed, screen
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
 
@@ -83,6 +83,8 @@ def status(
         pages = tuple(dict.fromkeys(observed.metrics_url(url) for url in urls))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if state_dir or not pages:
+        check_system("status", anywhere=())
     if not state_dir and not pages:
         state_dir = resolve(WarmupConfig()).state_dir or ""
 

@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -463,6 +462,8 @@ def _torch_versions() -> dict[str, str]:
 
 def cpu_seconds() -> float:
     """Return CPU seconds of this process and of the children it has waited for."""
+    import resource
+
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return float(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime)

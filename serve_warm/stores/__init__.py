@@ -10,6 +10,7 @@ checked by the caller (`serve_warm.artifact.statements`, `serve_warm.artifact.bl
 from __future__ import annotations
 
 import builtins
+import sys
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def open_store(uri: str) -> Store:
     if not name:
         return _open_folder(uri)
     if name == "file":
-        return _open_folder(urllib.parse.unquote(rest.removeprefix("//")))
+        return _open_folder(_path_of(rest.removeprefix("//")))
     if name == "hf":
         from serve_warm.stores.hub import HubStore
 
@@ -187,6 +188,15 @@ def kind_of(uri: str) -> str:
 
 
 _BUCKETS: dict[str, Literal["s3", "gs", "az"]] = {"s3": "s3", "gs": "gs", "az": "az"}
+
+
+def _path_of(path: str) -> str:
+    platform: str = sys.platform
+    if platform != "win32":
+        return urllib.parse.unquote(path)
+    from urllib.request import url2pathname
+
+    return url2pathname(path)  # /C:/artifacts is C:\artifacts
 
 
 def _open_folder(path: str) -> Store:

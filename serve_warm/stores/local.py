@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from serve_warm import _private_folders
 from serve_warm.errors import (
     ObjectExists,
     ObjectNotFound,
@@ -50,7 +51,8 @@ Times = Literal["all", "none"]
 class LocalStore:
     """A folder whose files are the objects; it need not exist before the first `create`.
 
-    Below the root links are for reading only, and links to folders are not listed. Nothing is
+    On Windows, which opens no folder, a store is only read. Below the root links are for reading
+    only, and links to folders are not listed. Nothing is
     created or deleted through one: whoever may write into the store could turn that against any
     file of this user. Reading is harmless, since callers check what they get, and mounted volumes
     of Kubernetes have links to their files.
@@ -130,6 +132,7 @@ class LocalStore:
         check_key(key)
         *folders, name = key.split("/")
         with self._border("write", key):
+            _check_writable()
             _make_directories(self.root)
             with _open_folder(self.root, folders, missing="make") as folder:
                 created = not _exists(name, folder) and _publish(name, source, folder)
@@ -145,6 +148,8 @@ class LocalStore:
         """
         check_key(key)
         *folders, name = key.split("/")
+        with self._border("delete", key):
+            _check_writable()
         with (
             self._border("delete", key),
             suppress(FileNotFoundError),
@@ -162,6 +167,8 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         check_key(key)
+        if not BY_DESCRIPTOR and ":" in key:
+            raise StoreError(f"{self.uri}: {key!r} names a drive or a stream on Windows", key=key)
         return self.root / key
 
     def _check_regular(self, status: os.stat_result, key: str) -> None:
@@ -185,8 +192,23 @@ class LocalStore:
             ) from error
 
 
+BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+"""Whether a folder can be opened, and a name looked up in what was opened: not on Windows."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+class _ReadOnlyError(OSError):
+    """This system has no way to write into a store so that nobody can turn it elsewhere."""
+
+    def __init__(self) -> None:
+        here = _private_folders.system_name()
+        super().__init__(errno.EROFS, f"a folder is only read as a store on {here}")
+
+
+def _check_writable() -> None:
+    if not BY_DESCRIPTOR:
+        raise _ReadOnlyError
 
 
 class _LinkError(OSError):
@@ -199,19 +221,22 @@ class _LinkError(OSError):
 def _hint(verb: str, error: OSError) -> str:
     if isinstance(error, _LinkError):
         return "only the root of a store may be reached over links: open the folder it leads to"
+    if isinstance(error, _ReadOnlyError):
+        return "use Linux, macOS or WSL, or a store in a bucket"
     if verb == "write" and error.errno in _NO_HARD_LINKS:
         return (
             "a store must be on a file system with hard links; where there are none, "
             "write it elsewhere and copy it"
         )
     if error.errno in _DENIED:
-        return f"give the user of this process (uid {os.geteuid()}) access to it"
+        who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""
+        return f"give the user of this process{who} access to it"
     return ""
 
 
 def _open_at_once(path: str, flags: int) -> int:
     # Not blocking, so that a pipe put in a file's place cannot hang a start.
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, None, None]:
@@ -223,8 +248,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, 
         # can form a loop, or show what is outside of the store as a part of it.
         with (
             suppress(FileNotFoundError, NotADirectoryError, _LinkError),
-            _open_folder(root, names) as folder,
-            os.scandir(folder) as entries,
+            _scan(root, names) as entries,
         ):
             for entry in entries:
                 key = "/".join((*names, entry.name))
@@ -234,6 +258,26 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, 
                     folders.append((*names, entry.name))
                 elif _is_file(entry):
                     yield Listed(key=key, modified_unix=_modified(entry, times))
+
+
+@contextmanager
+def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Give the entries of the folder `names` below `root`, no name of which may be a link."""
+    if BY_DESCRIPTOR:
+        with _open_folder(root, names) as folder, os.scandir(folder) as entries:
+            yield entries
+        return
+    # Somebody may put a link there meanwhile: it is then read, which is harmless.
+    for count in range(1, len(names) + 1):
+        status = root.joinpath(*names[:count]).lstat()
+        if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
+            raise _LinkError("/".join(names[:count]))
+    with os.scandir(root.joinpath(*names)) as entries:
+        yield entries
+
+
+_JUNCTION = 0xA0000003
+"""IO_REPARSE_TAG_MOUNT_POINT of Windows: a folder in another place, which is no link to Python."""
 
 
 def _modified(entry: os.DirEntry[str], times: Times) -> float | None:
@@ -321,7 +365,7 @@ def _open_folder(
         os.close(descriptor)
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def _open_inside(name: str, folder: int, missing: Literal["raise", "make"]) -> int:

@@ -61,7 +61,12 @@ MAX_TRUST_FILE_BYTES = 1 << 20
 
 
 def default_trust_files() -> tuple[Path, ...]:
-    """Return the files that name trusted keys on this machine, existing or not."""
+    """Return the files that name trusted keys on this machine, existing or not.
+
+    None on Windows: who may change them cannot be checked there.
+    """
+    if not _private_folders.CAN_CHECK:
+        return ()
     user = user_directory()
     return (SYSTEM_TRUST_FILE,) if user is None else (SYSTEM_TRUST_FILE, user / "trust.toml")
 
@@ -99,6 +104,12 @@ def trust_lines(key: Ed25519PublicKey, *, name: str) -> str:
 
 def how_to_trust() -> str:
     """Return the advice for a machine that trusts nobody, or not the one who signed."""
+    if not default_trust_files():
+        here = _private_folders.system_name()
+        return (
+            f"on {here} no trust file is read, since who may change one cannot be checked: "
+            "verify on Linux, macOS or WSL"
+        )
     files = " or ".join(str(path) for path in default_trust_files())
     return (
         f"add the public key of whoever builds your artifacts to {files}:\n"
@@ -246,4 +257,4 @@ def _read_guarded(path: Path) -> bytes | None:
 
 def _open_at_once(path: str, flags: int) -> int:
     # Not blocking, so that a pipe in the file's place cannot hang the start.
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -60,6 +59,8 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
 
 
 def _login() -> str:
+    import pwd
+
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
