@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.node import NODE_METRICS, Settings, StateFile
-from serve_warm.report import Report
+from serve_warm.report import ArtifactUse, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -162,6 +162,7 @@ def test_families_are_described_as_openmetrics_has_it(
 ) -> None:
     """Name without `_total`, type, meaning, and the unit that the name ends with."""
     write(FULL)
+    write(Report(artifact=ArtifactUse(store="s3://b", source="s3", refused="untrusted")), "r2")
 
     found = {
         family.name: (family.type, family.documentation, family.unit)

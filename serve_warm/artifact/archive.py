@@ -139,8 +139,10 @@ def _read_members(raw: BinaryIO, target: Path) -> list[tarfile.TarInfo]:
 
 
 def _members_in(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    with tarfile.open(fileobj=_Headers(raw), mode="r:") as archive:
+    headers = _Headers(raw)
+    with tarfile.open(fileobj=headers, mode="r:") as archive:
         for count, member in enumerate(archive, start=1):
+            headers.begin()
             if count > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
             yield member
@@ -149,18 +151,24 @@ def _members_in(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
 class _Headers(io.RawIOBase):
     """What tarfile sees of an archive: headers, which are small and stand inside it.
 
-    It would ask for as much memory as a long name says that it has, and seek to wherever a size
-    points.
+    It would ask for as much memory as a long name says that it has (at once; Python 3.14.8 does it
+    in pieces), and seek to wherever a size points.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._size = raw.seek(0, os.SEEK_END)
+        self.begin()
         raw.seek(0)
 
+    def begin(self) -> None:
+        """Allow another header: a member was read."""
+        self._left = _CHUNK_BYTES
+
     def read(self, size: int = -1, /) -> bytes:
-        if not 0 <= size <= _CHUNK_BYTES:
-            raise ValueError(f"a header of {size} bytes")
+        if not 0 <= size <= self._left:
+            raise ValueError(f"a header of more than {_CHUNK_BYTES} bytes")
+        self._left -= size
         return self._raw.read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
