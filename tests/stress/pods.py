@@ -11,6 +11,7 @@ What it needs is root here. It is no kubelet: nobody restarts, probes or evicts 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -164,7 +165,7 @@ class Pod:
             "PYTHONPATH": f"{REPOSITORY}:/opt/app",
             "PYTHONDONTWRITEBYTECODE": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
-            **{each["name"]: each["value"] for each in container.get("env", []) if "value" in each},
+            **{each["name"]: _value(each) for each in container.get("env", [])},
         }
         lines.append(
             shlex.join(
@@ -173,12 +174,25 @@ class Pod:
                     *(f"--regid={self._group}", f"--groups={self._fs_group}"),
                     *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"),
                     *("env", "-i", *(f"{key}={value}" for key, value in environment.items())),
-                    *(command or container["command"]),
+                    *(_told(part, environment) for part in command or container["command"]),
                 ]
             )
         )
         own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
         return ["nsenter", "--net", f"--target={self._sandbox.pid}", *own, "\n".join(lines)]
+
+
+def _value(variable: Mapping[str, Any]) -> str:
+    """Return what kubelet makes of a variable; this machine is the node."""
+    if "value" in variable:
+        return str(variable["value"])
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}, variable
+    return "127.0.0.1"
+
+
+def _told(part: str, environment: Mapping[str, str]) -> str:
+    """Return a part of a command with `$(NAME)` filled in, as kubelet does."""
+    return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), part)
 
 
 def why_not() -> str:

@@ -301,6 +301,9 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- if hasKey (.Values.commonLabels | default dict) $label -}}
 {{- $problems = append $problems (printf "commonLabels: %s on all objects is read on two of them; write it into labels, and into build.jobLabels for the Job" $label) -}}
 {{- end -}}
+{{- if and (hasKey (.Values.labels | default dict) $label) (gt (len .Values.workers) 7) -}}
+{{- $problems = append $problems (printf "workers: Kueue takes seven groups, and there are %d; put some together" (len .Values.workers)) -}}
+{{- end -}}
 {{- if and (hasKey (.Values.labels | default dict) $label) .Values.autoscaling.enabled (not (hasKey (.Values.annotations | default dict) "kueue.x-k8s.io/elastic-job")) -}}
 {{- $problems = append $problems "autoscaling.enabled: Kueue admits no cluster that scales itself; set it to false, or the annotation kueue.x-k8s.io/elastic-job where Kueue has that feature" -}}
 {{- end -}}
