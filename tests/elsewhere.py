@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 OTHERS = (
     *("asyncio.subprocess", "concurrent.futures.thread", "ctypes", "multiprocessing.pool"),
-<<<<<<< HEAD
-=======
     *("http.client", "ssl", "urllib.request"),
->>>>>>> portable
     *("platform", "runpy", "shutil", "socketserver", "subprocess", "tempfile", "tomllib", "uuid"),
     *("anyio", "click", "huggingface_hub", "obstore.store", "packaging", "prometheus_client"),
     *("pydantic", "rich.console", "rich.progress", "rich.table", "yaml", "cryptography.x509"),
@@ -131,11 +128,8 @@ def _lack_what_windows_lacks() -> None:
         setattr(os, name, _without_descriptors(getattr(os, name)))
     os.supports_dir_fd = set()  # type: ignore[misc]
     os.supports_fd = set()  # type: ignore[misc]
-<<<<<<< HEAD
-=======
     # Which Python asks for on Windows as soon as something has a context for TLS.
     importlib.import_module("ssl").enum_certificates = lambda _store: ()
->>>>>>> portable
 
 
 def _lack_what_macos_lacks() -> None:
