@@ -125,7 +125,7 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     if not CAN_CHECK:
         return (_unknown(file),)
     fixed = bool(os.fstatvfs(opened).f_flag & os.ST_RDONLY)
-    own = _unguarded(file, os.fstat(opened), "file", fixed=fixed)
+    own = _find_weakness(file, os.fstat(opened), "file", fixed=fixed)
     found = [] if own is None else [own]
     return tuple(dict.fromkeys([*found, *_on_the_way(file)]))
 
@@ -163,14 +163,14 @@ def _on_the_way(path: Path) -> Iterator[Problem]:
             if stat.S_ISLNK(step.status.st_mode):
                 looks.append((step.path, step.status, "link"))
         for look in looks:
-            if (problem := _unguarded(*look)) is not None:
+            if (problem := _find_weakness(*look)) is not None:
                 yield problem
 
 
 _Of = Literal["file", "link", "holder", "above"]
 
 
-def _unguarded(
+def _find_weakness(
     path: Path,
     status: os.stat_result,
     of: _Of,
@@ -351,15 +351,15 @@ def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path
     `<base>` is that of `node.choose_place` among `among`, by default `node.places()`. The folder
     itself is made: from then on nobody else can be in the way.
     """
-    return Path(_claimed(among).folder) / name
+    return Path(_claim(among).folder) / name
 
 
 def state_folder(*, among: Sequence[node.Place] | None = None) -> Path:
     """Return where this user's replicas write and probes look; not made."""
-    return Path(_claimed(among).state)
+    return Path(_claim(among).state)
 
 
-def _claimed(among: Sequence[node.Place] | None) -> node.Place:
+def _claim(among: Sequence[node.Place] | None) -> node.Place:
     among = node.places() if among is None else among
     choice = node.claim_place(among)
     wrong = "; ".join(choice.passed)
@@ -397,7 +397,7 @@ def process_folder(base: Path | None = None) -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    folder, lock = _owned(base)
+    folder, lock = _make_owned(base)
     _held.append(lock)
     return folder
 
@@ -411,7 +411,7 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
-    folder, lock = _owned(base)
+    folder, lock = _make_owned(base)
     try:
         yield folder
     finally:
@@ -423,7 +423,7 @@ _held: list[int] = []
 """Locks on this process' folders: the kernel frees them when it ends."""
 
 
-def _owned(base: Path | None) -> tuple[Path, int]:
+def _make_owned(base: Path | None) -> tuple[Path, int]:
     import fcntl
 
     base = private_base() if base is None else base

@@ -167,7 +167,7 @@ def loggable(error: BaseException) -> Tainted:
     """
     first = last = tainted(error).with_traceback(error.__traceback__)
     seen = {id(error)}
-    while (cause := _shown_cause(error)) is not None and id(cause) not in seen:
+    while (cause := _find_cause(error)) is not None and id(cause) not in seen:
         seen.add(id(cause))
         error = cause
         last.__cause__ = tainted(error).with_traceback(error.__traceback__)
@@ -175,7 +175,7 @@ def loggable(error: BaseException) -> Tainted:
     return first
 
 
-def _shown_cause(error: BaseException) -> BaseException | None:
+def _find_cause(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 

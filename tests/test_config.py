@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import stat
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.config import (
     WarmupConfig,
     environment,
@@ -241,6 +242,13 @@ def test_a_section_that_is_no_mapping_is_shown_as_one():
 
     assert "user_config.warmup must be a mapping, found bool" in error.message
     assert "{warmup: {artifact: ./artifacts}}" in error.hint
+
+
+def test_the_setting_names_the_parts_of_an_artifact():
+    """`parts` spells them out for type checkers; the manifest is where code has their names."""
+    (of_one, _) = get_args(WarmupConfig.model_fields["parts"].annotation)
+
+    assert get_args(of_one) == (CACHE, PRECOMPILED, EXPORTED, TORCH_BYTES)
 
 
 def test_a_resolved_config_does_not_change():

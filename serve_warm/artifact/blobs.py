@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, Protocol
 
-from serve_warm.artifact.manifest import Part
+from serve_warm.artifact.manifest import TORCH_BYTES, Part
 from serve_warm.artifact.torch_bytes import check_torch_bytes
 from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.stores import PIECE_BYTES, Object, Sink
@@ -201,7 +201,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
             f"part {part.name} unpacks to other bytes than the manifest says",
             reason="digest_mismatch",
         )
-    if part.name == "torch_bytes":
+    if part.name == TORCH_BYTES:
         raw.seek(0)
         check_torch_bytes(raw.read())
 

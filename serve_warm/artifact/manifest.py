@@ -38,10 +38,22 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://serve-warm.dev/artifact/v"
 """Followed by the format version."""
 
-OPTIONAL_PARTS = frozenset({"precompiled", "exported"})
+CACHE = "cache"
+"""The part that has the cache directory of torch, built kernels included."""
+
+PRECOMPILED = "precompiled"
+"""The part that has the entries of level 2."""
+
+EXPORTED = "exported"
+"""The part that has the libraries of level 3."""
+
+TORCH_BYTES = "torch_bytes"
+"""The part that has what torch itself saves of its caches."""
+
+OPTIONAL_PARTS = frozenset({PRECOMPILED, EXPORTED})
 """Parts that a start asks for and an artifact need not have."""
 
-DIRECTORY_PARTS = frozenset({"cache", "precompiled", "exported"})
+DIRECTORY_PARTS = frozenset({CACHE, PRECOMPILED, EXPORTED})
 """Parts whose raw bytes are a packed directory."""
 
 MAX_PARTS = 16

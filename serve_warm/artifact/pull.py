@@ -35,6 +35,7 @@ from serve_warm.artifact.choose import (
     with_trace,
 )
 from serve_warm.artifact.manifest import (
+    CACHE,
     MAX_RAW_BYTES,
     MAX_STORED_BYTES,
     OPTIONAL_PARTS,
@@ -98,7 +99,7 @@ def pull(
     fingerprint: Fingerprint,
     trust: Trust,
     cache: NodeCache,
-    parts: Sequence[str] = ("cache",),
+    parts: Sequence[str] = (CACHE,),
     fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
     max_bytes: int = MAX_STORED_BYTES,

@@ -91,7 +91,7 @@ class ReadingOrder:
 
     def __init__(self, listing: Listing, *, variant: str | None) -> None:
         self._queues: tuple[deque[Listed], deque[Listed]] = deque(), deque()
-        for each in sorted(listing.statements, key=_written):
+        for each in sorted(listing.statements, key=_age_key):
             is_named = variant is not None and variant_of(each.key) == variant
             self._queues[0 if is_named else 1].append(each)
         self._is_small = listing.is_whole and len(listing.statements) <= READ_WHOLE
@@ -129,7 +129,7 @@ class ReadingOrder:
         """Note when a statement that was read was signed, if that is believed."""
         if statement.manifest is None:
             return
-        signed_unix = _signed_unix(statement.manifest.created)
+        signed_unix = _read_created_unix(statement.manifest.created)
         if self._read[statement.key] < signed_unix - CLOCK_SKEW_S:
             # A copy that keeps no times, for example: they say nothing about the others either.
             self._clock_is_right = False
@@ -137,15 +137,15 @@ class ReadingOrder:
             self._best_unix = max(self._best_unix, signed_unix)
 
     def _is_settled(self) -> bool:
-        newest = max((_written(queue[-1])[0] for queue in self._queues if queue), default=-math.inf)
+        newest = max((_age_key(queue[-1])[0] for queue in self._queues if queue), default=-math.inf)
         return self._is_listed and self._clock_is_right and newest < self._best_unix - CLOCK_SKEW_S
 
 
-def _written(each: Listed) -> tuple[float, int, str]:
+def _age_key(each: Listed) -> tuple[float, int, str]:
     # One whose time is not known may be newer than any.
     when = math.inf if each.modified_unix is None else each.modified_unix
     return when, generation(each.key), each.key
 
 
-def _signed_unix(created: str) -> float:
+def _read_created_unix(created: str) -> float:
     return datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()

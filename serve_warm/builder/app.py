@@ -176,7 +176,7 @@ class Application:
         if deployment not in classes:
             raise ConfigError(
                 f"{self.target}: no deployment {deployment!r} uses WarmupMixin",
-                hint=" ".join([*_asked(deployment, classes), f"those that do: {list(classes)}"]),
+                hint=" ".join([*_guess(deployment, classes), f"those that do: {list(classes)}"]),
             )
         sizes = {
             name: _gang_size(each, self.overrides.get(name, {}))
@@ -194,7 +194,7 @@ class Application:
         )
 
     def _unknown(self, names: Sequence[str]) -> ConfigError:
-        asked = [question for name in names for question in _asked(name, self.deployments)]
+        asked = [question for name in names for question in _guess(name, self.deployments)]
         return ConfigError(
             f"{self.target} has options for {', '.join(map(repr, names))}, and the application "
             "has no such deployment",
@@ -207,7 +207,7 @@ class Application:
         return float((options or {}).get("num_cpus", 1))
 
 
-def _asked(name: str, known: Iterable[str]) -> list[str]:
+def _guess(name: str, known: Iterable[str]) -> list[str]:
     question = did_you_mean(name, known)
     return [question] if question else []
 

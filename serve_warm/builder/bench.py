@@ -31,6 +31,7 @@ from typing import Any
 import requests
 
 from serve_warm._version import __version__
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Start
 from serve_warm.errors import BuildFailed, ConfigError
@@ -103,12 +104,12 @@ def one(
     inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return the record of one start; `inspect` may use the replica before it is deleted."""
-    parts = ["cache", "precompiled", "exported"]
+    parts = [CACHE, PRECOMPILED, EXPORTED]
     settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":
         settings["artifact"] = None
     elif mode == "torch_bytes":
-        settings["parts"] = ["torch_bytes"]
+        settings["parts"] = [TORCH_BYTES]
     with on.running(app, settings, progress=progress) as start:
         progress("sending requests")
         latencies = _send(start, request_count)

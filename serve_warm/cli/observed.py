@@ -195,7 +195,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         verdict=_settle(_text(state.get("verdict")), stage),
         store=_text(state.get("store")),
         doing=_text(state.get("doing")) if replica.condition == "warming" else "",
-        traced=_traced(figures, stage),
+        traced=_find_traced(figures, stage),
         levels=_levels(figures),
         inputs_done=_count(state.get("inputs_done")),
         inputs_expected=_count(state.get("inputs_expected")),
@@ -405,7 +405,7 @@ def _of_figures(
         condition="dead" if ended else condition,
         stage=stage,
         verdict=_settle(which("verdict"), stage),
-        traced=_traced(figures, stage),
+        traced=_find_traced(figures, stage),
         levels=_levels(figures),
         inputs_done=_count(one("inputs_done")),
         inputs_expected=_count(one("inputs_expected")),
@@ -449,7 +449,7 @@ def _settle(verdict: str, stage: str) -> str:
     return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
 
 
-def _traced(figures: Mapping[tuple[str, str], float], stage: str) -> str:
+def _find_traced(figures: Mapping[tuple[str, str], float], stage: str) -> str:
     of_start = (traced for traced in TRACED if figures.get(("serve_warm_traced", traced)) == 1.0)
     return next(of_start, "") if stage == "READY" else ""
 

@@ -239,7 +239,7 @@ def notes(each: Observed) -> list[str]:
     elif each.elapsed_s is not None and each.condition == "warming" and each.deadline_s:
         took = f"{each.elapsed_s:.0f} s of its deadline of {each.deadline_s:.0f} s"
     waits = f"waits for {each.doing}" if each.doing else ""
-    answered = _answered(each)
+    answered = _describe_levels(each)
     pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
     return [
         part for part in (waits, took, _told_of_store(each), answered, pools, each.event) if part
@@ -258,7 +258,7 @@ def _told_of_store(each: Observed) -> str:
     return f"why: serve-warm {command} {each.store}" if command else f"store {each.store}"
 
 
-def _answered(each: Observed) -> str:
+def _describe_levels(each: Observed) -> str:
     """Return which levels answer the calls, where something is compiled."""
     ordered = sorted(each.levels.items(), reverse=True)
     kinds = ", ".join(f"{count} at level {level}" for level, count in ordered if count)

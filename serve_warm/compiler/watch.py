@@ -195,7 +195,7 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
     code, name = frame.f_code, frame.f_code.co_name
     if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
         # torch's wrapper around what it does not trace by itself, such as a module of torch.nn.
-        code, name = _wrapped(values.pop("fn"), otherwise=code)
+        code, name = _unwrap(values.pop("fn"), otherwise=code)
     return CompileEvent(
         kind=kind,
         function=f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
@@ -208,7 +208,7 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
     )
 
 
-def _wrapped(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
+def _unwrap(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
     """Return the code and the name of what torch has wrapped; of a module its `forward`."""
     owner = getattr(function, "__self__", function)
     forward = getattr(type(owner), "forward", None)

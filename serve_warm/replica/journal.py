@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._redaction import loggable, redact, shorten
+from serve_warm.artifact.manifest import TORCH_BYTES
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.watch import watch_process
@@ -183,7 +184,7 @@ class Journal:
         not_full = (*not_in_it, self.compiled_early, len(self.progress.left_out), withdrawn)
         if self.verdict is Verdict.FULL_HIT and any(not_full):
             self.verdict = Verdict.PARTIAL
-            from_bytes = "torch_bytes" in self._config.parts  # on a CPU these compile every kernel
+            from_bytes = TORCH_BYTES in self._config.parts  # on a CPU these compile every kernel
             if any(not_in_it) and self.artifact and not self.compiled_early and not from_bytes:
                 self.degraded.append(_build_again(self.artifact, counts))
 

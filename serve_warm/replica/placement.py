@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from serve_warm import _private_folders
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.artifact.choose import Considered, with_trace
+from serve_warm.artifact.manifest import CACHE, EXPORTED, TORCH_BYTES
 from serve_warm.artifact.pull import Pulled
 from serve_warm.compiler.caches import (
     defer_precompiled_headers,
@@ -86,10 +87,10 @@ def _place_cache(
     # Into a new directory: what user code made torch write into the present one stays out.
     directory = caches.begin_anew(unpacked)
     _private_folders.check_private(directory, "the directory that torch loads from")
-    if "cache" not in pulled.raw:
+    if CACHE not in pulled.raw:
         return
     if unpacked is None:
-        prefetch.unpack(pulled.raw["cache"], directory, check_wanted=check_wanted)
+        prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
     # The fingerprint was found equal by now: same CPU flags, compiler and torch. With torch's bytes
     # alone stock torch is what is measured, and kernels are compiled anyway: the probe stays.
     answers = pulled.chosen.manifest.facts.get(ISA_FACT)
@@ -110,7 +111,7 @@ def _load_entries(
     unpacked = []
     with _private_folders.temporary_folder() as scratch:
         for name in names:
-            if name == "exported":
+            if name == EXPORTED:
                 # For as long as the process: a library is opened when something first fits.
                 folder = private_directory()
             else:
@@ -130,11 +131,11 @@ def _load_entries(
         raise refuse_broken(what, pulled.chosen.key, pulled.chosen.trace)
     if why:
         warn(f"not all entries can be used, and Dynamo traces calls: {why}")
-    return "exported" in names and not why
+    return EXPORTED in names and not why
 
 
 def _load_torch_bytes(pulled: Pulled) -> None:
-    if "torch_bytes" in pulled.raw and not load_torch_bytes(pulled.raw["torch_bytes"].read()):
+    if TORCH_BYTES in pulled.raw and not load_torch_bytes(pulled.raw[TORCH_BYTES].read()):
         raise ArtifactRefused(
             "torch did not accept the part torch_bytes",
             reason="bad_archive",

@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, Literal
 from serve_warm import _private_folders
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
+from serve_warm.artifact.manifest import CACHE
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.background_import import Turns, import_compiler, import_dynamo, is_imported
@@ -352,11 +353,11 @@ class Prefetch:
             )
         began = time.perf_counter()
         directory = None
-        if "cache" in pulled.raw:
+        if CACHE in pulled.raw:
             # Not the one that torch is pointed at: what user code compiles now stays out of it.
             new = private_directory()
             try:
-                unpack(pulled.raw["cache"], new)
+                unpack(pulled.raw[CACHE], new)
                 directory = new
             except ServeWarmError as error:
                 # The start tries it again, and what is wrong is said there.

@@ -257,7 +257,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, 
                 if entry.is_dir(follow_symlinks=False):
                     folders.append((*names, entry.name))
                 elif _is_file(entry):
-                    yield Listed(key=key, modified_unix=_modified(entry, times))
+                    yield Listed(key=key, modified_unix=_read_mtime(entry, times))
 
 
 @contextmanager
@@ -280,7 +280,7 @@ _JUNCTION = 0xA0000003
 """IO_REPARSE_TAG_MOUNT_POINT of Windows: a folder in another place, which is no link to Python."""
 
 
-def _modified(entry: os.DirEntry[str], times: Times) -> float | None:
+def _read_mtime(entry: os.DirEntry[str], times: Times) -> float | None:
     if times == "none":
         return None
     try:

@@ -146,7 +146,7 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
         ConfigError: no key was given, or more than readers look at.
         BuildFailed: the envelope is larger than any reader accepts.
     """
-    return _signed(Envelope(payload=payload, signatures=()), keys)
+    return _add_signatures(Envelope(payload=payload, signatures=()), keys)
 
 
 def wrap_unsigned(payload: bytes) -> bytes:
@@ -170,10 +170,10 @@ def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
         ConfigError: no key was given, or the signatures would be more than readers look at.
         BuildFailed: the new envelope is larger than any reader accepts.
     """
-    return _signed(Envelope.parse(envelope), keys)
+    return _add_signatures(Envelope.parse(envelope), keys)
 
 
-def _signed(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     if not keys:
         raise ConfigError("a statement must be signed by at least one key")
     message = _pae(opened.payload)
