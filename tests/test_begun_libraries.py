@@ -50,6 +50,8 @@ class Looked(NamedTuple):
     counts: list[tuple[int, int]]
     """Entries made, and libraries begun."""
     steps: list[str]
+    runs: list[tuple[str, bool]]
+    """Runs of the C++ compiler for the code of a library: the thread, whether it links."""
     answers: list[torch.Tensor]
     eager: list[torch.Tensor]
 
@@ -58,13 +60,25 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
     """Begin libraries in the first pass and make them in the others."""
     module = Scaled().eval()
     model = serve_warm.compile(module, level=3, dynamic=False)
-    counts, steps, answers, eager = [], list[str](), [], []
+    counts, steps, answers, eager, runs = [], list[str](), [], [], []
+    stock = subprocess.run
+
+    def run(words: Any, *args: Any, **kwargs: Any) -> Any:
+        links = [str(word) for word in words if str(word).endswith(".so")]
+        if links or any(str(word).endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
+            runs.append((threading.current_thread().name, bool(links)))
+        return stock(words, *args, **kwargs)
 
     def call(batch: int) -> None:
         answers.append(model(x(batch)))
         eager.append(module(x(batch)))
 
-    with torch.inference_mode(), SESSION.building() as table:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        torch.inference_mode(),
+        SESSION.building() as table,
+    ):
+        patch.setattr(subprocess, "run", run)
         table.tell = steps.append
         table.libraries = "begun"
         for each in passes:
@@ -72,7 +86,7 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
             counts.append((table.made, len(table.begun)))
             table.libraries = "made"
         table.refuse_begun()
-    return Looked(table, counts, steps, answers, eager)
+    return Looked(table, counts, steps, runs, answers, eager)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +107,15 @@ def test_the_next_call_of_a_kind_finishes_its_library(two: Looked):
     assert two.steps == ["trace", "trace", "library", "library"]
     assert [entry["level"] for entry in two.table.described()] == [3, 3]
     assert len(two.table.to_files(3)) == 3  # and the index
+
+
+def test_all_code_of_a_library_is_compiled_in_the_background(two: Looked):
+    """Two objects and the library of each, and nothing of it by torch."""
+    in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
+    threads_of_code = {thread for thread, is_link in two.runs if not is_link}
+
+    assert (len(in_background), sum(in_background)) == (6, 2)
+    assert threads_of_code == {aoti_cpp.THREAD}
 
 
 def test_a_call_is_answered_before_and_after(two: Looked):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
 import shlex
 import shutil
@@ -26,8 +27,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serve_warm import _daemon_threads, _private_folders
+from serve_warm._redaction import describe_error
 from serve_warm.precompile import aot_compile
 from serve_warm.precompile.facts import NoEntry
+
+logger = logging.getLogger(__name__)
 
 PRINTS = re.compile(r"""std::cerr << "Error: " << e\.what\(\) << '\\n'""")
 """How the C interface of a library reports a failure, beside the text that it keeps."""
@@ -68,7 +72,8 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
 def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
     try:
         data = begun.result()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("a C++ compiler in the background failed: %s", describe_error(error))
         return _compile_now(generate)
     _refuse_another_runtime(data)
     return data
@@ -217,7 +222,7 @@ THREAD = "serve_warm-cpp"
 
 @contextlib.contextmanager
 def _noting(commands: Commands) -> Iterator[None]:
-    """Note what makes objects and libraries in this thread; what else is built, headers, is built.
+    """Note what makes objects of C++ and libraries in this thread, and have the rest built.
 
     Nothing but the C++ of one library is compiled in the block.
     """
@@ -227,11 +232,15 @@ def _noting(commands: Commands) -> Iterator[None]:
     stock, here = kind.build, threading.get_ident()
 
     def build(builder: Any) -> None:
-        target = builder.get_target_file_path()
-        if threading.get_ident() != here or Path(target).suffix not in (OBJECT, ".so"):
-            stock(builder)
+        target, line = builder.get_target_file_path(), builder.get_command_line()
+        # Weights, none here, are assembled: that takes no time, and their source is removed.
+        has_code = any(word.endswith(".cpp") for word in shlex.split(line))
+        kind_of_file = Path(target).suffix
+        is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
+        if threading.get_ident() == here and is_noted:
+            commands.note(line, target)
         else:
-            commands.note(builder.get_command_line(), target)
+            stock(builder)
 
     kind.build = build
     try:
