@@ -10,6 +10,7 @@
 #   make bench     the figures of the README
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
 #   make soundness answers after changes of an application; ARGS='--only NAME'
+#   make images    builds the images, and starts a baked one; as root, half an hour
 #   make stress    what takes minutes: looks for races, and the long forms of tests
 #   make release-check  builds what would be published, the chart too, and uses it
 #   make lock      writes locks/ after a change of pyproject.toml or constraints.txt
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 test check bench gpu stress matrix soundness release-check clean
+.PHONY: setup preflight lock demo demo-s3 test check bench gpu stress matrix images soundness release-check clean
 
 setup: $(READY)
 
@@ -143,6 +144,10 @@ stress: $(READY)
 # An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
 	$(PYTHON) tests/matrix.py $(ARGS)
+
+# Needs buildah, runc and debootstrap; without a registry. ARGS=--keep continues from the images that it left.
+images:
+	$(PYTHON) tests/images.py --json $(RESULTS)/images.json $(ARGS)
 
 # Fails if one row of the result is wrong.
 soundness: $(READY)

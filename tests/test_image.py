@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Dockerfiles, read and linted: no engine builds them here."""
+"""The Dockerfiles, read and linted, and what `make images` does with them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import fnmatch
 import json
 import re
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+import image_pods
+import images
+from benchmarks import figures
+from charts import example, helm_4, laid_over, pods_of
 from components import require
 from serve_warm.config import WarmupConfig
 
@@ -234,3 +239,100 @@ def test_the_document_names_what_there_is():
         assert path in text, path
     for name in re.findall(r"-f (deployments/[\w.]+)", DOCUMENT + text):
         assert (ROOT / name).is_file(), name
+
+
+# --- make images ---------------------------------------------------------------------------
+
+
+def test_the_lane_runs_containers_as_the_chart_does():
+    """User, mounts, environment, capabilities and root are those of a worker without a volume."""
+    baked = {"artifact": {"store": images.STORE}, "trust": {"pinned": [f"sha256:{'0' * 64}"]}}
+    pod = pods_of(helm_4(laid_over(example("minimal"), baked)))["workers"]["spec"]
+    [worker] = pod["containers"]
+    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
+    image = {"Env": ["PATH=/bin", "HOME=/home/serve"], "WorkingDir": "/srv/app"}
+
+    ours = image_pods.oci(Path("/image"), image, ["true"], [], network="")
+
+    context = pod["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == (images.USER, images.GROUP)
+    assert context["fsGroup"] == images.GROUP
+    user = {"uid": images.USER, "gid": images.GROUP, "additionalGids": [images.GROUP]}
+    assert ours["process"]["user"] == user
+    assert ours["process"]["noNewPrivileges"] is True
+    for container in (worker, server):
+        limits = container["securityContext"]
+        assert limits["readOnlyRootFilesystem"] is ours["root"]["readonly"] is True
+        assert limits["allowPrivilegeEscalation"] is False
+        assert (limits["capabilities"], ours["process"]["capabilities"]) == ({"drop": ["ALL"]}, {})
+    mounts = {each["mountPath"] for each in worker["volumeMounts"]}
+    assert mounts == {*image_pods.PRIVATE, image_pods.SHARED, "/etc/serve_warm"}
+    assert [each["mountPath"] for each in server["volumeMounts"]] == [image_pods.SHARED]
+    set_there = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
+    assert image_pods.ENVIRONMENT.items() <= set_there.items()
+    assert "HOME=/tmp/home" in ours["process"]["env"]
+
+
+def test_the_lane_starts_the_node_server_as_the_chart_does():
+    """All options of the chart's node server but the node's address and its drain are there."""
+    pod = pods_of(helm_4(example("image-volume")))["workers"]["spec"]
+    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
+    options = {each for each in server["command"] if each.startswith("--")}
+
+    ours = {each for each in images.NODE_SERVER if each.startswith("--")}
+
+    assert ours <= options
+    assert {each.partition("=")[0] for each in options - ours} == {"--host-ip", "--drain-s"}
+
+
+def test_commands_of_the_runbooks_are_found():
+    """Each command that runs in a pod is taken once, with its container and the baked store."""
+    text = """
+$ serve-warm status                      # which replicas
+$ serve-warm status
+$ kubectl exec HEAD -c ray-head -- serve status   # DEPLOYING
+$ kubectl exec POD -c serve-warm-node -- sh -c 'id -u; ls /run'
+$ kubectl logs POD -c serve-warm-node
+$ serve-warm diff s3://bucket/scorer
+"""
+
+    found = images.commands(text)
+
+    assert found == [
+        ("ray-worker", ["serve-warm", "status"]),
+        ("ray-worker", ["serve", "status"]),
+        ("serve-warm-node", ["sh", "-c", "id -u; ls /run"]),
+        ("ray-worker", ["serve-warm", "diff", images.STORE]),
+    ]
+
+
+def test_the_lane_names_what_is_missing(tmp_path):
+    """Without buildah, runc and debootstrap it ends with one sentence, and changes nothing."""
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests" / "images.py"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "make images needs buildah runc debootstrap: install them "
+        "(Debian: apt-get install buildah runc debootstrap)\n"
+    )
+
+
+def test_the_recorded_lane_shows_what_is_claimed():
+    """The baked image started without a compiler, and every target was built."""
+    found = figures.load("images")
+    sizes = found["sizes_bytes"]
+
+    assert (found["verdict"], found["compiler_processes"]) == ("full_hit", 0)
+    assert set(sizes) == {"base", *images.TARGETS, "volume", "baked"}
+    assert set(found["seconds"]) == {*sizes, "artifact", "start"}
+    assert sizes["bare"] < sizes["level3"] < sizes["compiler"] < sizes["app"]
+    # A layer of tar is padded.
+    assert 0 <= sizes["baked"] - sizes["app"] - sizes["volume"] < 100_000
+    assert found["build"]["compiler_processes"] > 0
+    assert len(found["commands"]) == len(set(found["commands"])) > 5

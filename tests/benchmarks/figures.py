@@ -28,6 +28,7 @@ README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 LEVELS = ROOT / "docs" / "levels.md"
+IMAGE = ROOT / "docs" / "image.md"
 GPU = ROOT / "docs" / "gpu.md"
 RESULTS = Path(__file__).parent / "results"
 
@@ -656,6 +657,52 @@ def at_once_on_gpus() -> str:
     )
 
 
+def images() -> str:
+    """Return what `make images` measured: seconds and size of each step, and the start."""
+    found = load("images")
+    machine, versions, seconds = found["machine"], found["versions"], found["seconds"]
+    names = {
+        "base": "Debian 12 with Python, by debootstrap",
+        "bare": "`bare`, with the environment that it copies",
+        "compiler": "`compiler`",
+        "level3": "`level3`",
+        "app": "`app`, the default",
+        "artifact": "the artifact, by `serve-warm build` in `app`",
+        "volume": "`volume`, the artifact alone",
+        "baked": "`baked`",
+        "start": "the baked image, from its first process to a replica that is ready",
+    }
+    lines = ["| step | seconds | size of the image |", "|---|---|---|"]
+    for step, name in names.items():
+        took = f"{seconds[step]:.0f}" if seconds[step] >= 1 else "under 1"
+        size = found["sizes_bytes"].get(step)
+        lines.append(f"| {name} | {took} | {_size(size) if size else ''} |")
+    build = found["build"]
+    lines += [
+        "",
+        (
+            f"One run of `{found['command']}` on {machine['cpus']} shared cores ({machine['cpu']}, "
+            f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.0f}), with buildah "
+            f"{versions['buildah']}, runc {versions['runc']}, Debian {versions['debian']}, Python "
+            f"{versions['python']}, torch {versions['torch']} and Ray {versions['ray']}. Sizes are "
+            "uncompressed, and layers that images share count in each. The build "
+            f"ran {build['compiler_processes']} compiler processes and took "
+            f"{build['to_proof_s']:.1f} s to its proof, and its round trip "
+            f"{build['round_trip_s']:.1f} s. The replica of the baked image was "
+            f"`{found['verdict']}`, ready in {found['ready_s']:.1f} s and ran "
+            f"{found['compiler_processes']} compiler processes. All {len(found['commands'])} "
+            "commands that the runbooks run in a pod ended with 0 there."
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 2e6:
+        return f"{size_bytes / 1e3:.0f} kB"
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.2f} GB"
+
+
 SECTIONS = {
     "figures": (README, figures),
     "costs": (BENCHMARKS, costs),
@@ -668,6 +715,7 @@ SECTIONS = {
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),
+    "images": (IMAGE, images),
     "probe cost": (REFERENCE, probe_cost),
     "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
     "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
