@@ -90,6 +90,9 @@ KEPT_CONNECTIONS = 64
 """So many of them only peers may have that probes come from: this machine and its kubelet."""
 PEER_CONNECTIONS = 32
 """So many one address may have. Neither a kubelet nor Prometheus has more than a few."""
+MAX_THREADS = 320
+"""So many connections have a thread at most, also those that were dropped while an answer to them
+is made: then who is not trusted is hung up on at once."""
 SLOW_S = 1.0
 """A client that has not asked for so long is slow: a probe asks at once."""
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
@@ -1746,6 +1749,8 @@ class Server:
         self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ledger = Ledger(settings.policy.deployments)
         self._ledger_lock = threading.Lock()
+        self._pages: dict[str, tuple[float, str]] = {}
+        """The last page of metrics, and when it was begun, by format."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -1804,10 +1809,19 @@ class Server:
         return readiness
 
     def metrics(self, *, kind: str = TEXT) -> str:
-        """Return all figures as of now, in a format: `TEXT` or `OPENMETRICS`."""
+        """Return all figures as of now, in a format: `TEXT` or `OPENMETRICS`.
+
+        Those who ask while a page is made share the next one, so that a crowd has no page each.
+        """
+        asked_s = time.monotonic()
         health = self._health_now()
         with self._ledger_lock:
-            return self._ledger.exposition(self._noted(health), kind=kind)
+            began_s, page = self._pages.get(kind, (-1.0, ""))
+            if began_s < asked_s:
+                began_s = time.monotonic()
+                page = self._ledger.exposition(self._noted(health), kind=kind)
+                self._pages[kind] = began_s, page
+            return page
 
     def _noted(self, health: Mapping[str, str]) -> Readiness:
         # With the ledger's lock held: what is noted later was seen later.
@@ -1938,12 +1952,19 @@ class _Clients:
 
         self._trusted = frozenset(trusted)
         self._open: dict[socket.socket, _Client] = {}
+        self._with_thread: set[socket.socket] = set()
+        """Those that have one, or will: the open ones, and those that were dropped since."""
         self._lock = threading.Lock()
 
-    def admit(self, connection: socket.socket, peer: str) -> None:
-        """Give a connection from an address a place, if need be that of another one."""
+    def admit(self, connection: socket.socket, peer: str) -> bool:
+        """Give a connection from an address a place, if need be that of another one.
+
+        Returns whether it has one: not where too many threads are under way.
+        """
         peer = peer.removeprefix("::ffff:").partition("%")[0]
         with self._lock:
+            if peer not in self._trusted and len(self._with_thread) >= MAX_THREADS:
+                return False
             same = [c for c, client in self._open.items() if client.peer == peer]
             others = [c for c, client in self._open.items() if client.peer not in self._trusted]
             if len(same) >= PEER_CONNECTIONS:
@@ -1953,6 +1974,13 @@ class _Clients:
             elif len(self._open) >= MAX_CONNECTIONS:
                 self._drop_one(others or list(self._open))
             self._open[connection] = _Client(peer)
+            self._with_thread.add(connection)
+            return True
+
+    def has(self, connection: socket.socket) -> bool:
+        """Whether a connection has its place still."""
+        with self._lock:
+            return connection in self._open
 
     def _drop_one(self, among: Sequence[socket.socket]) -> None:
         slow_s = time.monotonic() - SLOW_S
@@ -1982,9 +2010,10 @@ class _Clients:
                 client.since_s = time.monotonic()
 
     def forget(self, connection: socket.socket) -> None:
-        """Free its place, if it has one. To be called before it is closed."""
+        """Free its place and its thread, if it has them. To be called before it is closed."""
         with self._lock:
             self._open.pop(connection, None)
+            self._with_thread.discard(connection)
 
     def hang_up(self) -> None:
         """End those that are late. Their threads find nobody there, and close them."""
@@ -2081,6 +2110,8 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
         data = data.lstrip(b"\n")
+        if not clients.has(connection):
+            return  # no answer is made for nobody
         answer, last = _reply(node, head)
         # In one piece: the second of two would wait for the client to acknowledge the first.
         connection.sendall(answer)
@@ -2106,7 +2137,9 @@ def _http_server(node: Server, host: str, port: int, trusted: Iterable[str]) -> 
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            clients.admit(request, client_address[0])
+            if not clients.admit(request, client_address[0]):
+                self.shutdown_request(request)
+                return
             # Not by `threading`, which waits until the thread runs. Nobody waits for its end.
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
 

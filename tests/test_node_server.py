@@ -893,6 +893,52 @@ def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, host,
     assert counts == {"127.0.0.1": 20, host: 20, other: 20}
 
 
+class Hasty:
+    """Threads that ask for all figures from one address and leave before the answer."""
+
+    def __init__(self, address: str, port: int, *, threads: int) -> None:
+        self.asked = 0
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(address, port)) for _ in range(threads)
+        ]
+        for each in self._threads:
+            each.start()
+
+    def _run(self, address: str, port: int) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(OSError), socket.socket() as made:
+                made.settimeout(1.0)
+                made.bind((address, 0))
+                made.connect((address, port))
+                made.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                self.asked += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        for each in self._threads:
+            each.join()
+
+
+def test_a_peer_that_asks_and_leaves_costs_few_threads(serve, replica):
+    """An answer that is under way for nobody is bounded, too, and probes get theirs in time."""
+    for number in range(30):
+        replica(f"r{number}", "READY", metrics=metrics.as_data(FULL))
+    server = serve(*NO_CHECKS, "--host", "0.0.0.0")
+    hasty = Hasty("127.0.0.2", server.port, threads=4)
+    threads, answered = [], 0
+    status = Path(f"/proc/{server.process.pid}/status")
+
+    for number in range(10):
+        wait_until("it has asked again", lambda least=300 * number: hasty.asked > least)
+        answered += get(f"http://127.0.0.1:{server.port}/readyz", limit_s=3.0) == ""
+        threads.append(int(re.search(r"Threads:\s+(\d+)", status.read_text())[1]))
+    hasty.end()
+
+    assert answered == 10
+    assert max(threads) <= node.MAX_THREADS + 10
+
+
 @pytest.fixture(name="pairs")
 def pairs_fixture() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
     with contextlib.ExitStack() as opened:
@@ -1012,7 +1058,9 @@ def test_empty_lines_between_requests_are_none():
     server = SimpleNamespace(draining=False)
     with ours, theirs:
         theirs.sendall(first + b"\r\n" + last)
-        node._converse(server, node._Clients(), ours)
+        clients = node._Clients()
+        clients.admit(ours, "127.0.0.1")
+        node._converse(server, clients, ours)
         answers = theirs.recv(1 << 16)
 
     assert answers.count(b"HTTP/1.1 200 OK") == 2
