@@ -28,7 +28,16 @@ from serve_warm.artifact.archive import (
     unpack_directory,
 )
 from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
-from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part, check_caps, utc_now
+from serve_warm.artifact.manifest import (
+    FORMAT,
+    MAX_PARTS,
+    MAX_TORCH_BYTES,
+    TORCH_BYTES,
+    Manifest,
+    Part,
+    check_caps,
+    utc_now,
+)
 from serve_warm.artifact.torch_bytes import check_torch_bytes
 from serve_warm.errors import ArtifactRefused, BuildFailed, StoreError
 
@@ -736,6 +745,60 @@ def test_unpacking_ends_where_nobody_waits(tmp_path: Path):
         unpack_directory(io.BytesIO(big), private(tmp_path / "target"), check_wanted=check_wanted)
 
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["big"]
+
+
+def tar_with_header_for_all(*, keys: int, members: int) -> bytes:
+    """Return an archive with an extended header that tarfile copies for each member."""
+    buffer = io.BytesIO()
+    said = {f"k{number}": "" for number in range(keys)}
+    with tarfile.open(fileobj=buffer, mode="w", pax_headers=said) as archive:
+        for number in range(members):
+            archive.addfile(member(f"{number}"))
+    return buffer.getvalue()
+
+
+def test_a_header_for_all_members_costs_no_memory_for_each():
+    """70 kilobytes of signed bytes would be gigabytes of names: they are refused at the first."""
+    raw = tar_with_header_for_all(keys=50_000, members=200)
+
+    tracemalloc.start()
+    reason = reason_of(lambda: check_directory(io.BytesIO(raw)))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert reason == "bad_archive"
+    assert peak_bytes < 64 * MIB
+
+
+def test_headers_are_read_only_as_long_as_somebody_waits(tmp_path: Path):
+    """Who is asked for each header can end a start's look at an archive of many."""
+    asked: list[int] = []
+
+    def check_wanted() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            raise StoreError("nobody waits")
+
+    raw = tar(*(member(str(number)) for number in range(100)))
+    with pytest.raises(StoreError, match="nobody waits"):
+        unpack_directory(io.BytesIO(raw), private(tmp_path / "target"), check_wanted=check_wanted)
+
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+def test_torchs_own_bytes_have_a_limit_of_their_own():
+    """Torch reads them from memory, so that a small part must not become gigabytes there."""
+    part = Part(
+        name=TORCH_BYTES,
+        stored_bytes=90_000,
+        sha256="0" * 64,
+        raw_bytes=MAX_TORCH_BYTES + 1,
+        raw_sha256="0" * 64,
+    )
+
+    assert reason_of(lambda: check_caps(part)) == "too_large"
+    check_caps(dataclasses.replace(part, name="cache"))
+    check_caps(dataclasses.replace(part, raw_bytes=MAX_TORCH_BYTES))
 
 
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):

@@ -19,6 +19,9 @@ MAX_MEMBERS = 200_000
 
 _CHUNK_BYTES = 1 << 20
 
+PAX_KEYS = frozenset({"path", "size"})
+"""What `pack_directory` writes into extended headers: a long name, and a size of 8 GiB and more."""
+
 
 def is_scratch(name: str) -> bool:
     """Whether a path in a cache directory is of no use in another: locks, temporary files, PCHs.
@@ -86,7 +89,7 @@ def unpack_directory(
         OSError: something could not be written; what was is still there.
     """
     _check_private(target)
-    for member in _read_members(raw, target):
+    for member in _read_members(raw, target, check_wanted):
         check_wanted()
         path = target / member.name
         if member.isdir():
@@ -114,7 +117,7 @@ def check_directory(raw: BinaryIO) -> None:
     Raises:
         ArtifactRefused: `bad_archive`.
     """
-    _read_members(raw, Path("/"))
+    _read_members(raw, Path("/"), lambda: None)
 
 
 def _check_private(target: Path) -> None:
@@ -127,9 +130,11 @@ def _check_private(target: Path) -> None:
         )
 
 
-def _read_members(raw: BinaryIO, target: Path) -> list[tarfile.TarInfo]:
+def _read_members(
+    raw: BinaryIO, target: Path, check_wanted: Callable[[], None]
+) -> list[tarfile.TarInfo]:
     try:
-        members = list(_members_in(raw))
+        members = list(_members_in(raw, check_wanted))
         end = _check_members(members, target)
         _check_end(raw, end)
     # A damaged header can also make tarfile seek too far or call itself without end.
@@ -138,13 +143,18 @@ def _read_members(raw: BinaryIO, target: Path) -> list[tarfile.TarInfo]:
     return members
 
 
-def _members_in(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tarfile.TarInfo]:
     headers = _Headers(raw)
     with tarfile.open(fileobj=headers, mode="r:") as archive:
         for count, member in enumerate(archive, start=1):
+            check_wanted()
             headers.begin()
             if count > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
+            # tarfile keeps what a header says of all members once for each of them.
+            said = archive.pax_headers.keys() or member.pax_headers.keys() - PAX_KEYS
+            if said:
+                raise ValueError(f"an extended header says {min(said)[:40]!r}")
             yield member
 
 

@@ -357,7 +357,7 @@ class Prefetch:
             # Not the one that torch is pointed at: what user code compiles now stays out of it.
             new = private_directory()
             try:
-                unpack(pulled.raw[CACHE], new)
+                unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)
                 directory = new
             except ServeWarmError as error:
                 # The start tries it again, and what is wrong is said there.
@@ -370,6 +370,10 @@ class Prefetch:
             directory=directory,
             unpack_s=time.perf_counter() - began,
         )
+
+    def _check_wanted(self) -> None:
+        if self._given_up.is_set():
+            raise StoreError("nobody waits for this artifact any more")
 
     def _here(self) -> Fingerprint:
         """Read this machine and what the app has set until now, on a thread like those of Serve."""
