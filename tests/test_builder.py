@@ -266,7 +266,7 @@ def test_a_target_that_is_neither_is_refused(target):
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
     """A deployment that does not warm up is refused, and those that do are listed."""
-    error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
+    error = refusal(written(example) if way == "yaml" else APP, deployment="TextEmbedder")
 
     assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
     assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
@@ -582,7 +582,7 @@ def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
     assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
     assert built.trust == ""
     ci = new_key()
-    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci))
+    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci), deployment="TextEmbedder")
     assert done.statements == (built.statement,)
 
 

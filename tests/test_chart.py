@@ -740,6 +740,11 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
         assert context.params["store"] == signs.params["store"]
         assert context.params["image"].startswith("registry.example.com/")
         assert then[:2] == ["serve-warm", "sign"]
+        deployments = [d["name"] for a in config["applications"] for d in a["deployments"]]
+        assert {*signs.params["deployments"]} <= {*deployments}
+        assert signs.params["deployments"]
+        for fact in ("image", "source_commit", "builder"):
+            assert signs.params[fact] == context.params[fact]
         assert list(map(str, signs.params["key_files"])) == ["/run/key/signing.key"]
         assert len(config["applications"]) == 1
         assert _problems(config) == []

@@ -221,7 +221,7 @@ def test_a_changed_hash_is_refused(tmp_path):
 
 
 def test_torch_comes_from_one_index(tmp_path):
-    """An index that a variable adds is not asked, though it offers what pip would prefer."""
+    """One that a variable or a file of pip adds is not asked, though pip would prefer it."""
     [command] = [line for line in installations(DOCKERFILE) if line.endswith(" torch")]
     [pinned] = [each for each in locks.constraints() if each.name == "torch"]
     version = str(pinned.specifier).removeprefix("==")
@@ -230,7 +230,16 @@ def test_torch_comes_from_one_index(tmp_path):
     arguments = shlex.split(command.partition("pip ")[2].replace("${TORCH_INDEX}", named))
     arguments = [str(ROOT / each) if each == "constraints.txt" else each for each in arguments]
 
-    ran = pip(tmp_path / "environment", *arguments, PIP_EXTRA_INDEX_URL=added)
+    configured = tmp_path / "pip.conf"
+    configured.write_text(f"[global]\nextra-index-url = {added}\n")
+    own = dict(re.findall(r"(PIP_\w+)=(\S+)", command.partition("/pip ")[0]))
+
+    ran = pip(
+        tmp_path / "environment",
+        *arguments,
+        **{"PIP_EXTRA_INDEX_URL": added, "PIP_CONFIG_FILE": str(configured), **own},
+    )
+    by_file = pip(tmp_path / "by_file", *arguments, PIP_CONFIG_FILE=str(configured))
     confused = pip(
         tmp_path / "confused",
         *(each for each in arguments if each != "--isolated"),
@@ -239,6 +248,9 @@ def test_torch_comes_from_one_index(tmp_path):
 
     assert (ran.returncode, confused.returncode) == (0, 0), ran.stderr + confused.stderr
     assert versions(tmp_path / "environment") == {"torch": version}
+    assert by_file.returncode == 0, by_file.stderr
+    assert versions(tmp_path / "by_file") == {"torch": f"{version}+zz.planted"}
+    assert "PIP_CONFIG_FILE=/dev/null )$(BIN)/python -m pip $(FROM_INDEX)" in MAKEFILE
     assert versions(tmp_path / "confused") == {"torch": f"{version}+zz.planted"}
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from command_line import KEY, Ended, run_fixture, trust_file_fixture  # noqa: F4
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
-from serve_warm.artifact.unsigned import sign_unsigned
+from serve_warm.artifact.unsigned import MAX_UNSIGNED, sign_unsigned
 from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
 from serve_warm.stores.local import LocalStore
 from transfers import pull_here
@@ -42,7 +43,8 @@ class Site:
         return manifest
 
     def sign(self, **options: Any) -> Any:
-        return sign_unsigned(self.left, self.fleet, [KEY], **{"trust": trusting(KEY), **options})
+        chosen = {"trust": trusting(KEY), "deployment": DEPLOYMENT, **options}
+        return sign_unsigned(self.left, self.fleet, [KEY], **chosen)
 
 
 @pytest.fixture
@@ -63,8 +65,8 @@ def test_no_replica_loads_what_has_no_signature(site: Site):
 
 
 def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
-    """The signature is over the very statement that the build made, and the parts are its own."""
-    made = site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": {"source": "4f2c"}})
+    """The parts are the build's own, and the signature is over what it says of them."""
+    made = site.leave(raw={"cache": packed(tmp_path)})
 
     done = site.sign()
 
@@ -75,11 +77,63 @@ def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
     assert site.left.written == [blob_key(made.parts[0]), pulled.chosen.key]
 
 
+def test_the_origin_is_what_the_signer_says(site: Site, tmp_path: Path):
+    """The code of a model can write what it likes into the folder, about another pipeline too."""
+    claimed = {"builder": "https://ci/payments", "source": "4f2c"}
+    site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": claimed, "passes": 3})
+
+    site.sign(provenance={"builder": "https://ci/scorer"})
+
+    facts = pull_here(site.fleet, trust=trusting(KEY)).chosen.manifest.facts
+    assert facts == {"provenance": {"builder": "https://ci/scorer"}, "passes": 3}
+
+
+def test_an_origin_that_nobody_says_is_not_signed(site: Site):
+    """A fleet that requires one then refuses it, whatever the build has claimed."""
+    site.leave(facts={"provenance": {"builder": "https://ci/payments"}})
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(KEY, require=frozenset({("builder", "https://ci/*")})))
+
+    assert refused.value.reason == "untrusted"
+
+
+def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
+    """Who signs says which one is meant."""
+    site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
+
+    assert site.sign().statements == ()
+    assert site.fleet.written == []
+
+
+def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
+    """It would win over every honest build until then."""
+    ahead = datetime.now(timezone.utc) + timedelta(hours=23)
+    site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+
+    with pytest.raises(ArtifactRefused, match="ahead of this clock"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
+    """A build leaves one for each rank."""
+    cache = {"cache": packed(tmp_path)}
+    for threads in range(MAX_UNSIGNED + 1):
+        site.leave(raw=cache, built_for=fingerprint(threads=str(threads)))
+
+    with pytest.raises(ArtifactRefused, match="64 at most"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
 def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
     """Without another store the folder has both statements, and a replica takes the signed one."""
     made = site.leave(raw={"cache": packed(tmp_path)})
 
-    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY))
+    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
 
     assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
     with pytest.raises(AlreadyPublished):
@@ -231,20 +285,32 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
     push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
     fleet = tmp_path / "fleet"
 
-    signed = run("sign", left.root, "--unsigned", "--key", key_file, "--publish", fleet)
-    again = run(
-        *("sign", left.root, "--unsigned", "--key", key_file, "--publish", fleet),
-        *("--if-published", "keep"),
-    )
+    command = ("sign", left.root, "--unsigned", "--deployment", DEPLOYMENT)
+    command += ("--key", key_file, "--publish", fleet)
+    signed = run(*command, "--builder", "https://ci/scorer")
+    again = run(*command, "--if-published", "keep")
 
     assert (signed.code, again.code) == (0, 0)
     assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
     assert "0 signed, 1 kept as published" in again.err
+    assert "builder https://ci/scorer\n" in run("inspect", fleet).out
     assert run("verify", fleet).code == 0
     assert run("verify", left.root).code == 3
 
 
-@pytest.mark.parametrize("option", [("--publish", "x"), ("--if-published", "keep")])
+def test_the_first_signature_needs_the_deployment(
+    run: Callable[..., Ended], tmp_path: Path, key_file: Path
+):
+    """Otherwise the folder would say what the signature is for."""
+    ended = run("sign", tmp_path, "--unsigned", "--key", key_file)
+
+    assert ended.code == 2
+    assert "--unsigned needs --deployment NAME" in ended.err
+
+
+@pytest.mark.parametrize(
+    "option", [("--publish", "x"), ("--if-published", "keep"), ("--builder", "x")]
+)
 def test_where_to_publish_is_for_the_unsigned(
     run: Callable[..., Ended], tmp_path: Path, key_file: Path, option: tuple[str, str]
 ):

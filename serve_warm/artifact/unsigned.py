@@ -9,17 +9,18 @@ no replica loads, and another process checks what stands there, signs it and pub
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import Progress, receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
-from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
+from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, check_caps
 from serve_warm.artifact.push import Done, OnTaken, find_published, publish_envelope
 from serve_warm.artifact.statements import (
     believable,
@@ -31,7 +32,7 @@ from serve_warm.artifact.statements import (
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
-from serve_warm.trust.envelope import Envelope
+from serve_warm.trust.envelope import Envelope, wrap_unsigned
 from serve_warm.trust.envelope import sign as sign_payload
 from serve_warm.trust.verify import verify
 
@@ -45,11 +46,11 @@ OfPublished = OnTaken | Literal["keep"]
 its entries were made by older rules and no replica of today runs them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unsigned:
-    key: str
-    payload: bytes
-    manifest: Manifest
+MAX_UNSIGNED = 64
+"""Statements of a deployment that are signed at once: a build leaves one for each rank."""
+
+CLOCK_SKEW = timedelta(minutes=10)
+"""So far the clock of a build may be ahead of the one that signs."""
 
 
 def sign_unsigned(
@@ -58,20 +59,24 @@ def sign_unsigned(
     keys: Sequence[Ed25519PrivateKey],
     *,
     trust: Trust,
-    deployment: str | None = None,
+    deployment: str,
+    provenance: Mapping[str, str] = MappingProxyType({}),
     on_taken: OfPublished = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
     """Check what carries no signature in `source`, sign it, and publish it in `target`.
 
-    Whoever may write to `source` decides what is signed. What `trust` denies or requires holds,
-    and where it has keys the new statement must be believed by them in `target`: a fleet that would
-    refuse it is noticed here. Statements that carry any signature are left alone. Of an app that
-    compiles nothing a build leaves nothing, which is no error.
+    Anyone who can write to `source` decides what is signed, but not what it is for and where it is
+    from: artifacts of another `deployment` are left alone, and `provenance` replaces what the build
+    says of its origin. What `trust` denies or requires holds, and where it has keys the new
+    statement must be believed by them in `target`: a fleet that would refuse it is noticed here.
+    Statements that carry any signature are left alone. Of an app that compiles nothing a build
+    leaves nothing, which is no error.
 
     Raises:
         ArtifactNotFound: there are artifacts, and none without a signature.
-        ArtifactRefused: none of it can be signed.
+        ArtifactRefused: none of it can be signed, it is dated ahead, or there are more than a build
+            leaves.
         AlreadyPublished: the target has the variant, and `on_taken` is `refuse`, or it is `keep`
             and what is there is not believed.
         ConfigError: no key was given.
@@ -81,27 +86,34 @@ def sign_unsigned(
     refused: list[ArtifactRefused] = []
     kept = 0
     seen = statement_keys(source, deployment)
+    if len(seen) > MAX_UNSIGNED:
+        raise ArtifactRefused(
+            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, and a build leaves one for "
+            f"each rank: {MAX_UNSIGNED} at most are signed",
+            reason="too_large",
+            hint="find out who wrote there, and build into an empty folder",
+        )
     for key in seen:
         try:
-            found = _read_unsigned(source, key, trust)
-            if found is None:
+            manifest = _read_unsigned(source, key, trust, provenance)
+            if manifest is None:
                 continue
-            signed = sign_payload(found.payload, *keys)
+            signed = sign_payload(manifest.to_statement(), *keys)
             if trust.keys:
                 verify(signed, trust, store=target.uri)
-            standing = _compare(target, found.manifest, trust) if on_taken == "keep" else "none"
+            standing = _compare(target, manifest, trust) if on_taken == "keep" else "none"
             if standing == "current":
                 kept += 1
                 continue
             with ExitStack() as opened:
                 stored = {
                     part.name: opened.enter_context(receive_part(source, part, progress))
-                    for part in found.manifest.parts
+                    for part in manifest.parts
                 }
-                _check_parts(found.manifest, stored)
+                _check_parts(manifest, stored)
                 supersedes = "supersede" in (on_taken, standing)
                 how: OnTaken = "supersede" if supersedes else "refuse"
-                statements.append(publish_envelope(target, found.manifest, signed, stored, how))
+                statements.append(publish_envelope(target, manifest, signed, stored, how))
         except ArtifactRefused as refusal:
             refused.append(with_trace(refusal, key, ()))
     if refused and not statements:
@@ -114,18 +126,38 @@ def sign_unsigned(
     return Done(statements=tuple(statements), unchanged=kept, refused=tuple(refused))
 
 
-def _read_unsigned(source: Store, key: str, trust: Trust) -> _Unsigned | None:
-    """Return a statement that nobody has signed; None where somebody has, whoever that is."""
+def _read_unsigned(
+    source: Store, key: str, trust: Trust, provenance: Mapping[str, str]
+) -> Manifest | None:
+    """Return what a statement without a signature says, with the origin that the signer knows.
+
+    None where it has a signature, of whatever key.
+    """
     envelope = read_envelope(source, key)
-    if Envelope.parse(envelope).signatures:
+    found = Envelope.parse(envelope)
+    if found.signatures:
         return None
-    # As if its digest were pinned: who signs vouches for it, and the limits hold all the same.
-    pinned = replace(trust, pinned=frozenset({payload_digest(envelope)}), unsigned_ok=())
-    believed = verify(envelope, pinned, store=source.uri)
-    manifest = believable(believed, trust)
+    manifest = _with_origin(Manifest.from_statement(found.payload), provenance)
+    created = datetime.fromisoformat(manifest.created.replace("Z", "+00:00"))
+    if created > datetime.now(timezone.utc) + CLOCK_SKEW:
+        raise ArtifactRefused(
+            f"it says that it was built at {manifest.created}, which is ahead of this clock",
+            reason="bad_statement",
+            hint="it would win over honest builds until then; correct the clock of the build",
+        )
+    # As if its digest were pinned: who signs vouches for it, and the limits still hold.
+    payload = wrap_unsigned(manifest.to_statement())
+    pinned = replace(trust, pinned=frozenset({payload_digest(payload)}), unsigned_ok=())
+    believable(verify(payload, pinned, store=source.uri), trust)
     check_place(manifest, key)
-    logger.info("signing digest=%s", hashlib.sha256(believed.payload).hexdigest())
-    return _Unsigned(key=key, payload=believed.payload, manifest=manifest)
+    logger.info("signing statement=%s digest=%s", key, payload_digest(payload))
+    return manifest
+
+
+def _with_origin(manifest: Manifest, provenance: Mapping[str, str]) -> Manifest:
+    """Replace what the build says of its origin, which the code of a model can change."""
+    facts = {name: fact for name, fact in manifest.facts.items() if name != PROVENANCE}
+    return replace(manifest, facts=facts | ({PROVENANCE: dict(provenance)} if provenance else {}))
 
 
 def _check_parts(manifest: Manifest, stored: dict[str, BinaryIO]) -> None:

@@ -232,7 +232,7 @@ def _check_place(store: Store, signature: str, if_published: str) -> None:
         raise ConfigError(
             f"an unsigned artifact is not published in {store.uri}, where replicas look",
             hint="build it into a folder, and publish it with: serve-warm sign FOLDER --unsigned "
-            f"--key FILE --publish {store.uri}",
+            f"--deployment NAME --key FILE --publish {store.uri}",
         )
     if if_published == "keep":
         raise ConfigError(

@@ -11,6 +11,7 @@ import click
 from serve_warm.artifact import push
 from serve_warm.artifact.unsigned import OfPublished, sign_unsigned
 from serve_warm.cli import screen
+from serve_warm.config import environment
 from serve_warm.stores import open_existing_store, open_store
 from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import load_signing_key, write_key_pair
@@ -58,12 +59,24 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     required=True,
     help="Ed25519 private key, PEM, to sign with; may be repeated.",
 )
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@click.option(
+    "--deployment",
+    "deployments",
+    multiple=True,
+    help="Only the artifacts of this deployment; required and may be repeated with --unsigned.",
+)
 @click.option(
     "--unsigned",
     is_flag=True,
-    help="Sign what carries no signature at all, as serve-warm build --unsigned leaves it. Whoever "
-    "can write to STORE decides what that is.",
+    help="Sign what carries no signature at all, as serve-warm build --unsigned leaves it. Anyone "
+    "who can write to STORE decides what that is.",
+)
+@click.option("--source-commit", default="", help="With --unsigned: signed as its origin.")
+@click.option("--image", default="", help="With --unsigned: signed as its origin.")
+@click.option(
+    "--builder",
+    default="",
+    help="With --unsigned: signed as its origin. What the build says of the three is dropped.",
 )
 @click.option(
     "--publish", "target", help="With --unsigned: publish it in this store; default: in STORE."
@@ -79,8 +92,11 @@ def sign(
     *,
     store: str,
     key_files: tuple[Path, ...],
-    deployment: str | None,
+    deployments: tuple[str, ...],
     unsigned: bool,
+    source_commit: str,
+    image: str,
+    builder: str,
     target: str | None,
     on_taken: OfPublished | None,
     as_json: bool,
@@ -93,31 +109,50 @@ def sign(
 
     With --unsigned for the first signature of what a build has left without one. Its parts are
     checked before, and nothing of it is loaded: the key need not be where the code of a model runs.
+    That code could write anything about itself, so the deployment and the origin are said here.
     """
-    if not unsigned and (target or on_taken):
-        raise click.UsageError("--publish and --if-published are for --unsigned")
+    if not unsigned and (target or on_taken or source_commit or image or builder):
+        raise click.UsageError(
+            "--publish, --if-published, --source-commit, --image and --builder are for --unsigned"
+        )
+    if unsigned and not deployments:
+        raise click.UsageError(
+            "--unsigned needs --deployment NAME: the build could name any deployment"
+        )
+    if not unsigned and len(deployments) > 1:
+        raise click.UsageError("--deployment may be repeated with --unsigned alone")
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_existing_store(store), load_trust()
     if unsigned:
+        from serve_warm.builder.provenance import read_provenance
+
+        origin = read_provenance(environment(), source=source_commit, image=image, builder=builder)
         with screen.bars() as progress:
-            done = sign_unsigned(
-                opened,
-                open_store(target or store),
-                keys,
-                trust=trust,
-                deployment=deployment,
-                on_taken=on_taken or "refuse",
-                progress=progress,
-            )
+            each = [
+                sign_unsigned(
+                    opened,
+                    open_store(target or store),
+                    keys,
+                    trust=trust,
+                    deployment=name,
+                    provenance=origin,
+                    on_taken=on_taken or "refuse",
+                    progress=progress,
+                )
+                for name in deployments
+            ]
+        signed = [key for done in each for key in done.statements]
+        refused = [refusal for done in each for refusal in done.refused]
+        already = sum(done.unchanged for done in each)
     else:
-        done = push.sign(opened, keys, trust=trust, deployment=deployment)
-    signed, refused = done.statements, done.refused
+        done = push.sign(opened, keys, trust=trust, deployment="".join(deployments) or None)
+        signed, refused, already = [*done.statements], [*done.refused], done.unchanged
     if as_json:
         screen.data(
             {
                 "store": opened.uri,
                 "signed": signed,
-                "already": done.unchanged,
+                "already": already,
                 "refused": screen.refusals(refused),
             }
         )
@@ -125,5 +160,5 @@ def sign(
         for key in signed:
             click.echo(screen.show_line(key))
         unchanged = "kept as published" if unsigned else "signed already"
-        click.echo(f"{len(signed)} signed, {done.unchanged} {unchanged}", err=True)
+        click.echo(f"{len(signed)} signed, {already} {unchanged}", err=True)
     screen.end_with_refusals(refused)

@@ -226,7 +226,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
     if unsigned:
         click.echo("unsigned, so no replica loads it: sign it with")
-        click.echo(f"  serve-warm sign {built.store} --unsigned --key FILE --publish STORE")
+        name = built.statement.split("/")[1]
+        click.echo(f"  serve-warm sign {built.store} --unsigned --deployment {name} \\")
+        click.echo("    --key FILE --publish STORE")
         return
     cpu_setting = ", cpu: portable" if portable else ""
     click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")

@@ -204,6 +204,17 @@ template:
           - --key=/run/key/signing.key
           - {{ printf "--publish=%s" (include "serve-warm.store" .root) | quote }}
           - --if-published={{ $build.ifPublished }}
+          # Of these the build has nothing to say: the code of the model could say anything.
+          {{- range (include "serve-warm.buildDeployments" .root | fromYaml).found }}
+          - {{ printf "--deployment=%s" .name | quote }}
+          {{- end }}
+          - {{ printf "--image=%s" (include "serve-warm.image" .context) | quote }}
+          {{- with $build.sourceCommit }}
+          - {{ printf "--source-commit=%s" . | quote }}
+          {{- end }}
+          {{- with $build.builder }}
+          - {{ printf "--builder=%s" . | quote }}
+          {{- end }}
         env:
           - {name: HOME, value: /tmp}
           {{- include "serve-warm.storeEnv" (dict "root" .root "token" .context.token) | trim | nindent 10 }}
