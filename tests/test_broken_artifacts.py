@@ -8,6 +8,7 @@ import asyncio
 import json
 import pickle
 import shutil
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,13 @@ class DividesByZero:
         return divmod, (1, 0)
 
 
+class EndsTheProcess:
+    """A pickle of it raises what no handler of errors expects."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
 def with_code(good: Path, folder: Path, data: bytes) -> Path:
     """Return entries like the good ones whose files all hold `data`."""
     shutil.copytree(good, folder)
@@ -179,17 +187,24 @@ def with_code(good: Path, folder: Path, data: bytes) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (DividesByZero, "loading an entry raised ZeroDivisionError"),
+        (EndsTheProcess, "loading it raised SystemExit"),
+    ],
+)
 def test_a_pickle_that_raises_anything_is_refused(
-    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type, said: str
 ):
     """An entry whose code raises while it is loaded costs the artifact, and no replica."""
     stand_in = replica(SIZES)
-    entries = with_code(good, tmp_path / "bad", pickle.dumps(DividesByZero()))
+    entries = with_code(good, tmp_path / "bad", pickle.dumps(kind()))
     begun = start(stand_in, entries, tmp_path)
 
     report = asyncio.run(begun.run())
 
-    check_is_cold(report, stand_in, caplog, "loading an entry raised ZeroDivisionError")
+    check_is_cold(report, stand_in, caplog, said)
 
 
 def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):

@@ -136,6 +136,26 @@ def test_nothing_is_said_of_what_is_as_new_or_from_another_store(
     assert [report.warnings for report in reports] == [()] * 4
 
 
+@pytest.mark.parametrize("spoil", ["another's folder", "a damaged mark"])
+def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: str):
+    """Whoever could make its folder first, or cut it short, must not allow an older artifact."""
+    roll_back(site)
+    folder = site.node / "blobs.newest"
+    if spoil == "a damaged mark":
+        [mark] = folder.iterdir()
+        mark.write_bytes(b"{")
+    else:
+        folder.chmod(0o777)
+
+    report = site.start(trusting(KEY, rollback="refuse"))
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact is not None
+    assert report.artifact.refused == "rollback"
+    assert "cannot be read or believed" in report.artifact.reason
+    assert site.start().verdict is Verdict.FULL_HIT
+
+
 def test_what_a_start_did_not_accept_leaves_no_mark(
     site: Site,
 ):

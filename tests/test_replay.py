@@ -701,6 +701,17 @@ def test_a_target_that_cancels_itself_is_a_failure_of_its_input():
     assert "input 'size 2' raised CancelledError" in error.message
 
 
+def test_a_target_that_ends_the_process_is_a_failure_of_its_input():
+    """What an artifact's code raises must not end a replica, whatever it is."""
+
+    async def call(item: Input) -> None:
+        raise SystemExit(3)
+
+    error = failure(ReplayFailed, replay([shape(2)], call))
+
+    assert "input 'size 2' raised RuntimeError: it ends the process" in error.message
+
+
 def test_a_deadline_in_the_middle_says_what_was_covered():
     """The input that was awaited is named and cancelled, and the count of those before it."""
 

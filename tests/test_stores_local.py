@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from serve_warm.errors import (
     StoreError,
 )
 from serve_warm.stores import KINDS, kind_of, open_store
-from serve_warm.stores.local import LocalStore
+from serve_warm.stores.local import PAGE_FILES, LocalStore
 from store_contract import KEY, StoreContract
 
 
@@ -293,6 +294,41 @@ def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
     assert store.list("") == []
 
 
+def test_a_folder_that_cannot_be_read_hides_nothing_beside_it():
+    """Who can write into a store of folders must not be able to make a hit a miss."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:  # which others may enter
+        root = Path(made)
+        (root / "statements" / "Dep" / "zz").mkdir(parents=True)
+        (root / "statements" / "Dep" / "good.dsse.json").write_text("{}")
+        (root / "statements" / "Dep" / "zz").chmod(0)
+        root.chmod(0o755)
+        with as_nobody():
+            found = LocalStore(root=root).list("statements/")
+
+    assert found == ["statements/Dep/good.dsse.json"]
+
+
+def test_folders_count_towards_a_page(store: LocalStore):
+    """A tree of empty folders gives its pages too, so that who lists it can stop."""
+    for number in range(PAGE_FILES + 1):
+        (store.root / "statements" / str(number)).mkdir(parents=True)
+
+    assert [len(page) for page in store.pages("statements/")] == [0, 0]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without the rights of root, which may read every folder."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):
     """A path that an operator has set may be a link, also one that leads to the newest of many."""
     raw.root.mkdir()
@@ -391,6 +427,18 @@ def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: p
 
     assert [store.list("") for store in stores] == [["x"]] * 4
     assert {store.uri for store in stores} == {f"{tmp_path.as_uri()}/a%20b"}
+
+
+def test_an_address_is_that_of_the_folder_it_leads_to(tmp_path: Path):
+    """A key that is trusted in one folder is not trusted in another by a way around."""
+    (tmp_path / "prod").mkdir()
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "prod" / "link").symlink_to(tmp_path / "evil")
+    prod = (tmp_path / "prod").as_uri()
+
+    found = {open_store(f"{prod}/{way}").uri for way in ("../evil", "%2e%2e/evil", "link")}
+
+    assert found == {(tmp_path / "evil").as_uri()}
 
 
 @pytest.mark.parametrize("uri", ["s3:bucket", "S3:/bucket/x", "hf:org/repo", "gs:"])

@@ -61,9 +61,13 @@ class NewestSeen:
         return cls(folder=node_cache.absolute().with_name(f"{node_cache.name}.newest"))
 
     def created(self, variant: Variant) -> str:
-        """Return the signed time of the newest artifact that was noted, empty where none was.
+        """Return the signed time of the newest artifact that was noted; empty if none is known."""
+        return self.find_created(variant) or ""
 
-        A mark that cannot be read, or that others could have written, is none.
+    def find_created(self, variant: Variant) -> str | None:
+        """Return the same; None where there is a mark that cannot be read or believed.
+
+        Others could have written it, or have made its folder first.
         """
         try:
             _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
@@ -73,9 +77,9 @@ class NewestSeen:
             return ""
         except (OSError, ValueError, ArtifactRefused) as error:
             logger.warning("an artifact that is older than before goes unnoticed: %s", error)
-            return ""
+            return None
         created = fields.get("created") if isinstance(fields, dict) else None
-        return created if isinstance(created, str) else ""
+        return created if isinstance(created, str) else None
 
     def note(self, variant: Variant, created: str) -> None:
         """Remember the signed time of an artifact that a start has accepted, if it is the newest.

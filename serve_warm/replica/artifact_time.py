@@ -25,7 +25,8 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
     What is returned is called when the start has accepted it.
 
     Raises:
-        ArtifactRefused: `rollback`: it is older, and the policy is to refuse that. It is closed.
+        ArtifactRefused: `rollback`: it is older, or that cannot be told, and the policy is to
+            refuse that. It is closed.
     """
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)
@@ -34,8 +35,17 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
         deployment=manifest.deployment,
         fingerprint=manifest.fingerprint.key,
     )
-    newest = seen.created(variant)
-    if manifest.created < newest:
+    newest = seen.find_created(variant)
+    if newest is None and wanted.trust.rollback == "refuse":
+        pulled.close()
+        refusal = ArtifactRefused(
+            f"what this node knows of newer artifacts cannot be read or believed: {seen.folder}",
+            reason="rollback",
+            hint="make that folder private to this user, or name a private node_cache_dir; a "
+            f"damaged {variant.file_name} in it can be removed",
+        )
+        raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
+    if newest is not None and manifest.created < newest:
         found = (
             f"the artifact was created {manifest.created}, and this node took one of {newest} "
             f"from {redact(pulled.store)} before: somebody removed that one"

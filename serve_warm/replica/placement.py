@@ -61,8 +61,9 @@ def put_in_place(
         _load_torch_bytes(pulled)
     except ServeWarmError:
         raise
-    except Exception as error:
-        # torch's readers and the pickles of a build may raise anything.
+    except BaseException as error:
+        # torch's readers and the pickles of a build may raise anything, SystemExit too. Here it is
+        # nobody else's: a signal interrupts the main thread, and a start is cancelled on its loop.
         cause = loggable(error)
         logger.info("loading statement=%s raised", chosen.key, exc_info=cause)
         what = f"loading it raised {describe_error(error)}"

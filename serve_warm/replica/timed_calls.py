@@ -136,7 +136,7 @@ class TimedCalls:
         self._under_way = (_UnderWay(item=item, limit_s=limit_s, limit=Deadline(limit_s)),)
         # A task rather than wait_for: its exception is a value, so that whatever the target
         # raises is named with its input, and nothing is swallowed on the way.
-        task = asyncio.ensure_future(self._call(item))
+        task = asyncio.ensure_future(self._call_without_exit(item))
         try:
             while not task.done():
                 left = limit_s - (time.perf_counter() - start)
@@ -173,6 +173,16 @@ class TimedCalls:
         )
         failed.__cause__ = error
         return seconds, failed
+
+    async def _call_without_exit(self, item: Input) -> None:
+        """Call what an input names; an exit of what it runs is an error like any other.
+
+        Raised in a task, asyncio would take it for the end of the process.
+        """
+        try:
+            await self._call(item)
+        except SystemExit as exit_:
+            raise RuntimeError(f"it ends the process: SystemExit({exit_.code!r})") from exit_
 
     def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
         progress = self._progress

@@ -10,6 +10,7 @@ checked by the caller (`serve_warm.artifact.statements`, `serve_warm.artifact.bl
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -206,7 +207,8 @@ def _open_folder(path: str) -> Store:
         raise ConfigError("the path of a store is empty or has a NUL in it", hint="name a folder")
     if path.startswith("~"):
         raise ConfigError(f"~ is not expanded in the path of a store: {path}", hint="write it out")
-    return LocalStore(root=Path(path).absolute())
+    # Without `..` and links: trusted keys may be limited to stores, by their addresses.
+    return LocalStore(root=Path(os.path.realpath(path)))
 
 
 def sort_keys(pages: Iterable[Sequence[Listed]]) -> list[str]:

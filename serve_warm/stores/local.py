@@ -83,7 +83,7 @@ class LocalStore:
                     some = list(itertools.islice(files, PAGE_FILES))
                 if not some:
                     return
-                yield [each for each in some if each.key.startswith(prefix)]
+                yield [each for each in some if each is not None and each.key.startswith(prefix)]
 
     def head(self, key: str) -> Object:
         """Return size and time of an object."""
@@ -239,15 +239,20 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed, None, None]:
-    """Yield the files in and below one folder of a store."""
+def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
+    """Yield the files in and below one folder of a store, and None for each folder in it.
+
+    A folder below it that cannot be read hides nothing but itself.
+    """
     folders = [tuple(start)]
     while folders:
         names = folders.pop()
+        yield None
         # Nothing there: an empty store, one that is being pruned, or a link. One that is followed
         # can form a loop, or show what is outside of the store as a part of it.
         with (
             suppress(FileNotFoundError, NotADirectoryError, _LinkError),
+            suppress(*(() if len(names) == len(start) else (PermissionError,))),
             _scan(root, names) as entries,
         ):
             for entry in entries:
