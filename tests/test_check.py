@@ -146,10 +146,12 @@ def test_what_serve_refuses_is_a_problem(written):
     """A value of the wrong kind is found by Serve's own schema, and nothing is imported then."""
     path = written("raise AssertionError('not imported')", max_ongoing_requests="many")
 
-    where, _, fix = one_problem(path)
+    problems = found(path).problems  # of Ray 2.53 one for each type that it may have
 
-    assert where.startswith(f"{path}: applications.0.deployments.0.max_ongoing_requests")
-    assert "Serve refuses" in fix
+    where = f"{path}: applications.0.deployments.0.max_ongoing_requests"
+    assert problems
+    assert all(each.where.startswith(where) for each in problems)
+    assert all("Serve refuses" in each.fix for each in problems)
 
 
 def test_an_unknown_setting_is_a_problem(written):
@@ -536,9 +538,11 @@ def test_a_missing_file_is_exit_code_2(tmp_path):
 
 def test_ray_is_not_started(written):
     """Neither a driver nor any process: the check is one import and a look."""
+    before = ray.is_initialized()  # by tests of replicas in the same process
+
     check(written(), environ={})
 
-    assert not ray.is_initialized()
+    assert ray.is_initialized() is before
 
 
 def test_a_build_stops_at_a_problem(written, tmp_path):
