@@ -156,8 +156,9 @@ def describe_error(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):
         error = cause
-    line = (str(error).strip().splitlines() or [""])[0]
-    return redact(f"{type(error).__name__}: {line}")[:300]  # cut last: half a secret is not found
+    # Redacted before it is cut, in lines too: half of a secret is not found.
+    line = (redact(str(error)).strip().splitlines() or [""])[0]
+    return redact(f"{type(error).__name__}: {line}")[:300]
 
 
 def loggable(error: BaseException) -> Tainted:

@@ -458,8 +458,10 @@ class Report(Bounded):
     def text(self) -> str:
         """Return the report as lines for a log or a terminal."""
         first = f"{self.application}#{self.deployment} {self.stage.value}{describe(self.spans)}"
+        verdict = settle(self.verdict.value, self.stage.value)
         second = (
-            f"  verdict={self.verdict.value} proven={self.covered.proven}/{self.covered.expected} "
+            f"  {f'verdict={verdict} ' if verdict else ''}"
+            f"proven={self.covered.proven}/{self.covered.expected} "
             f"after_init={self.to_proof_s:.2f} s passes={self.passes} traced={self.traced}"
         )
         lines = [first, second]
@@ -503,6 +505,15 @@ class Report(Bounded):
         if self.error:
             lines.append(f"  error: {self.error}")
         return "\n".join(lines)
+
+
+def settle(verdict: str, stage: str) -> str:
+    """Return a verdict once it is one: a start begins with `off`, and may lose its `full_hit`.
+
+    >>> settle("off", "FAILED"), settle("off", "READY"), settle("miss", "REPLAYING")
+    ('', 'off', 'miss')
+    """
+    return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
 
 
 STAGE_NAMES = frozenset(stage.value.lower() for stage in Stage)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import re
 import threading
 import time
 import weakref
@@ -671,7 +672,8 @@ def test_an_input_that_raises_is_named_with_the_cause():
     warmup = replay([shape(3), shape(2), shape(1)], call)
     error = failure(ReplayFailed, warmup)
 
-    assert error.message == "input 'size 2' raised KeyError: 'first line\\nsecond line'"
+    assert error.message.startswith("input 'size 2' raised KeyError: 'first line\\nsecond line' (")
+    assert re.search(r" \(test_replay\.py:\d+, in call\)$", error.message)
     assert "correct warmup_inputs()" in error.hint
     assert error.input == "size 2"
     assert isinstance(error.__cause__, KeyError)
@@ -687,7 +689,7 @@ def test_an_input_that_raises_in_the_proof_only_is_named_as_well():
 
     error = failure(ReplayFailed, replay([shape(2)], call))
 
-    assert error.message == "input 'size 2' raised LookupError: "
+    assert error.message.startswith("input 'size 2' raised LookupError:  (test_replay.py:")
 
 
 def test_a_target_that_cancels_itself_is_a_failure_of_its_input():
@@ -725,7 +727,7 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
     )
     error = failure(WarmupTimeout, warmup)
 
-    assert "no end of input 'stuck' within 0 s; 1 of 3 inputs were replayed" in error.message
+    assert "input 'stuck' did not finish within 0 s; 1 of 3 inputs were replayed" in error.message
     assert "it may wait for other deployments: Ranker, Reader" in error.message
     assert error.covered == "1 of 3 inputs were replayed"
     assert "deadline_s or input_deadline_s" in error.hint

@@ -721,7 +721,7 @@ def test_a_start_that_is_late_fails():
     """The default: a replica that is not warm in time does not take traffic."""
     error, report, _ = failed(WarmupTimeout, Stuck(), deadline_s=0.5)
 
-    assert "no end of input 'size 2'" in error.message
+    assert "input 'size 2' did not finish" in error.message
     assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.OFF)
     assert "deadline_s" in report.error
 
@@ -732,7 +732,7 @@ def test_a_start_that_is_late_serves_by_policy():
 
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
     assert len(report.degraded) == 1
-    assert report.degraded[0].startswith("late: no end of input 'size 2'")
+    assert report.degraded[0].startswith("late: input 'size 2' did not finish")
     assert (report.covered.proven, report.covered.expected) == (0, 2)
     assert report.warmup.compiles >= 1  # size 3 at least: half a second is little on a busy machine
 
@@ -1068,11 +1068,11 @@ def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
 
     [report] = ended
     assert report.stage is Stage.FAILED
-    assert "no end of input 'size 2' within" in report.error
+    assert "input 'size 2' did not finish within" in report.error
     assert "the event loop is blocked in wait (threading.py:" in report.error
     assert "on_model_thread" in report.error
     assert told[-1].stage is Stage.FAILED
-    assert "warm-up failed: no end of input" in caplog.text
+    assert "warm-up failed: input" in caplog.text
 
 
 @pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
@@ -1099,7 +1099,7 @@ def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
     assert [(each.stage, each.verdict) for each in seen] == [(Stage.REPLAYING, Verdict.LATE)]
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
     [degraded] = report.degraded
-    assert degraded.startswith("late: no end of input 'size 2' within")
+    assert degraded.startswith("late: input 'size 2' did not finish within")
     assert replica.calls == ["size 2"]
 
 
@@ -1111,7 +1111,7 @@ def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
 
     error, report, _ = failed(WarmupTimeout, replica, **{limit: 3})
 
-    assert "no end of input 'size 2'" in error.message
+    assert "input 'size 2' did not finish" in error.message
     assert report.stage is Stage.FAILED
     assert "serve_warm-watchdog" not in replica.threads
 

@@ -85,14 +85,7 @@ def sign_unsigned(
     statements: list[str] = []
     refused: list[ArtifactRefused] = []
     kept = 0
-    seen = statement_keys(source, deployment)
-    if len(seen) > MAX_UNSIGNED:
-        raise ArtifactRefused(
-            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, and a build leaves one for "
-            f"each rank: {MAX_UNSIGNED} at most are signed",
-            reason="too_large",
-            hint="find out who wrote there, and build into an empty folder",
-        )
+    seen = _list_few(source, deployment)
     for key in seen:
         try:
             manifest = _read_unsigned(source, key, trust, provenance)
@@ -105,15 +98,10 @@ def sign_unsigned(
             if standing == "current":
                 kept += 1
                 continue
-            with ExitStack() as opened:
-                stored = {
-                    part.name: opened.enter_context(receive_part(source, part, progress))
-                    for part in manifest.parts
-                }
-                _check_parts(manifest, stored)
-                supersedes = "supersede" in (on_taken, standing)
-                how: OnTaken = "supersede" if supersedes else "refuse"
-                statements.append(publish_envelope(target, manifest, signed, stored, how))
+            how: OnTaken = "supersede" if "supersede" in (on_taken, standing) else "refuse"
+            statements.append(
+                _publish(source, target, manifest, signed, on_taken=how, progress=progress)
+            )
         except ArtifactRefused as refusal:
             refused.append(with_trace(refusal, key, ()))
     if refused and not statements:
@@ -124,6 +112,37 @@ def sign_unsigned(
             hint="build one with: serve-warm build APP --unsigned --store " + source.uri,
         )
     return Done(statements=tuple(statements), unchanged=kept, refused=tuple(refused))
+
+
+def _list_few(source: Store, deployment: str) -> list[str]:
+    seen = statement_keys(source, deployment)
+    if len(seen) > MAX_UNSIGNED:
+        raise ArtifactRefused(
+            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, and a build leaves one for "
+            f"each rank: {MAX_UNSIGNED} at most are signed",
+            reason="too_large",
+            hint="find out who wrote there, and build into an empty folder",
+        )
+    return seen
+
+
+def _publish(
+    source: Store,
+    target: Store,
+    manifest: Manifest,
+    signed: bytes,
+    *,
+    on_taken: OnTaken,
+    progress: Progress,
+) -> str:
+    """Check all parts of an artifact, publish it with its signature, and return its key."""
+    with ExitStack() as opened:
+        stored = {
+            part.name: opened.enter_context(receive_part(source, part, progress))
+            for part in manifest.parts
+        }
+        _check_parts(manifest, stored)
+        return publish_envelope(target, manifest, signed, stored, on_taken)
 
 
 def _read_unsigned(

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +17,11 @@ from serve_warm.config import environment
 from serve_warm.stores import open_existing_store, open_store
 from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import load_signing_key, write_key_pair
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from serve_warm.stores import Store
 
 
 @click.command()
@@ -124,23 +131,15 @@ def sign(
     keys = [load_signing_key(file) for file in key_files]
     opened, trust = open_existing_store(store), load_trust()
     if unsigned:
-        from serve_warm.builder.provenance import read_provenance
-
-        origin = read_provenance(environment(), source=source_commit, image=image, builder=builder)
-        with screen.bars() as progress:
-            each = [
-                sign_unsigned(
-                    opened,
-                    open_store(target or store),
-                    keys,
-                    trust=trust,
-                    deployment=name,
-                    provenance=origin,
-                    on_taken=on_taken or "refuse",
-                    progress=progress,
-                )
-                for name in deployments
-            ]
+        origin = {"source": source_commit, "image": image, "builder": builder}
+        each = _sign_first(
+            opened,
+            open_store(target or store),
+            keys,
+            deployments=deployments,
+            origin=origin,
+            on_taken=on_taken,
+        )
         signed = [key for done in each for key in done.statements]
         refused = [refusal for done in each for refusal in done.refused]
         already = sum(done.unchanged for done in each)
@@ -162,3 +161,32 @@ def sign(
         unchanged = "kept as published" if unsigned else "signed already"
         click.echo(f"{len(signed)} signed, {already} {unchanged}", err=True)
     screen.end_with_refusals(refused)
+
+
+def _sign_first(
+    source: Store,
+    target: Store,
+    keys: Sequence[Ed25519PrivateKey],
+    *,
+    deployments: Sequence[str],
+    origin: Mapping[str, str],
+    on_taken: OfPublished | None,
+) -> list[push.Done]:
+    """Sign what a build has left of some deployments, and return what became of each."""
+    from serve_warm.builder.provenance import read_provenance
+
+    provenance, trust = read_provenance(environment(), **origin), load_trust()
+    with screen.bars() as progress:
+        return [
+            sign_unsigned(
+                source,
+                target,
+                keys,
+                trust=trust,
+                deployment=name,
+                provenance=provenance,
+                on_taken=on_taken or "refuse",
+                progress=progress,
+            )
+            for name in deployments
+        ]

@@ -23,7 +23,7 @@ from typing import Any
 from serve_warm import node
 from serve_warm._redaction import redact
 from serve_warm.errors import MissingPackage
-from serve_warm.report import LEVELS, TRACED
+from serve_warm.report import LEVELS, TRACED, settle
 
 FETCH_LIMIT_S = 5.0
 """A page of metrics that has not come by then is given up."""
@@ -192,7 +192,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         source=source,
         condition=replica.condition,
         stage=stage,
-        verdict=_settle(_text(state.get("verdict")), stage),
+        verdict=settle(_text(state.get("verdict")), stage),
         store=_text(state.get("store")),
         doing=_text(state.get("doing")) if replica.condition == "warming" else "",
         traced=_find_traced(figures, stage),
@@ -404,7 +404,7 @@ def _of_figures(
         source=redact(source),
         condition="dead" if ended else condition,
         stage=stage,
-        verdict=_settle(which("verdict"), stage),
+        verdict=settle(which("verdict"), stage),
         traced=_find_traced(figures, stage),
         levels=_levels(figures),
         inputs_done=_count(one("inputs_done")),
@@ -442,11 +442,6 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
 
 
 # --- the words of both ---------------------------------------------------------------------
-
-
-def _settle(verdict: str, stage: str) -> str:
-    """Return a verdict when it is one: a start begins with `off`, and may lose its `full_hit`."""
-    return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
 
 
 def _find_traced(figures: Mapping[tuple[str, str], float], stage: str) -> str:

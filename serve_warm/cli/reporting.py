@@ -16,7 +16,7 @@ import click
 from serve_warm import node
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS, Span, describe
+from serve_warm.report import LEVELS, Span, describe, settle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
         replica=names[2],
         stage=_text(said.get("stage")),
         ended=ended,
-        verdict=_text(said.get("verdict")),
+        verdict=settle(_text(said.get("verdict")), _text(said.get("stage"))),
         traced=_text(said.get("traced")),
         levels={str(level): _count(known.get(str(level))) for level in LEVELS},
         spans=[span for each in _list(said.get("spans")) if (span := _span(each)) is not None],

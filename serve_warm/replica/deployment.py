@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -179,7 +181,44 @@ def _put_hook_on(
         replica = ServeReplica(instance)
         instance.__dict__[ATTRIBUTE] = replica
         instance.__dict__["reconfigure"] = ReconfigureHook(replica)
+        if replica.in_serve:
+            instance.__dict__["__init__"] = _note_errors(instance, replica)
     return instance
+
+
+class _InitWatch(contextlib.AbstractContextManager[None]):
+    """Tells a replica what the block raises, and lets it pass."""
+
+    def __init__(self, replica: ServeReplica) -> None:
+        self._replica = replica
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self._replica.note_init_raised(error)
+
+
+def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
+    """Return the `__init__` of an instance that tells what it raises.
+
+    Serve asks the instance for it (2.53 to 2.60), and a class that calls `super().__init__` does
+    not. Of an async one it has to be async, since Serve looks.
+    """
+    init = type(instance).__init__
+    if inspect.iscoroutinefunction(init):
+
+        @functools.wraps(init)
+        async def told(*args: Any, **kwargs: Any) -> None:
+            with _InitWatch(replica):
+                await init(instance, *args, **kwargs)
+
+        return told
+
+    @functools.wraps(init)
+    def told_at_once(*args: Any, **kwargs: Any) -> None:
+        with _InitWatch(replica):
+            init(instance, *args, **kwargs)
+
+    return told_at_once
 
 
 def replica_of(instance: Any) -> ServeReplica:

@@ -32,6 +32,7 @@ from ray.serve.exceptions import RayServeException
 
 from serve_warm import metrics, node
 from serve_warm._private_folders import state_folder
+from serve_warm._redaction import describe_error
 from serve_warm._version import __version__
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
@@ -43,6 +44,7 @@ from serve_warm.replica.journal import torch_version
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.raised_at import find_line
 from serve_warm.replica.serve_calls import (
     CompileForbidden,
     ServeCalls,
@@ -130,6 +132,8 @@ class ServeReplica(ServeCalls):
         self._config = resolve(owner.warmup_config, user_config=declared)
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
+        self._init_failed: tuple[float, str] | None = None
+        """When `__init__` raised, of CLOCK_BOOTTIME, and what."""
         self._served_unwarmed: tuple[float, float] | None = None
         """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
         self._shown: ShownState | None = None
@@ -160,6 +164,16 @@ class ServeReplica(ServeCalls):
                 timeline=self._timeline,
             )
             self._prefetch.begin()
+
+    def note_init_raised(self, error: BaseException) -> None:
+        """Say FAILED, with what `__init__` raised and where: Serve's controller alone has that."""
+        if self._shown is None or self._warmup is not None:
+            return  # which has said it
+        where = find_line(error)
+        text = f"__init__ raised {describe_error(error)}{f' ({where})' if where else ''}"
+        self._init_failed = node.boot_s(), text
+        logger.error("warm-up failed: %s", text)
+        self._shown.heartbeat.flush(END_LIMIT_S)  # the process ends in a moment
 
     # The hook --------------------------------------------------------------------------------
 
@@ -304,11 +318,15 @@ class ServeReplica(ServeCalls):
             return self._warmup.report()
         config = self._config
         ready_boot_s, ready_unix = self._served_unwarmed or (node.boot_s(), None)
+        stage, error = Stage.READY if self._served_unwarmed else Stage.PENDING, ""
+        if self._init_failed is not None:
+            (ready_boot_s, error), stage = self._init_failed, Stage.FAILED
         return dataclasses.replace(
             self._known,
-            stage=Stage.READY if self._served_unwarmed else Stage.PENDING,
+            stage=stage,
+            error=error,
             spans=self._timeline.spans(),
-            doing="" if self._served_unwarmed else "__init__",
+            doing="__init__" if stage is Stage.PENDING else "",
             elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from serve_warm._redaction import describe_error
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.replica.raised_at import find_line
 from serve_warm.report import InputResult, Stage
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class TimedCalls:
         if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
         failed = ReplayFailed(
-            f"input {item.name!r} raised {describe_error(error)}",
+            f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
             # An error of ours knows better what to do.
             hint=getattr(error, "hint", "")
             or "warm-up replays it as traffic would: call the same method with the same "
@@ -188,7 +189,7 @@ class TimedCalls:
         progress = self._progress
         covered = f"{len(progress.first_s)} of {len(progress.inputs)} inputs were replayed"
         return WarmupTimeout(
-            f"no end of input {item.name!r} within {limit_s:.0f} s; {covered}, "
+            f"input {item.name!r} did not finish within {limit_s:.0f} s; {covered}, "
             f"{len(progress.proven)} proven{self._waiting_text()}",
             hint="raise deadline_s or input_deadline_s, build an artifact so that less is "
             "compiled, or set on_deadline: serve",
@@ -200,3 +201,8 @@ class TimedCalls:
         if not self._waits_for:
             return ""
         return "; it may wait for other deployments: " + ", ".join(self._waits_for)
+
+
+def _at(error: BaseException) -> str:
+    where = find_line(error)
+    return f" ({where})" if where else ""

@@ -540,6 +540,25 @@ class BadInputs(WarmupMixin):
         raise ValueError("the weights are missing")
 
 
+@serve.deployment(ray_actor_options={"num_cpus": 0}, max_constructor_retry_count=1)
+class Unborn(WarmupMixin):
+    """Its constructor raises, in one of the two ways that Serve calls one."""
+
+    def __init__(self, kind: str) -> None:
+        raise FileNotFoundError(f"/models/{kind}.pt")
+
+    def warmup_inputs(self) -> Any:
+        return [Input(target=self.embed)]
+
+    async def embed(self) -> None: ...
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0}, max_constructor_retry_count=1)
+class UnbornLater(Unborn.func_or_class):
+    async def __init__(self, kind: str) -> None:
+        raise FileNotFoundError(f"/models/{kind}.pt")
+
+
 early_routes = FastAPI()
 
 

@@ -72,7 +72,7 @@ def test_a_blocked_replica_is_late_while_it_is_blocked(
     assert blocked_s < DEADLINE_S + 2 * SAID_WITHIN_S
     assert replica.state is not None
     assert replica.state["stage"] == "REPLAYING"
-    assert replica.state["degraded"][0].startswith("late: no end of input 'length=2'")
+    assert replica.state["degraded"][0].startswith("late: input 'length=2' did not finish")
     assert replica.condition == "warming"
     assert "late: its deadline has passed" in replica.why
     [verdicts] = [m for m in replica.state["metrics"] if m["name"] == "serve_warm_verdict"]
@@ -97,7 +97,7 @@ def test_a_blocked_replica_ends_with_its_reason(
     blocked_s = replica.state["stage_boot_s"] - float((began / "fail").read_text())
     # The deadline began before the handler noted when it did.
     assert DEADLINE_S / 2 < blocked_s < DEADLINE_S + 2 * SAID_WITHIN_S
-    assert "no end of input 'length=2' within 2 s" in replica.state["error"]
+    assert "input 'length=2' did not finish within 2 s" in replica.state["error"]
     assert "the event loop is blocked in __call__ (apps.py:" in replica.state["error"]
     found = [r for r in node.look(cluster.state_dir) if r.names[0] == apps["fail"].name]
     assert {each.condition for each in found} == {"dead"}

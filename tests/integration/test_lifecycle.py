@@ -168,7 +168,7 @@ def test_a_deployment_that_never_comes_is_named(apps):
 
     text = wait_until("the caller gives up", message)
 
-    assert "no end of input 'embed' within 10 s" in text
+    assert "input 'embed' did not finish within 10 s" in text
     assert "it may wait for other deployments: Absent" in text
 
 

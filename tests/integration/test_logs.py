@@ -11,11 +11,30 @@ import pytest
 
 from conftest import wait_until
 from integration import apps as shapes
+from serve_warm import node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("shape", [shapes.Unborn, shapes.UnbornLater], ids=["sync", "async"])
+def test_a_constructor_that_raises_is_named_in_log_and_state(start, cluster, tmp_path: Path, shape):
+    """Serve tells its controller alone: whoever reads the replica's log would see it end."""
+    deployment = shape.options(logging_config={"logs_dir": str(tmp_path)})
+    app = start(deployment.bind("scorer"))
+
+    def failed() -> list[dict[str, Any]]:
+        states = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
+        return [state for state in states if state["stage"] == "FAILED"]
+
+    wait_until("a replica has failed", failed)
+
+    text = "".join(path.read_text() for path in tmp_path.glob("replica_*.log"))
+    said = "__init__ raised FileNotFoundError: /models/scorer.pt (apps.py:"
+    assert failed()[0]["error"].startswith(said)
+    assert f"warm-up failed: {said}" in text
 
 
 def test_a_start_is_fields_of_serves_own_json_logs(start, tmp_path: Path):

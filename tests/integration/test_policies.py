@@ -293,7 +293,7 @@ def test_a_passed_deadline_fails_the_start_and_says_what_was_covered(apps):
     """`on_deadline: fail`: the text names the input that did not end and counts the others."""
     message = apps["deadline, fail"].failed()
 
-    assert "WarmupTimeout: no end of input 'never' within 10 s" in message
+    assert "WarmupTimeout: input 'never' did not finish within 10 s" in message
     assert "2 of 3 inputs were replayed" in message
     assert "on_deadline: serve" in message
 
@@ -307,7 +307,7 @@ def test_a_passed_deadline_can_be_served_late(apps):
     report = app.report()
     assert answer.json() == {"values": [3.0, 3.0]}
     assert report["verdict"] == "late"
-    assert report["degraded"][0].startswith("late: no end of input 'never'")
+    assert report["degraded"][0].startswith("late: input 'never' did not finish")
     assert report["covered"] == {"expected": 3, "proven": 0}
 
 

@@ -1,0 +1,33 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The line of the user's code in which an exception was raised, for logs that are read at night."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from serve_warm._redaction import redact
+
+_NOT_THE_USERS = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_OWN = str(Path(__file__).parents[1])
+
+
+def find_line(error: BaseException) -> str:
+    """Return `app.py:32, in score`: the innermost line outside of installed packages.
+
+    The innermost one of all where none is; empty without a traceback.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((*_NOT_THE_USERS, _OWN, "<frozen"))
+    ]
+    if not frames:
+        return ""
+    frame = (users or frames)[-1]
+    return redact(f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}")
