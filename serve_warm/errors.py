@@ -83,14 +83,20 @@ class MissingPackage(ConfigError):
         )
 
 
+CHANGED_LATER = (
+    "the store was changed after publishing: find out who wrote there before you publish again"
+)
+"""The hint where bytes are not those that were signed."""
+
+
 class CompilerMissing(ServeWarmError):
     """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
 
     def __init__(self, looked_for: str) -> None:
         super().__init__(
             f"no C++ compiler: looked for {looked_for}",
-            hint="install one (Debian: apt-get install g++) or set CXX; torch needs it to be "
-            "present even where the artifact holds every kernel",
+            hint="install one (Debian: apt-get install g++) and set CXX to it, or unset CXX for "
+            "g++; torch needs it to be present even where the artifact holds every kernel",
             looked_for=looked_for,
         )
 

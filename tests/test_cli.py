@@ -230,7 +230,7 @@ def test_a_corrupted_blob_is_not_copied(run, source, target, command):
     failed = run(command, source.root, target.root)
 
     assert (failed.code, failed.out) == (1, "")
-    assert "the sha256 of a blob is " in failed.err
+    assert "a part is not the one that was signed: its sha256 is " in failed.err
     assert "Traceback" not in failed.err
     assert objects(target) == {}
 

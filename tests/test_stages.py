@@ -683,7 +683,7 @@ def test_a_miss_says_where_a_relative_path_led(
     where = "./artifacts is a relative path, resolved against the replica's working directory"
     where += f" {tmp_path}:"
     assert where in reason
-    assert reason.index(where) < reason.index("hint: ")
+    assert "serve-warm build" not in reason  # it would build into the wrong folder
 
 
 def test_a_miss_in_an_absolute_place_says_nothing_of_folders(tmp_path: Path):

@@ -23,7 +23,7 @@ from typing import BinaryIO, Protocol
 
 from serve_warm.artifact.manifest import TORCH_BYTES, Part
 from serve_warm.artifact.torch_bytes import check_torch_bytes
-from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
+from serve_warm.errors import CHANGED_LATER, ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.stores import PIECE_BYTES, Object, Sink
 
 if sys.version_info >= (3, 14):
@@ -146,9 +146,10 @@ def check_stored(part: Part, stored: bytes) -> None:
     digest = hashlib.sha256(stored).hexdigest()
     if digest != part.sha256:
         raise ArtifactRefused(
-            f"part {part.name}: sha256 is {digest[:16]}, the manifest says {part.sha256[:16]}",
+            f"part {part.name} is not the one that was signed: its sha256 is {digest[:16]}, the "
+            f"manifest says {part.sha256[:16]}",
             reason="digest_mismatch",
-            hint="the blob was changed after it was published; build and push again",
+            hint=CHANGED_LATER,
         )
 
 
@@ -162,7 +163,7 @@ def check_stored_size(part: Part, size: int) -> None:
         raise ArtifactRefused(
             f"part {part.name} has {size} bytes, the manifest says {part.stored_bytes}",
             reason="truncated" if size < part.stored_bytes else "size_mismatch",
-            hint="the blob was changed after it was published; build and push again",
+            hint=CHANGED_LATER,
         )
 
 
@@ -277,9 +278,10 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
         )
     if landing.hexdigest() != digest:
         raise ArtifactRefused(
-            f"the sha256 of a blob is {landing.hexdigest()[:16]}, its statement says {digest[:16]}",
+            f"a part is not the one that was signed: its sha256 is {landing.hexdigest()[:16]}, the "
+            f"statement says {digest[:16]}",
             reason="digest_mismatch",
-            hint="it was changed after it was published; build and push again",
+            hint=CHANGED_LATER,
         )
     file.seek(0)
 

@@ -218,19 +218,12 @@ def raise_none_fits(
     lines = [f"  {considered}" for considered in nearest[:SHOWN_VARIANTS]]
     if len(nearest) > SHOWN_VARIANTS:
         lines.append(f"  and {len(nearest) - SHOWN_VARIANTS} more")
-    hint = (
-        f"build one on a machine and with settings like these: serve-warm build APP --store {uri}"
-    )
-    if all(map(of_another_gpu, trace)):
-        hint = f"{of_another_gpu(nearest[0])}; {hint}"
-    if any(_wants_portable(considered) for considered in trace):
-        hint = "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
+    hint = _find_hint(trace, nearest[0], uri)
     if left:
         lines.append(f"  and {left} more that were not read")
         hint = f"remove what is no artifact from {uri}, or use another store; {hint}"
     raise ArtifactNotFound(
-        f"none of the {len(trace)} artifacts for {deployment!r} in {uri} fits here:\n"
-        + "\n".join(lines),
+        f"no artifact for {deployment!r} in {uri} fits here, of {len(trace)}:\n" + "\n".join(lines),
         trace=trace,
         hint=hint,
     )
@@ -244,6 +237,28 @@ def of_another_gpu(considered: Considered) -> str:
             built, here = (named.get(side, side) for side in (mismatch.artifact, mismatch.here))
             return f"it was built on {built}, and here is {here}"
     return ""
+
+
+def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
+    """Return what to do where none of the variants fits."""
+    build = (
+        f"build one on a machine and with settings like these: serve-warm build APP --store {uri}"
+    )
+    if any(map(_wants_portable, trace)):
+        return "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
+    if all(map(of_another_gpu, trace)):
+        return f"{of_another_gpu(nearest)}; {build}"
+    if all(_differs_in(considered, "threads") for considered in trace):
+        return (
+            "threads are the num_cpus of the deployment: build with the options that you deploy, "
+            f"or restore num_cpus; {build}"
+        )
+    return build
+
+
+def _differs_in(considered: Considered, factor: str) -> bool:
+    """Whether a variant is missed for nothing but one factor."""
+    return {mismatch.factor for mismatch in considered.mismatches} == {factor}
 
 
 def _wants_portable(considered: Considered) -> bool:

@@ -129,7 +129,7 @@ def sign(
     if not unsigned and len(deployments) > 1:
         raise click.UsageError("--deployment may be repeated with --unsigned alone")
     keys = [load_signing_key(file) for file in key_files]
-    opened, trust = open_existing_store(store), load_trust()
+    opened = open_existing_store(store)
     if unsigned:
         origin = {"source": source_commit, "image": image, "builder": builder}
         each = _sign_first(
@@ -140,16 +140,21 @@ def sign(
             origin=origin,
             on_taken=on_taken,
         )
-        signed = [key for done in each for key in done.statements]
-        refused = [refusal for done in each for refusal in done.refused]
-        already = sum(done.unchanged for done in each)
     else:
-        done = push.sign(opened, keys, trust=trust, deployment="".join(deployments) or None)
-        signed, refused, already = [*done.statements], [*done.refused], done.unchanged
+        one = "".join(deployments) or None
+        each = [push.sign(opened, keys, trust=load_trust(), deployment=one)]
+    _show_signed(opened, each, unsigned=unsigned, as_json=as_json)
+
+
+def _show_signed(store: Store, each: Sequence[push.Done], *, unsigned: bool, as_json: bool) -> None:
+    """Print what was signed, and end with 3 where something was left out."""
+    signed = [key for done in each for key in done.statements]
+    refused = [refusal for done in each for refusal in done.refused]
+    already = sum(done.unchanged for done in each)
     if as_json:
         screen.data(
             {
-                "store": opened.uri,
+                "store": store.uri,
                 "signed": signed,
                 "already": already,
                 "refused": screen.refusals(refused),

@@ -169,13 +169,14 @@ class Journal:
         self._span = serving = _Serving.after(self._span)
         counts, events = serving.warmup, watch_process().events()
         if self.compiled_early:
-            self.warnings.append(
+            self.warn(
                 f"{self.compiled_early} frames were compiled in __init__, before the artifact was "
                 "loaded: do not call the model there, declare the call in warmup_inputs()"
             )
         if counts.graph_skips:
-            self.warnings.append(_describe_skips(counts.graph_skips, events))
-        self.warnings += _many_sizes(e for e in events if e.at_unix >= self.started_unix)
+            self.warn(_describe_skips(counts.graph_skips, events))
+        for text in _many_sizes(e for e in events if e.at_unix >= self.started_unix):
+            self.warn(text)
         withdrawn = self.checks.failed if self.checks is not None else 0
         not_in_it = (
             *(counts.compiler_processes, counts.kernels, counts.tunings),
@@ -191,6 +192,8 @@ class Journal:
     def say_ready(self) -> Report:
         """Say READY, and return the report."""
         self.enter(Stage.READY)
+        for reason in self.degraded:
+            logger.warning("ready and degraded: %s", reason)
         report = self.report()
         why = "; ".join(self.degraded) or (report.artifact.reason if report.artifact else "")
         fields = self.log_fields("verdict", verdict=self.verdict.value, reason=why)
@@ -318,7 +321,7 @@ class Journal:
         }
         # In one line each, as a table of logs shows them.
         return {
-            f"{LOG_PREFIX}{name}": " ".join(value.split()) if isinstance(value, str) else value
+            f"{LOG_PREFIX}{name}": join_lines(value) if isinstance(value, str) else value
             for name, value in about.items()
         }
 
@@ -450,6 +453,16 @@ class _CompileLog:
         self._unlogged = 0
 
 
+def join_lines(text: str) -> str:
+    r"""Return several lines as one, each a part of a sentence.
+
+    >>> join_lines("no artifact fits:\n  threads: artifact 1, here 2\nhint: build one")
+    'no artifact fits: threads: artifact 1, here 2; hint: build one'
+    """
+    joined = "; ".join(" ".join(line.split()) for line in text.splitlines())
+    return joined.replace(":; ", ": ")
+
+
 def _describe_skips(many: int, events: Sequence[CompileEvent]) -> str:
     """Return what is said of graphs that torch does not capture; many of them have one reason."""
     reasons = dict.fromkeys(event.reason for event in events if event.kind == "skip")
@@ -477,7 +490,8 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
     return (
         f"partial: {max(counts.fx_misses + counts.fx_bypasses, counts.kernels, 1)} graphs or "
         f"kernels are not in the artifact of {artifact.created[:10]}: the code or its inputs have "
-        f"changed since. Build again: serve-warm build APP --store {artifact.store}"
+        f"changed since. Build again: serve-warm build APP --store {artifact.store} "
+        "--if-published supersede"
     )
 
 

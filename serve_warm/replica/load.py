@@ -40,6 +40,7 @@ from serve_warm.fingerprint import Fingerprint
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
 from serve_warm.replica.artifact_time import check_time
+from serve_warm.replica.journal import join_lines
 from serve_warm.replica.placement import put_in_place
 from serve_warm.replica.prepare import prepare_compiler
 from serve_warm.replica.timed_calls import Deadline
@@ -304,7 +305,7 @@ class Loading:
             pulled,
             unpacked,
             caches=self._caches,
-            warn=self._journal.warnings.append,
+            warn=self._journal.warn,
             check_wanted=check_wanted,
         )
         context = contextvars.copy_context()  # torch's settings are in it
@@ -330,6 +331,8 @@ class Loading:
                 f"working directory {Path.cwd()}: name an absolute path or a bucket if the "
                 "artifact is elsewhere"
             )
+            if not getattr(error, "trace", ()):
+                error.hint = ""  # it would have one build into that folder
         journal.verdict = verdict
         journal.artifact = unused = ArtifactUse(
             store=redact(str(self._config.artifact)),
@@ -364,9 +367,10 @@ class Loading:
         if (failure := self._failure(verdict, error, policy)) is not None:
             raise failure from error
         # In one line: what was tried, what was found, what to do.
-        words = " ".join(str(error).split())
+        words = join_lines(str(error))
         fields = self._journal.log_fields("artifact", verdict=verdict.value, reason=words)
-        logger.warning("verdict=%s, compiling cold: %s", verdict.value, words, extra=fields)
+        why = f" reason={error.reason}" if isinstance(error, ArtifactRefused) else ""
+        logger.warning("verdict=%s%s, compiling cold: %s", verdict.value, why, words, extra=fields)
 
 
 def _use_of(uri: str, pulled: Pulled) -> ArtifactUse:

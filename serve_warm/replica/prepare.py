@@ -163,7 +163,7 @@ class Preparation:
         values = environment()
         on = [name for name in REMOTE_CACHES if values.get(name, "0") not in ("", "0")]
         if on:
-            self._journal.warnings.append(
+            self._journal.warn(
                 f"{', '.join(on)}: torch loads what it finds in its remote cache without any "
                 "signature; switch it off where an artifact is used"
             )
@@ -226,7 +226,7 @@ async def prepare_compiler(start: Start) -> None:
         await asyncio.to_thread(import_compiler)
     late = start.prefetched.set_too_late if start.prefetched is not None else ()
     if late:
-        start.journal.warnings.append(
+        start.journal.warn(
             f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
             "variables; with an artifact it is imported while __init__ runs. Set them in "
             "runtime_env, or above the class"

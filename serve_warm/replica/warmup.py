@@ -478,7 +478,7 @@ class Proof:
                 hint=fix,
                 stage=Stage.PROVING.value,
             )
-        self._journal.warnings.append(
+        self._journal.warn(
             f"compiled calls were made from {len(strangers)} threads that end with their request "
             "(a sync handler): concurrent calls can lose a race in Dynamo's lookup and recompile; "
             + fix

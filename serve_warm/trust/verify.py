@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from serve_warm.errors import ArtifactRefused
+from serve_warm.errors import CHANGED_LATER, ArtifactRefused
 from serve_warm.trust.envelope import Envelope, parse_json
 from serve_warm.trust.files import how_to_trust
 from serve_warm.trust.keys import TrustedKey
@@ -62,9 +62,7 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Believed:
             sign this).
     """
     if not (trust.keys or trust.pinned or trust.unsigned_ok):
-        raise ArtifactRefused(
-            "no key is trusted, so no artifact can be", reason="no_trust", hint=how_to_trust()
-        )
+        raise ArtifactRefused("this machine trusts no key", reason="no_trust", hint=how_to_trust())
     opened = Envelope.parse(envelope)
     signers = opened.signers(trust.keys)
     # Signed by a key that is trusted for something: its payload may be looked into by now.
@@ -120,7 +118,7 @@ def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
             f"the signature of {forged[0].name!r} ({forged[0].id[:16]}) does not belong to this "
             "statement",
             reason="bad_signature",
-            hint="the statement was changed after it was signed; build and push again",
+            hint=CHANGED_LATER,
         )
     found = f"signed by {_show(claimed)}, which is not trusted here"
     return ArtifactRefused(
@@ -171,12 +169,16 @@ def check_age_and_denied(
     if age_s > trust.age_limit_s:
         default = ", where no policy says another" if trust.max_age_s is None else ""
         raise ArtifactRefused(
-            f"created {created}, which is {age_s / 86400:.1f} days ago; the limit is "
-            f"{trust.age_limit_s / 86400:.1f} days{default}",
+            f"created {created}, which is {_show_age(age_s)} ago; the limit is "
+            f"{_show_age(trust.age_limit_s)}{default}",
             reason="expired",
-            hint="build and push again, or raise max_age_days in the trust file (max_age_s in "
-            "code)",
+            hint="build again with --if-published supersede, or raise max_age_days in the trust "
+            "file (max_age_s in code)",
         )
+
+
+def _show_age(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.2f} hours"
 
 
 def _age_s(created: str, now_unix: float | None) -> float:
