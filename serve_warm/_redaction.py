@@ -13,6 +13,9 @@ without either. So the values of this process' credential variables are hidden a
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import os
 import re
 import urllib.parse
@@ -90,6 +93,7 @@ _SECRETS = (
 
 _VARIABLE = re.compile(
     r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|COOKIE|CONNECTION_STRING|SAS|API_?KEY"
+    r"|_(?:PASS|PAT|PWD)|OPENAI_KEY"
     r"|(?:SECRET|ACCESS|ACCOUNT|SHARED|PRIVATE|CUSTOMER|ENCRYPTION|MASTER|STORAGE|SAS)_?KEY"
     r"(?:_ID|_BASE64)?)\Z",
     re.IGNORECASE,
@@ -127,8 +131,21 @@ def _values_of_credentials() -> list[str]:
     for name in list(os.environ):
         value = os.environ.get(name, "").strip() if _VARIABLE.search(name) else ""
         if len(value) >= SHORTEST_VALUE:
-            found |= {value, urllib.parse.quote(value, safe=""), repr(value)[1:-1]}
+            found |= _spell(value)
     return sorted(found, key=lambda value: (-len(value), value))
+
+
+def _spell(value: str) -> set[str]:
+    """Return a credential as addresses, JSON, XML and encodings of bytes write it."""
+    quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/")}
+    data = value.encode()
+    return {
+        *(value, repr(value)[1:-1], html.escape(value), html.escape(value, quote=False)),
+        *(json.dumps(value)[1:-1], json.dumps(value)[1:-1].replace("/", r"\/")),
+        *quoted,
+        *(re.sub("%..", lambda escape: escape[0].lower(), each) for each in quoted),
+        *(base64.b64encode(data).decode().rstrip("="), data.hex(), data.hex().upper()),
+    }
 
 
 def _without_user_and_query(address: re.Match[str]) -> str:

@@ -51,17 +51,33 @@ def read_source(root: Path) -> Source:
     if len(shown) != 2:
         return Source(commit="", committed=datetime.fromtimestamp(0, timezone.utc))
     commit, seconds = shown
-    changed = _git(root, "status", "--porcelain").splitlines()
+    changed = [line[3:] for line in _git(root, "status", "--porcelain").splitlines()]
+    changed += _hidden_changes(root)
     return Source(
         commit=commit,
         committed=datetime.fromtimestamp(int(seconds), timezone.utc),
-        changed=tuple(line[3:] for line in changed),
+        changed=tuple(dict.fromkeys(changed)),
     )
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _hidden_changes(root: Path) -> list[str]:
+    """Return what git does not show: files that it was told to ignore, or to take for unchanged."""
+    listed = (line.split(None, 3) for line in _git(root, "ls-tree", "-r", "HEAD").splitlines())
+    tree = {path: blob for mode, _, blob, path in listed if mode.startswith("100")}
+    there = [path for path in tree if (root / path).is_file()]
+    blobs = _git(root, "hash-object", "--stdin-paths", given="\n".join(there)).split()
+    package = (each for each in (root / "serve_warm").rglob("*") if each.is_file())
+    names = [each.relative_to(root).as_posix() for each in package]
+    return [
+        *(path for path, blob in zip(there, blobs, strict=True) if tree[path] != blob),
+        *(path for path in tree if not (root / path).is_file()),
+        *(name for name in names if name not in tree and "__pycache__" not in name),
+    ]
+
+
+def _git(root: Path, *arguments: str, given: str = "") -> str:
     command = ["git", "-C", str(root), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, input=given)
     return ran.stdout if ran.returncode == 0 else ""
 
 

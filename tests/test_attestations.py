@@ -113,6 +113,21 @@ def test_a_changed_file_is_found(files, checkout):
     assert problem.startswith("it does not name serve_warm-1.2.0.tar.gz with sha256")
 
 
+def test_a_change_that_git_does_not_show_is_found(checkout):
+    """Files that are ignored, or that git is told to take for unchanged, come into a wheel."""
+    assert provenance.read_source(checkout).changed == ()
+    (checkout / "serve_warm").mkdir(exist_ok=True)
+    (checkout / "serve_warm" / "_planted.py").write_text("planted = True")
+    (checkout / ".git" / "info").mkdir(exist_ok=True)
+    (checkout / ".git" / "info" / "exclude").write_text("serve_warm/_planted.py\n")
+    git = ["git", "-C", str(checkout)]
+    subprocess.run([*git, "update-index", "--assume-unchanged", "file"], check=True)
+    (checkout / "file").write_text("planted")
+
+    assert subprocess.check_output([*git, "status", "--porcelain"], text=True) == ""
+    assert set(provenance.read_source(checkout).changed) == {"file", "serve_warm/_planted.py"}
+
+
 def test_a_changed_checkout_is_found(files, checkout):
     """What was built from files that no commit has is not released."""
     (checkout / "file").write_text("changed")

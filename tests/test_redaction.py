@@ -5,9 +5,14 @@
 from __future__ import annotations
 
 import ast
+import base64
+import html
+import json
 import logging
 import pickle
+import re
 import traceback
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -301,7 +306,38 @@ CREDENTIAL_VARIABLES = (
     *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
     *("GOOGLE_API_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "CLOUDSDK_AUTH_ACCESS_TOKEN"),
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RAY_AUTH_TOKEN", "REDIS_PASSWORD"),
+    *("MYSQL_PWD", "DB_PASS", "GITHUB_PAT", "OPENAI_KEY"),
 )
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        urllib.parse.quote,
+        lambda value: re.sub("%..", lambda e: e[0].lower(), urllib.parse.quote(value, safe="")),
+        lambda value: json.dumps(value).replace("/", "\\/"),
+        lambda value: base64.b64encode(value.encode()).decode(),
+        lambda value: value.encode().hex(),
+        html.escape,
+    ],
+    ids=["path", "lower-case escapes", "json", "base64", "hex", "xml"],
+)
+def test_a_credential_is_hidden_in_any_common_spelling(monkeypatch, spelt):
+    """Servers answer in JSON and XML, and put what they were sent into addresses."""
+    monkeypatch.setenv("HF_TOKEN", ECHOED + "&<")
+
+    text = redact(f"it said: {spelt(ECHOED + '&<')}.")
+
+    assert HIDDEN in text
+    assert "correct" not in text
+    assert "staple" not in text
+
+
+def test_half_of_a_secret_of_several_lines_does_not_stay(monkeypatch):
+    """What is shown of an error is cut after its secrets are hidden."""
+    monkeypatch.setenv("DB_PASS", "correct horse\nbattery staple")
+
+    assert "correct" not in describe_error(ValueError("login correct horse\nbattery staple failed"))
 
 
 @pytest.mark.parametrize("name", CREDENTIAL_VARIABLES)
