@@ -770,6 +770,19 @@ def test_a_header_for_all_members_costs_no_memory_for_each():
     assert peak_bytes < 64 * MIB
 
 
+def test_long_names_cost_no_memory_for_each():
+    """A name of a megabyte is refused before the next one is read."""
+    raw = tar(*(member(f"{number}" + "x" * MIB) for number in range(60)))
+
+    tracemalloc.start()
+    reason = reason_of(lambda: check_directory(io.BytesIO(raw)))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert reason == "bad_archive"
+    assert peak_bytes < 16 * MIB
+
+
 def test_headers_are_read_only_as_long_as_somebody_waits(tmp_path: Path):
     """Who is asked for each header can end a start's look at an archive of many."""
     asked: list[int] = []

@@ -155,6 +155,8 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
             said = archive.pax_headers.keys() or member.pax_headers.keys() - PAX_KEYS
             if said:
                 raise ValueError(f"an extended header says {min(said)[:40]!r}")
+            if problem := _name_problem(member.name):
+                raise ValueError(problem)  # now: all members are held before they are checked
             yield member
 
 
