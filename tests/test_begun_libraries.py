@@ -180,7 +180,7 @@ def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: py
 
     looked = look(once, once)
 
-    assert len(failed) == 1
+    assert failed  # as many as run beside each other
     assert [entry["level"] for entry in looked.table.described()] == [3]
     torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
 

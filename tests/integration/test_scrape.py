@@ -88,8 +88,12 @@ def test_both_sinks_say_the_same(
         }
 
         def show(sink: str) -> dict[str, list[Any]]:
+            # Node servers leave out most zeros of gauges, which Ray's export has.
             return {
-                title: [ask(substituted(q, sink=sink, **mine)) for q in queries(title)]
+                title: [
+                    [each for each in ask(substituted(q, sink=sink, **mine)) if each[1]]
+                    for q in queries(title)
+                ]
                 for title in titles
                 if title not in left_out
             }
