@@ -266,7 +266,7 @@ def test_a_target_that_is_neither_is_refused(target):
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
     """A deployment that does not warm up is refused, and those that do are listed."""
-    error = refusal(written(example) if way == "yaml" else APP, deployment="TextEmbedder")
+    error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
     assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
     assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
