@@ -14,7 +14,7 @@ without either. So the values of this process' credential variables are hidden a
 from __future__ import annotations
 
 import base64
-import html
+import functools
 import json
 import os
 import re
@@ -127,7 +127,7 @@ def _values_of_credentials() -> list[str]:
     The longest come first, since one may be a part of another. They are read each time: credentials
     are renewed, and user code sets them late.
     """
-    found = set()
+    found: set[str] = set()
     for name in list(os.environ):
         value = os.environ.get(name, "").strip() if _VARIABLE.search(name) else ""
         if len(value) >= SHORTEST_VALUE:
@@ -135,17 +135,21 @@ def _values_of_credentials() -> list[str]:
     return sorted(found, key=lambda value: (-len(value), value))
 
 
-def _spell(value: str) -> set[str]:
+@functools.lru_cache(maxsize=64)
+def _spell(value: str) -> frozenset[str]:
     """Return a credential as addresses, JSON, XML and encodings of bytes write it."""
+    import html
+
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/")}
     data = value.encode()
-    return {
+    spelt = {
         *(value, repr(value)[1:-1], html.escape(value), html.escape(value, quote=False)),
         *(json.dumps(value)[1:-1], json.dumps(value)[1:-1].replace("/", r"\/")),
         *quoted,
         *(re.sub("%..", lambda escape: escape[0].lower(), each) for each in quoted),
         *(base64.b64encode(data).decode().rstrip("="), data.hex(), data.hex().upper()),
     }
+    return frozenset(spelt)
 
 
 def _without_user_and_query(address: re.Match[str]) -> str:

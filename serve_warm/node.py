@@ -91,8 +91,8 @@ KEPT_CONNECTIONS = 64
 PEER_CONNECTIONS = 32
 """So many one address may have. Neither a kubelet nor Prometheus has more than a few."""
 MAX_THREADS = 320
-"""So many connections have a thread at most, also those that were dropped while an answer to them
-is made: then who is not trusted is hung up on at once."""
+"""At most this many connections have a thread, including dropped ones whose answer is still being
+made. Above it, connections from addresses that are not trusted are closed at once."""
 SLOW_S = 1.0
 """A client that has not asked for so long is slow: a probe asks at once."""
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
@@ -1959,7 +1959,7 @@ class _Clients:
     def admit(self, connection: socket.socket, peer: str) -> bool:
         """Give a connection from an address a place, if need be that of another one.
 
-        Returns whether it has one: not where too many threads are under way.
+        Returns False where too many threads are under way.
         """
         peer = peer.removeprefix("::ffff:").partition("%")[0]
         with self._lock:
@@ -2111,7 +2111,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
         head, _, data = data.partition(b"\n\n")
         data = data.lstrip(b"\n")
         if not clients.has(connection):
-            return  # no answer is made for nobody
+            return  # it was dropped: nobody reads the answer
         answer, last = _reply(node, head)
         # In one piece: the second of two would wait for the client to acknowledge the first.
         connection.sendall(answer)

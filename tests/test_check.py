@@ -337,21 +337,21 @@ def test_an_argument_that_an_input_has_not_is_a_problem(written):
     assert (what, fix) == ("Input has no argument 'jsn'", "did you mean 'json'?")
 
 
-def test_a_batch_that_serve_never_forms_is_a_problem(written):
-    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8."""
+def test_a_batch_that_serve_never_forms_is_a_warning(written):
+    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8.
+
+    Such an application builds and serves, in smaller batches: nothing may stop it.
+    """
     more = "@serve.batch(max_batch_size=8)\n    async def batched(self, ids): ..."
-    path = written(with_inputs("[Input(target='score')]", more=more))
+    source = with_inputs("[Input(target='score')]", more=more)
 
-    _, what, fix = one_problem(path)
+    checked = found(written(source))
 
-    assert "max_batch_size=8, and max_ongoing_requests of the deployment is 5" in what
-    assert fix == "set max_ongoing_requests: 8 for Scorer, or max_batch_size=5"
-    assert (
-        found(
-            written(with_inputs("[Input(target='score')]", more=more), max_ongoing_requests=8)
-        ).problems
-        == ()
-    )
+    (warning,) = checked.warnings
+    assert checked.problems == ()
+    assert "max_batch_size=8, and max_ongoing_requests of the deployment is 5" in warning.what
+    assert warning.fix == "set max_ongoing_requests: 8 for Scorer, or max_batch_size=5"
+    assert found(written(source, max_ongoing_requests=8)) == Checked()
 
 
 def test_a_sync_handler_is_a_warning(written):

@@ -302,7 +302,7 @@ def test_a_folder_that_cannot_be_read_hides_nothing_beside_it():
         (root / "statements" / "Dep" / "good.dsse.json").write_text("{}")
         (root / "statements" / "Dep" / "zz").chmod(0)
         root.chmod(0o755)
-        with as_nobody():
+        with without_privileges():
             found = LocalStore(root=root).list("statements/")
 
     assert found == ["statements/Dep/good.dsse.json"]
@@ -314,19 +314,6 @@ def test_folders_count_towards_a_page(store: LocalStore):
         (store.root / "statements" / str(number)).mkdir(parents=True)
 
     assert [len(page) for page in store.pages("statements/")] == [0, 0]
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Without the rights of root, which may read every folder."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):

@@ -255,9 +255,9 @@ def check_store(
         return checked + Checked(problems=(Problem(where=where, what=error.message, fix=fix),))
     if found:
         return checked
-    missing = _find_missing_folder(uri)
-    if missing is not None:
-        return checked + Checked(problems=(dataclasses.replace(missing, where=where),))
+    missing = tuple(_find_missing_folder(uri, where))
+    if missing:
+        return checked + Checked(problems=missing)
     empty = Problem(
         where=where,
         what=f"nothing is published there for {deployment!r}: its replicas compile at each start",
@@ -266,18 +266,19 @@ def check_store(
     return checked + Checked(warnings=(empty,))
 
 
-def _find_missing_folder(uri: str) -> Problem | None:
-    """Return the problem of a folder that is not there, beside a store of nearly the same name.
+def _find_missing_folder(uri: str, where: str) -> Iterator[Problem]:
+    """Yield the problem of a folder that is not there, beside a store of nearly the same name.
 
     A folder that `build` will make is no problem.
     """
     address = open_store(uri).uri
     folder = Path(urllib.parse.unquote(address.removeprefix("file://")))
     if not address.startswith("file://") or folder.exists() or not folder.parent.is_dir():
-        return None
+        return
     stores = [each.name for each in folder.parent.iterdir() if (each / STATEMENTS).is_dir()]
     near = did_you_mean(folder.name, stores)
-    return Problem(where="", what=f"{folder} does not exist", fix=near) if near else None
+    if near:
+        yield Problem(where=where, what=f"{folder} does not exist", fix=near)
 
 
 def compare_stores(

@@ -42,8 +42,8 @@ def check_inputs(application: Application, name: str) -> Checked:
         )
         return Checked(problems=(found,))
     most = application.option(name, "max_ongoing_requests")
-    problems = list(_check_batches(cls, name, most))
-    warnings: list[Problem] = []
+    problems: list[Problem] = []
+    warnings = list(_check_batches(cls, name, most))
     for declared in read_declared(cls):
         where = f"{name}.warmup_inputs, line {declared.line}"
         problems += _check_keywords(declared, where)
