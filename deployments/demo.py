@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: the text embedder cold, its artifact built, and the same deployment warm.
+"""`make demo`: starts the text embedder cold, builds its artifact, and starts it warm.
 
-    python -m deployments.demo          the artifact goes through ./artifacts
-    python -m deployments.demo --s3     through a bucket of an S3 server that is started here
-    python -m deployments.demo --store s3://bucket/prefix     through any other store
+    python -m deployments.demo          publishes to ./artifacts
+    python -m deployments.demo --s3     publishes to a local S3 server, which it starts
+    python -m deployments.demo --store s3://bucket/prefix     publishes to any other store
 
-Real weights and real sentences over HTTP, on a local Ray Serve cluster. Every start is a fresh
-replica process with a fresh cache directory. The embeddings that the warm replica answers are
-compared with the eager model's. Writes `build/demo.json`, in the format of `serve-warm bench`.
+It sends real sentences over HTTP to a model with real weights, on a local Ray Serve cluster. Every
+start is a fresh replica process with a fresh cache directory. The demo compares the served
+embeddings with the eager model's, and writes `build/demo.json` in the format of `serve-warm bench`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from serve_warm.builder import bench
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster, open_cluster
+from serve_warm.builder.publishing import Destination
 from serve_warm.cli import screen
 from serve_warm.cli.starts import show
+from serve_warm.stores import open_store
 
 APP = "deployments/text_embedder/serve.yaml"
 FOLDER = "./artifacts"
@@ -63,18 +65,18 @@ SENTENCES = (
     "def warm_up(self): ...",
     "42",
 )
-"""From 3 to about 100 tokens: every bucket of length is met."""
+"""Sentences of 3 to about 100 tokens, which use every bucket of length."""
 
 TOLERANCE = 1e-4
-"""Largest difference of a component from eager's; embeddings have unit length."""
+"""Largest allowed difference of a component from eager. Embeddings have unit length."""
 
 
 def main() -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--store", default=FOLDER, help="where the artifact goes through")
-    where.add_argument("--s3", action="store_true", help="start an S3 server for that")
+    where.add_argument("--store", default=FOLDER, help="the store to publish to")
+    where.add_argument("--s3", action="store_true", help="start an S3 server and publish to it")
     options = parser.parse_args()
     if not options.s3:
         return run(options.store)
@@ -86,8 +88,7 @@ def main() -> int:
 def s3_server() -> Iterator[str]:
     """Start moto's S3 server on loopback, and yield the address of a bucket on it.
 
-    What is set here is what an operator sets for any S3 server: its address, that it speaks plain
-    HTTP, and credentials.
+    It sets the variables that an operator sets for any S3 server: address, plain HTTP, credentials.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -114,7 +115,7 @@ def s3_server() -> Iterator[str]:
 
 
 def run(store: str) -> int:
-    """Start the deployment in each way; returns the exit code."""
+    """Start the deployment in each mode, and return the exit code."""
     transformers.logging.disable_progress_bar()
     app = load_app(APP)
     runs: list[dict[str, Any]] = []
@@ -139,9 +140,9 @@ def run(store: str) -> int:
             start("cold", cluster, progress)
             built = build(
                 app,
-                store,
+                # The last demo may have published the variant.
+                Destination(store=open_store(store), if_published="supersede"),
                 on=cluster,
-                if_published="supersede",  # by the last demo, perhaps
                 progress=lambda text: progress(f"build, {text}"),
             )
             start("torch_bytes", cluster, progress)
@@ -166,7 +167,7 @@ def run(store: str) -> int:
 
 
 def largest_error(url: str) -> float:
-    """Return how far the served embeddings are from the eager model's, sent all at once."""
+    """Send all sentences at once, and return the largest difference from eager embeddings."""
 
     def embed(text: str) -> list[float]:
         answer = requests.post(f"{url}/embed", json={"text": text}, timeout=60)
@@ -181,7 +182,7 @@ def largest_error(url: str) -> float:
 
 @functools.cache
 def eager() -> torch.Tensor:
-    """Return the embeddings of the sentences by the eager model, one by one and unpadded."""
+    """Return the eager model's embeddings of the sentences, computed one by one and unpadded."""
     tokenizer, model = load_tokenizer(), load_model()
     rows = []
     with torch.inference_mode():

@@ -4,8 +4,8 @@
 
     from serve_warm import Buckets, WarmupMixin, shape_grid
 
-Each name is imported from its module when it is first asked for: `import serve_warm` itself imports
-neither torch nor ray, so that inspecting an artifact costs no seconds.
+Each name is imported from its module on first use. `import serve_warm` imports neither torch nor
+ray, so commands that only inspect artifacts start fast.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from serve_warm._version import __version__ as __version__
+from serve_warm._package import __version__ as __version__
 
 if TYPE_CHECKING:
     from serve_warm import errors
-    from serve_warm.config import WarmupConfig
+    from serve_warm.config import Seats, WarmupConfig
     from serve_warm.fingerprint import Fingerprint
+    from serve_warm.generation.compiled import compile_generation
     from serve_warm.inputs import Buckets, Field, Input, shape_grid
-    from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch calls it so
+    from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch's name for it
     from serve_warm.replica.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
     from serve_warm.trust import pinned, signed_by, unsigned_ok
@@ -31,9 +32,11 @@ __all__ = [
     "Fingerprint",
     "Input",
     "Report",
+    "Seats",
     "WarmupConfig",
     "WarmupMixin",
     "compile",
+    "compile_generation",
     "compile_regions",
     "errors",
     "pinned",
@@ -43,17 +46,19 @@ __all__ = [
     "warmup",
 ]
 
-# No module may be called like one of these names: importing the module would rebind the name in
-# this package, and `serve_warm.warmup`, say, would turn from the decorator into a module.
+# No module may have one of these names. Importing it would rebind the name in this package:
+# `serve_warm.warmup` would become a module instead of the decorator.
 _HOMES = {
     "Buckets": "serve_warm.inputs",
     "Field": "serve_warm.inputs",
     "Fingerprint": "serve_warm.fingerprint",
     "Input": "serve_warm.inputs",
     "Report": "serve_warm.report",
+    "Seats": "serve_warm.config",
     "WarmupConfig": "serve_warm.config",
     "WarmupMixin": "serve_warm.replica.deployment",
     "compile": "serve_warm.precompile.compiled",
+    "compile_generation": "serve_warm.generation.compiled",
     "compile_regions": "serve_warm.precompile.compiled",
     "errors": "serve_warm.errors",
     "pinned": "serve_warm.trust.policy",
@@ -69,7 +74,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
     value = home if name == "errors" else getattr(home, name)
-    globals()[name] = value  # asked for once
+    globals()[name] = value  # later uses skip __getattr__
     return value
 
 

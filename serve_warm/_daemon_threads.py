@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Work in a daemon thread: the process ends without waiting for it, and a future has its result.
+"""Work in a daemon thread, with its result in a future.
 
-Python waits for the threads of a pool when it ends. A store that does not answer would keep a
-process whose start has long gone on, or failed.
+A process that ends does not wait for a daemon thread, but it does wait for the threads of a pool.
+With a pool, a store that hangs would keep a process alive long after its start went on or failed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def begin(work: Callable[[], T], *, name: str) -> Future[T]:
-    """Call `work` in a daemon thread of this name, and return the future of its result."""
+    """Call `work` in a daemon thread called `name`, and return the future of its result."""
     future: Future[T] = Future()
-    # Nobody who waits for it can cancel it from here on.
+    # From now on a waiting caller cannot cancel it.
     future.set_running_or_notify_cancel()
     threading.Thread(target=_run, args=(future, work), name=name, daemon=True).start()
     return future
@@ -32,11 +32,11 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class _HandedOver(AbstractContextManager["_HandedOver"]):
-    """Gives what is raised to whoever waits for the future, and nobody else.
+    """Passes every exception to the future, and to nothing else.
 
-    All of it: what would leave this thread is printed by `threading.excepthook`, with the addresses
-    and headers that a client puts into its errors, while somebody waits in vain. It is no `except`
-    because nothing is handled here: what it was is looked at by whoever waits.
+    Otherwise the waiter would hang, and `threading.excepthook` would print the exception with the
+    addresses and headers that a client puts into it. This is not an `except` block, because the
+    waiter handles the exception.
     """
 
     def __init__(self, future: Future[T]) -> None:

@@ -1,16 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether anybody else on this machine can change a folder, and where there is one that is safe.
+"""Folders that no other user of this machine can change: checks, and a place to make them.
 
-A folder is as private as the folders above it: whoever may rename one of them can put another one
-in its place. So all of the way from the root down is looked at, and each step must belong to root
-or to this user and may not be written by others. A sticky folder, such as /tmp, may: it lets
-nobody rename what is somebody else's. Access lists need no look of their own, since the group bits
-of a file that has one show the most that it grants.
+A folder is only as private as the folders above it: a user who can rename one of them can replace
+it. So the check covers the whole path from the root down. Each step must belong to root or to this
+user, and others may not write to it. A sticky folder such as /tmp is an exception, because a user
+cannot rename another user's files in it. Access lists need no check, because for a file with such a
+list, the group bits show the largest access that the list grants.
 
-Nobody else can change a way that was found safe from the root down, so it stays safe.
+A path that is safe from the root down stays safe, because nobody else can change it.
 
-Windows has neither owners nor modes that Python shows, so nothing there counts as safe.
+Python shows neither owners nor modes on Windows, so nothing there counts as safe.
+
+This module also writes small files, whole or not at all, with a mode that no umask changes. A file
+gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial
+file.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ import errno
 import functools
 import logging
 import os
+import secrets
 import shutil
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,12 +41,13 @@ from serve_warm.errors import ArtifactRefused
 logger = logging.getLogger(__name__)
 
 Leaf = Literal["private", "unwritable", "above"]
-"""What is asked of a folder itself: that only this user can enter it; that it is this user's and
-others cannot write to it; or no more than of those above it, so that what is made in it stays."""
+"""How strict the check of the folder itself is. `private`: only this user can enter it.
+`unwritable`: this user owns it, and others cannot write to it. `above`: the same as for the folders
+above it, which is enough to protect a new folder in it."""
 
 ABANDONED_S = 60.0
-"""A process' folder whose lock is free is swept when it is older: its owner may only be beginning.
-"""
+"""Age in seconds below which a sweep skips a process folder, because its owner may not have locked
+it yet."""
 LOCK_NAME = "owner.lock"
 LAST_BASE = Path(node.LAST_BASE)
 ELSEWHERE = (
@@ -49,31 +55,31 @@ ELSEWHERE = (
     "name folders in SERVE_WARM_STATE_DIR and SERVE_WARM_NODE_CACHE_DIR"
 )
 MAX_LINKS = 40
-"""Links on one way, as in Linux."""
+"""Largest number of links on one path, as in Linux."""
 CAN_CHECK = hasattr(os, "geteuid")
-"""Whether this system says who owns a file and who may change it."""
+"""Whether Python can see on this system who owns a file and who may change it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something on the way to a file or folder that lets somebody else change it."""
+    """One reason why another user could change a file or folder."""
 
     what: str
     """A sentence without its full stop."""
     fix: str
-    """The command that puts it right, where there is one."""
+    """The command that fixes it, or advice if there is none."""
 
 
 def problems(
     folder: Path, *, leaf: Leaf = "private", opened: int | None = None
 ) -> tuple[Problem, ...]:
-    """Return all that is wrong with a folder and those above it; nothing when it is safe.
+    """Return all problems of a folder and the folders above it; empty if it is safe.
 
-    A symbolic link is a problem anywhere on the way. `opened` is a descriptor of the folder, which
-    then is what is looked at in its place.
+    A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder; with
+    it, the check looks at the open folder and not at its name.
 
     Raises:
-        OSError: the folder is not there, or a way to it is closed to this user.
+        OSError: the folder is missing, or this user cannot reach it.
     """
     if not CAN_CHECK:
         return (_unknown(folder),)
@@ -95,7 +101,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return what is wrong with one step of a way, by what `lstat` says about it."""
+    """Return the problem of one step of a path, judged by its `lstat`; None if there is none."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"name {os.path.realpath(path)} instead"
@@ -108,19 +114,19 @@ def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Proble
         what = f"{path} is open to other users (mode {mode & 0o777:o})"
         return Problem(what=what, fix=f"chmod 700 {path}")
     if mode & 0o022 and (of != "above" or not mode & stat.S_ISVTX):
-        # What everybody may write to is meant for everybody, and stays so.
+        # A folder that everybody may write to is shared on purpose: the fix keeps it shared.
         return _writable(path, mode, fix="+t" if of == "above" and mode & 0o002 else "go-w")
     return None
 
 
 def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
-    """Return all that lets others change what is read by this name; `opened` is its descriptor.
+    """Return all problems that let other users change this file; `opened` is its descriptor.
 
-    Links are followed, and the way of each is looked at. A read-only mount cannot be written,
-    whatever its modes: Kubernetes mounts a ConfigMap with mode 0777.
+    Links are followed, and the path of each is checked. A read-only mount is safe with any mode.
+    This is needed because Kubernetes mounts a ConfigMap with mode 0777.
 
     Raises:
-        OSError: the file is not there any more.
+        OSError: the file no longer exists.
     """
     if not CAN_CHECK:
         return (_unknown(file),)
@@ -131,10 +137,10 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
 
 
 def folder_problems(folder: Path) -> tuple[Problem, ...]:
-    """Return all that lets others change what is in a folder, as `file_problems` does.
+    """Return all problems that let other users change files in a folder, like `file_problems`.
 
     Raises:
-        OSError: the folder is not there.
+        OSError: the folder is missing.
     """
     if not CAN_CHECK:
         return (_unknown(folder),)
@@ -142,12 +148,12 @@ def folder_problems(folder: Path) -> tuple[Problem, ...]:
 
 
 def _unknown(path: Path) -> Problem:
-    what = f"who may change {path} cannot be checked on {system_name()}"
+    what = f"serve_warm cannot check on {system_name()} who may change {path}"
     return Problem(what=what, fix="use Linux, macOS or WSL")
 
 
 def system_name() -> str:
-    """Return what people call this operating system."""
+    """Return the usual name of this operating system."""
     return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
 
@@ -157,7 +163,7 @@ def _on_the_way(path: Path) -> Iterator[Problem]:
         if stat.S_ISDIR(step.status.st_mode):
             looks = [(step.path, step.status, "holder" if step.last else "above")]
         else:
-            # Into a sticky folder others can put a hard link to a file or symbolic link of ours.
+            # In a sticky folder others can make a hard link to this user's file or symbolic link.
             holder = step.path.parent
             looks = [(holder, holder.lstat(), "holder")]
             if stat.S_ISLNK(step.status.st_mode):
@@ -190,7 +196,7 @@ def _find_weakness(
 def _foreign(path: Path, status: os.stat_result, *, owner: str) -> Problem:
     what = f"{path} belongs to user id {node.with_name(status.st_uid)}"
     if path.name == f"serve_warm-{os.geteuid()}":
-        return Problem(what=what, fix=f"have its owner or root remove {path}")
+        return Problem(what=what, fix=f"let its owner or root remove {path}")
     return Problem(what=what, fix=f"chown {owner} {path}")
 
 
@@ -201,15 +207,17 @@ def _writable(path: Path, mode: int, *, fix: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
+    """One name on the way to a file."""
+
     path: Path
-    """Its own name in the real path of what holds it."""
+    """Its name, below the real path of its parent folder."""
     status: os.stat_result
     last: bool
-    """Nothing is left to go, unless it is a link."""
+    """Whether the path ends here. A link continues to its target."""
 
 
 def _way(path: Path) -> Iterator[_Step]:
-    """Yield all that an absolute path leads over, from the root down, in the kernel's order."""
+    """Yield each step of an absolute path from the root down, in the kernel's order."""
     at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
     yield _Step(path=at, status=at.lstat(), last=not left)
     while left:
@@ -231,11 +239,11 @@ def _way(path: Path) -> Iterator[_Step]:
 
 
 def check_private(folder: Path, what: str, *, opened: int | None = None, advice: str = "") -> None:
-    """Refuse a folder that others can enter, or can replace.
+    """Refuse a folder that others can enter or replace. `advice` is added to the hint.
 
     Raises:
-        ArtifactRefused: `unsafe_directory`, with all that is wrong and how to put it right.
-        OSError: the folder is not there.
+        ArtifactRefused: `unsafe_directory`, with all problems and their fixes.
+        OSError: the folder is missing.
     """
     found = problems(folder, opened=opened)
     if found:
@@ -247,22 +255,22 @@ def check_private(folder: Path, what: str, *, opened: int | None = None, advice:
 
 
 def sentence(found: Sequence[Problem]) -> str:
-    """Return what is wrong, in one line."""
+    """Return all problems in one line."""
     return "; ".join(problem.what for problem in found)
 
 
 def fixes(found: Sequence[Problem]) -> str:
-    """Return how to put it right, in one line."""
+    """Return all fixes in one line."""
     return "; ".join(problem.fix for problem in found)
 
 
-# --- where folders are made ----------------------------------------------------------------
+# --- making folders ------------------------------------------------------------------------
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, with mode 0700.
+    """Make a folder and its missing parents, with mode 0700.
 
-    What is there already is not looked at: `problems` does that.
+    Existing folders are not checked: `problems` does that.
 
     Raises:
         OSError: it cannot be made.
@@ -273,46 +281,48 @@ def make_private(folder: Path) -> None:
             folder.mkdir(mode=0o700)
 
 
-def private_base() -> Path:
-    """Return where this user's folders can be made so that nobody else can exchange them.
+def private_base(*, last: Path = LAST_BASE) -> Path:
+    """Return a folder in which this user can make folders that nobody else can replace.
 
-    The first one that is safe and can be written of the folder for temporary files,
-    `~/.cache/serve_warm` with the home of the password database, and `/var/tmp`. So a volume that
-    is mounted at `/tmp` with mode 0777 and without the sticky bit, as Kubernetes mounts an
-    emptyDir, is not in the way. Where none is safe it is the first one all the same, with a
-    warning: callers who need it safe ask `problems`.
+    Candidates are the folder for temporary files, `~/.cache/serve_warm` (with the home of the
+    password database) and `last`. This returns the first candidate that is safe and writable. So an
+    unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode 0777 and
+    without the sticky bit.
+
+    If none is safe, it logs a warning and returns the first one. Callers that need a safe folder
+    call `problems`.
     """
     temporary = Path(tempfile.gettempdir()).resolve()
     found = _unusable(temporary)
     if not found:
         return temporary
-    for base in _other_bases():
+    for base in _other_bases(last):
         if not _unusable(base):
             _log_once(
                 logging.INFO,
-                f"{temporary} is not safe for this user's own folders, {base} is used in its "
-                f"place: {sentence(found)}",
+                f"{temporary} is not safe for this user's folders, so {base} is used instead: "
+                f"{sentence(found)}",
             )
             return base
     _log_once(
         logging.WARNING,
         "no folder of this machine is safe from other users, so no artifact can be loaded: "
-        f"{sentence(found)}. To mend it: {fixes(found)}; or point TMPDIR at a folder that only "
+        f"{sentence(found)}. To fix it: {fixes(found)}; or point TMPDIR at a folder that only "
         f"user id {os.geteuid()} can write to",
     )
     return temporary
 
 
-def _other_bases() -> Iterator[Path]:
+def _other_bases(last: Path) -> Iterator[Path]:
     home = user_home()
     if home is not None and (cache := _cache_below(home)) is not None:
         yield cache
-    yield LAST_BASE
+    yield last
 
 
 def _cache_below(home: Path) -> Path | None:
     try:
-        # One that is not there is not made.
+        # strict: a missing home is not made.
         cache = home.resolve(strict=True) / ".cache" / "serve_warm"
         make_private(cache)
     except OSError:
@@ -331,9 +341,9 @@ def _unusable(base: Path) -> tuple[Problem, ...]:
 
 
 def user_home() -> Path | None:
-    """Return the home in the password database, and never what `$HOME` says.
+    """Return this user's home in the password database, never the value of `$HOME`.
 
-    None for a user without one, and on Windows, which has no such database.
+    None for a user without a home, and on Windows, which has no such database.
     """
     try:
         import pwd
@@ -342,20 +352,20 @@ def user_home() -> Path | None:
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError:
-        return None  # containers may run under a user id that has no name and no home
+        return None  # a container may run under a user id without a name and a home
 
 
 def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path:
-    """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user; not made.
+    """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user.
 
-    `<base>` is that of `node.choose_place` among `among`, by default `node.places()`. The folder
-    itself is made: from then on nobody else can be in the way.
+    `node.choose_place` picks `<base>` from `among`, by default from `node.places()`. The folder
+    `serve_warm-<uid>` is made, so that nobody else can take its name. `<name>` is not made.
     """
     return Path(_claim(among).folder) / name
 
 
 def state_folder(*, among: Sequence[node.Place] | None = None) -> Path:
-    """Return where this user's replicas write and probes look; not made."""
+    """Return the folder that this user's replicas write to and probes read. Does not create it."""
     return Path(_claim(among).state)
 
 
@@ -366,22 +376,21 @@ def _claim(among: Sequence[node.Place] | None) -> node.Place:
     if not choice.usable:
         _log_once(
             logging.WARNING,
-            "no place of this machine can hold the folders of user id "
-            f"{os.geteuid()}, so that nothing downloaded is kept and probes do not see this "
-            f"replica: {wrong}. {ELSEWHERE}",
+            f"no folder of this machine can hold the files of user id {os.geteuid()}, so downloads "
+            f"are not kept and probes do not see this replica: {wrong}. {ELSEWHERE}",
         )
     elif choice.place != among[0]:
         _log_once(
             logging.INFO,
-            f"{choice.place.folder} holds this user's own folders in place of {among[0].folder}: "
-            + (wrong or "replicas that live have their state there"),
+            f"{choice.place.folder} is used instead of {among[0].folder} for this user's folders: "
+            + (wrong or "running replicas have their state there"),
         )
     return choice.place
 
 
 @functools.cache
 def _log_once(level: int, text: str) -> None:
-    # Each process asks several times in a start.
+    # A start calls this several times in each process.
     logger.log(level, "%s", text)
 
 
@@ -389,10 +398,10 @@ def _log_once(level: int, text: str) -> None:
 
 
 def process_folder(base: Path | None = None) -> Path:
-    """Return a new folder of mode 0700 that belongs to this process until it ends, however.
+    """Return a new folder of mode 0700 that belongs to this process until it ends.
 
-    A process is ended by a signal more often than not, so nothing is cleaned up then: each new
-    folder sweeps those of processes that are gone from `base`, by default `private_base()`.
+    Most processes end by a signal, so there is no cleanup at the end. Instead, each call removes
+    the folders of ended processes from `base`, by default `private_base()`.
 
     Raises:
         OSError: it cannot be made.
@@ -404,9 +413,9 @@ def process_folder(base: Path | None = None) -> Path:
 
 @contextmanager
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
-    """Give a folder like `process_folder`, which is removed at the end of the block.
+    """Yield a folder like `process_folder`, and remove it at the end of the block.
 
-    What somebody still writes to at that moment is left to a later sweep.
+    Files that are still being written then are left to a later sweep.
 
     Raises:
         OSError: it cannot be made.
@@ -420,7 +429,7 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
 
 
 _held: list[int] = []
-"""Locks on this process' folders: the kernel frees them when it ends."""
+"""Locks on this process' folders. The kernel frees them when the process ends."""
 
 
 def _make_owned(base: Path | None) -> tuple[Path, int]:
@@ -432,7 +441,7 @@ def _make_owned(base: Path | None) -> tuple[Path, int]:
     folder = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=base))  # 0700 by contract
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(folder / LOCK_NAME, flags, 0o600)
-    # Where the file system has no locks nobody can take it either, and so nobody sweeps.
+    # On a file system without locks no sweep can take the lock either, so the folder stays.
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder, lock
@@ -443,11 +452,11 @@ def _sweep(lock_file: Path) -> None:
 
     folder = lock_file.parent
     with suppress(OSError):
-        # Others may write to /tmp: the folder must be one of ours, so that what is in it is.
+        # Others may write to /tmp, so only a private folder of this user may be removed.
         if judged(folder, folder.lstat(), of="private", user=os.geteuid()) is not None:
             return
         if problems(folder.parent.resolve(), leaf="above"):
-            return  # what is looked at now may be another folder when it is removed
+            return  # another user could replace the folder between this check and the removal
         lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if time.time() - os.fstat(lock).st_mtime < ABANDONED_S:
@@ -459,7 +468,7 @@ def _sweep(lock_file: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last: what is left of a removal that ends early can be swept."""
+    """Remove a folder, its lock last, so that a later sweep can finish an interrupted removal."""
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.name == LOCK_NAME:
@@ -471,3 +480,45 @@ def _remove(folder: Path) -> None:
         if os.listdir(folder) == [LOCK_NAME]:  # noqa: PTH208 - compared as it is
             (folder / LOCK_NAME).unlink()
         folder.rmdir()
+
+
+def create_file(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a new file with exactly this mode, independent of the umask.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: it cannot be written.
+    """
+    temporary = write_beside(path, data, mode=mode)
+    try:
+        # A link never overwrites and never shows half a file.
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links. Nothing is overwritten, but readers may see half a file.
+        _write_new(path, data, mode=mode)
+    finally:
+        temporary.unlink()
+
+
+def write_beside(path: Path, data: bytes, *, mode: int) -> Path:
+    """Write a new file with a random name in the folder of `path`, and return it, for a rename.
+
+    Raises:
+        OSError: it cannot be written; no part of it stays.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    _write_new(temporary, data, mode=mode)
+    return temporary
+
+
+def _write_new(path: Path, data: bytes, *, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file, ExitStack() as failed:
+        failed.callback(path.unlink)
+        os.fchmod(file.fileno(), mode)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        failed.pop_all()

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must not be read in logs, metrics, errors and reports: credentials, and texts of requests.
+"""Redaction: credentials and texts of requests must not reach logs, metrics, errors and reports.
 
-Credentials reach texts in few ways: an SDK puts a signed address or a header into its message, or
-somebody writes one into an address that we repeat. Every error of ours passes its text through
-`redact`, and an SDK's own exception is replaced by `tainted` before it stands in a chain of
-causes, since whoever logs a traceback prints the whole chain.
+Credentials get into texts in few ways. An SDK puts a signed address or a header into its message,
+or a user writes a credential into an address that serve_warm repeats. So every error of serve_warm
+passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes a
+cause, because a logged traceback prints the whole chain of causes.
 
-Most credentials are known by their look or by the name before them. A server may echo one alone,
-without either. So the values of this process' credential variables are hidden as well.
+Most credentials can be recognised by their form or by the name before them. A server may return a
+credential without either. So the values of this process' credential variables are hidden as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import urllib.parse
 
 HIDDEN = "[hidden]"
 
-# A text may come from whoever answers our requests, and be long. So each pattern takes all of what
-# it began with, or gives up after a bounded number of characters: none is slower than linear.
+# A text may come from any server, and may be long. So each pattern either matches a whole run of
+# characters or stops after a limited number, so that no pattern needs more than linear time.
 
-# Whatever follows the question mark may be the credential itself, as in X-Amz-Signature, Azure's
-# sig or Google's Signature. Some clients print a path without its host.
+# The query may be the credential, as in X-Amz-Signature, Azure's sig or Google's Signature. Some
+# clients print a path without its host.
 _ADDRESS = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,30}://)(?P<host>[^\s\"'<>/?#]*)(?P<path>[^\s\"'<>?]*)"
     r"(?P<query>\?[^\s\"'<>)]*)?",
@@ -36,59 +36,59 @@ _QUERY = re.compile(r"\?[A-Za-z0-9_.~%-]{1,100}=[^\s\"'<>)]*")
 
 _USER = re.compile(r"(?<![\w.+/@:-])[\w.+-]{1,64}:[^\s\"'<>/@]{1,256}@(?!sha256:)(?=[A-Za-z0-9])")
 
-# The end of a name, since anything may stand before it: X-Amz-Security-Token, MY_PASSWORD.
+# Only the end of a name, because any text may come before it: X-Amz-Security-Token, MY_PASSWORD.
 _NAMES = (
     r"(?:token|secret|passw(?:or)?d|pwd|passphrase|cookie|api[_-]?key"
     r"|(?:secret|access|account|shared|private|customer|encryption)[_-]?key(?:[_-]?id)?)"
 )
-# These are also words of ours, so they are names only before an equals sign or in quotes.
+# serve_warm's texts use these words too, so they count only before an equals sign or in quotes.
 _WORDS = r"(?:signature|sig|credential|authorization)"
 _QUOTED = r"b?\"[^\"]*\"?|b?'[^']*'?"
+NO_FLAG = re.RegexFlag(0)
 _PLAIN = r"\[hidden\]|[^\s,;&<>\"'}\])\\]+"
 
-_SECRETS = (
+_SECRETS: tuple[tuple[str, re.RegexFlag, str], ...] = (
     # A header: all of its line, or up to the quote that ends it.
     (
-        re.compile(
+        (
             r"(authorization\\*[\"']?\s{0,9}:\s{0,9}\\*|authorization\\*[\"']\s{0,9}[:,]\s{0,9}\\*)"
-            rf"(?:\[hidden\]|{_QUOTED}|[^\r\n\"']+)",
-            re.IGNORECASE,
+            rf"(?:\[hidden\]|{_QUOTED}|[^\r\n\"']+)"
         ),
+        re.IGNORECASE,
         rf"\1{HIDDEN}",
     ),
     # A member of JSON or of a Python mapping, a pair in a list, an element of XML, an assignment.
     (
-        re.compile(
+        (
             rf"({_NAMES}\\*[\"']\s{{0,9}}[:=,]\s{{0,9}}\\*|{_NAMES}\s{{0,9}}[:=]\s{{0,9}}\\*"
             rf"|{_NAMES}>|{_WORDS}\\*[\"']\s{{0,9}}[:=,]\s{{0,9}}\\*|{_WORDS}[=>]\\*)"
-            rf"(?:{_QUOTED}|{_PLAIN})",
-            re.IGNORECASE,
+            rf"(?:{_QUOTED}|{_PLAIN})"
         ),
+        re.IGNORECASE,
         rf"\1{HIDDEN}",
     ),
-    # The rest of a header whose name is elsewhere, or of another name.
+    # The value of a header whose name is missing or unknown.
+    (r"\b(bearer\s{1,9})(?=\S{0,80}[\d_=])[\w.~+/=-]{8,}", re.IGNORECASE, rf"\1{HIDDEN}"),
+    (r"\b([Bb]asic\s{1,9})(?=\S{0,80}[A-Z0-9=])[\w+/=-]{8,}", NO_FLAG, rf"\1{HIDDEN}"),
+    (r"\b(SharedKey(?:Lite)?\s{1,9})[\w.-]{1,64}:[\w+/=-]+", NO_FLAG, rf"\1{HIDDEN}"),
+    # Credentials with a known form: Hugging Face, GitHub, Google, AWS key ids, JSON web tokens,
+    # PEM.
+    (r"\b(?:hf_(?!transfer\b)|api_org_|gh[opsu]_)[A-Za-z0-9]{6,}", NO_FLAG, HIDDEN),
+    (r"\bgithub_pat_\w{6,}", NO_FLAG, HIDDEN),
+    (r"\bya29\.[\w.-]{8,}", NO_FLAG, HIDDEN),
+    (r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}", NO_FLAG, HIDDEN),
+    (r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?", NO_FLAG, HIDDEN),
     (
-        re.compile(r"\b(bearer\s{1,9})(?=\S{0,80}[\d_=])[\w.~+/=-]{8,}", re.IGNORECASE),
-        rf"\1{HIDDEN}",
-    ),
-    (re.compile(r"\b([Bb]asic\s{1,9})(?=\S{0,80}[A-Z0-9=])[\w+/=-]{8,}"), rf"\1{HIDDEN}"),
-    (re.compile(r"\b(SharedKey(?:Lite)?\s{1,9})[\w.-]{1,64}:[\w+/=-]+"), rf"\1{HIDDEN}"),
-    # Credentials that are known by their look: Hugging Face, GitHub, Google, AWS key ids, JSON web
-    # tokens, PEM.
-    (re.compile(r"\b(?:hf_(?!transfer\b)|api_org_|gh[opsu]_)[A-Za-z0-9]{6,}"), HIDDEN),
-    (re.compile(r"\bgithub_pat_\w{6,}"), HIDDEN),
-    (re.compile(r"\bya29\.[\w.-]{8,}"), HIDDEN),
-    (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}"), HIDDEN),
-    (re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"), HIDDEN),
-    (
-        re.compile(
+        (
             r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
-            r".*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-            re.DOTALL,
+            r".*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
         ),
+        re.DOTALL,
         HIDDEN,
     ),
 )
+"""Pattern, flags and replacement. `re` compiles a pattern at its first use and caches it: all of
+them would cost each start 2 ms, and few starts hide anything."""
 
 
 _VARIABLE = re.compile(
@@ -98,15 +98,15 @@ _VARIABLE = re.compile(
     r"(?:_ID|_BASE64)?)\Z",
     re.IGNORECASE,
 )
-"""The end of the name of a variable whose value is a credential, as in AWS_SESSION_TOKEN, HF_TOKEN
-or AZURE_STORAGE_CONNECTION_STRING. One that ends in _FILE or _PATH holds a path."""
+"""The end of the name of a variable that holds a credential, as in AWS_SESSION_TOKEN, HF_TOKEN or
+AZURE_STORAGE_CONNECTION_STRING. A variable that ends in _FILE or _PATH holds a path."""
 
 SHORTEST_VALUE = 8
-"""Characters of a credential; a shorter value is a word that ordinary texts have, too."""
+"""Smallest number of characters of a credential. A shorter value may be an ordinary word."""
 
 
 def redact(text: str) -> str:
-    """Return `text` without what looks like a credential; the rest is left as it is.
+    """Return `text` with everything hidden that looks like a credential.
 
     >>> redact("GET https://host/b/k?X-Amz-Signature=ab12 said 403")
     'GET https://host/b/k?[hidden] said 403'
@@ -116,16 +116,16 @@ def redact(text: str) -> str:
     text = _ADDRESS.sub(_without_user_and_query, text)
     text = _QUERY.sub(f"?{HIDDEN}", text)
     text = _USER.sub(f"{HIDDEN}@", text)
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
+    for pattern, flags, replacement in _SECRETS:
+        text = re.sub(pattern, replacement, text, flags=flags)
     return text
 
 
 def _values_of_credentials() -> list[str]:
-    """Return the values of the credential variables, also as an address or a `repr` has them.
+    """Return the values of the credential variables, also as addresses and `repr` write them.
 
-    The longest come first, since one may be a part of another. They are read each time: credentials
-    are renewed, and user code sets them late.
+    The longest come first, because one may be part of another. They are read at each call, because
+    credentials are renewed and user code may set them late.
     """
     found: set[str] = set()
     for name in list(os.environ):
@@ -137,7 +137,7 @@ def _values_of_credentials() -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _spell(value: str) -> frozenset[str]:
-    """Return a credential as addresses, JSON, XML and encodings of bytes write it."""
+    """Return a credential in the forms that addresses, JSON, XML and byte encodings give it."""
     import html
 
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/")}
@@ -160,32 +160,40 @@ def _without_user_and_query(address: re.Match[str]) -> str:
 
 
 class Tainted(Exception):
-    """Stands for an exception of somebody else's, with its type and its redacted text."""
+    """Replaces an exception of another library, with its type and its redacted text."""
 
 
 def tainted(error: BaseException) -> Tainted:
-    """Return what may stand as the cause of an error in place of an SDK's own exception."""
+    """Return an exception that can be the cause of an error instead of the SDK's own."""
     return Tainted(redact(f"{type(error).__module__}.{type(error).__qualname__}: {error}"))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return `KeyError: 'no such weights'`: type and first line of what was raised, redacted.
+    """Return the type and first line of an exception, redacted: `KeyError: 'no such weights'`.
 
-    Of what another replica raised, and Ray carried here, those of its cause: Ray's own text begins
-    with where it was.
+    For an exception that Ray carried here from another replica, these come from its cause, because
+    Ray's text begins with the place where it was raised.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):
         error = cause
-    # Redacted before it is cut, in lines too: half of a secret is not found.
-    line = (redact(str(error)).strip().splitlines() or [""])[0]
-    return redact(f"{type(error).__name__}: {line}")[:300]
+    return excerpt(f"{type(error).__name__}: {first_line(str(error))}", 300)
+
+
+def join_lines(text: str) -> str:
+    r"""Return several lines joined into one sentence.
+
+    >>> join_lines("no artifact fits:\n  threads: artifact 1, here 2\nhint: build one")
+    'no artifact fits: threads: artifact 1, here 2; hint: build one'
+    """
+    joined = "; ".join(" ".join(line.split()) for line in text.splitlines())
+    return joined.replace(":; ", ": ")
 
 
 def loggable(error: BaseException) -> Tainted:
-    """Return what may be logged as `exc_info` in place of an exception: its frames, no credentials.
+    """Return an exception to log as `exc_info` instead of `error`: same frames, no credentials.
 
-    Of what it was raised from each is replaced as well.
+    Each exception in its chain of causes is replaced as well.
     """
     first = last = tainted(error).with_traceback(error.__traceback__)
     seen = {id(error)}
@@ -204,15 +212,32 @@ def _find_cause(error: BaseException) -> BaseException | None:
 # Texts of requests ---------------------------------------------------------------------------
 
 SHOWN = 1000
-"""Characters of a signature, a reason or an event wherever one is shown."""
+"""Largest number of characters of a signature, a reason or an event in any output."""
 
 NAME_CHARS = 40
-"""A longer key is taken for a text, not for a name in code."""
+"""A longer key counts as a text, not as a name in code."""
 
 
 def shorten(text: str, most: int = SHOWN) -> str:
-    """Return `text` cut to `most` characters, with dots where something is missing."""
+    """Return `text` cut to `most` characters, with dots at the end if it was longer.
+
+    Only for texts that serve_warm wrote. Use `excerpt` for texts of errors, servers and machines.
+    """
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def excerpt(text: str, most: int = SHOWN) -> str:
+    """Return `text` redacted and then cut to `most` characters.
+
+    Redaction comes first, because it cannot find a part of a secret. Use this function for every
+    text that serve_warm did not write.
+    """
+    return shorten(redact(text), most)
+
+
+def first_line(text: str, most: int = SHOWN) -> str:
+    """Return the first non-blank line of `text`, redacted and cut like `excerpt`; may be empty."""
+    return shorten((redact(text).strip().splitlines() or [""])[0], most)
 
 
 def is_name(key: str) -> bool:
@@ -226,32 +251,29 @@ def is_name(key: str) -> bool:
     return key.isidentifier() or (len(key) <= 4 and key.isdecimal())
 
 
-# Python's `repr` puts no line break into a literal, and no letter right before one; an apostrophe
-# has one. A literal that nothing ends goes on to the end of its line.
-_TEXT = re.compile(
-    r"""
+# In Python's `repr`, a literal has no line break and no letter directly before it, so an apostrophe
+# in a word is not a literal. A literal without a closing quote ends with its line.
+_TEXT = r"""
     (?P<code>(?:\b(?:File|filename:|function\ name:|stance\ is)|<class)\ (?:'[^'\n]*'|"[^"\n]*"))
     | (?P<path>\b(?:tensor|type\ of)\ )
       '(?P<of>\w+(?:\.\w+(?:\(\))?|\[(?:\d+|'[^'\\\n]*')\])*)'(?=\ )
     | (?<!\w)(?P<kind>[bBrRuUfF]{0,2})
       (?:'(?P<one>[^'\\\n]*(?:\\.[^'\\\n]*)*)(?:'|\\?$)
         |"(?P<two>[^"\\\n]*(?:\\.[^"\\\n]*)*)(?:"|\\?$))
-    """,
-    re.VERBOSE | re.MULTILINE,
-)
+    """
 _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)")
 
 
 def hide_texts(source: str) -> str:
-    """Return Python source, or a guard of torch, with type and length in place of each text.
+    """Return Python source, or a guard of torch, with each text replaced by its type and length.
 
-    Texts that name code stay: a subscript or a key of a dict that `is_name`, and what torch puts
-    in quotes (files, functions, classes, tensors).
+    Texts that name code stay: subscripts and dict keys that pass `is_name`, and the names that
+    torch puts in quotes (files, functions, classes, tensors).
 
     >>> hide_texts("self._modules['encoder'].user == 'a@b.c'")
     "self._modules['encoder'].user == str[5]"
     """
-    return _TEXT.sub(_size, source)
+    return re.sub(_TEXT, _size, source, flags=re.VERBOSE | re.MULTILINE)
 
 
 def _size(found: re.Match[str]) -> str:

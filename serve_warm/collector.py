@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a node for a registry of the user's own: a collector of `prometheus_client`.
+"""A `prometheus_client` collector that adds a node's metrics to the user's registry.
 
-They are those that the node's own server exports, from the same table and the same state files, for
-whoever has an exporter in place and wants no second port.
+The node's server exports the same metrics, from the same table and state files. This collector is
+for users who already run an exporter and do not want a second port.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
@@ -18,18 +18,20 @@ from serve_warm import metrics, node
 
 
 class NodeCollector:
-    """Collects what the replicas of this node have written, and what the node's server knows.
+    """Collects the metrics of this node's replicas, and the metrics of the node itself.
 
         from prometheus_client import REGISTRY
         from serve_warm.collector import NodeCollector
 
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
-    For a process of the replicas' user that lives longer than they do. `state_dir` is where they
-    write; default as theirs. Neither raylet nor proxy is asked, so `serve_warm_node_ready` says
-    whether the replicas are warm, as `policy` has it. What happened between two collections is seen
-    at the second one: the files of a replica that ended stay for `node.SWEEP_S`. A directory that
-    cannot be read or believed is a failed check, no error.
+    Use it in a process that outlives the replicas and runs as their user. `state_dir` is the folder
+    that they write to, by default the same default as theirs.
+
+    It checks neither the raylet nor the proxy, so `serve_warm_node_ready` only says whether the
+    replicas are warm under `policy`. Each collection also sees replicas that ended since the last
+    one, because their files stay for `node.SWEEP_S`. A directory that cannot be read or trusted is
+    a failed check, not an error. `clock` is the clock of the replicas' heartbeats, in seconds.
     """
 
     def __init__(
@@ -37,18 +39,20 @@ class NodeCollector:
         state_dir: str | os.PathLike[str] | None = None,
         *,
         policy: node.Policy | None = None,
+        clock: Callable[[], float] = node.boot_s,
     ) -> None:
+        self._clock = clock
         directory = "" if state_dir is None else os.fspath(state_dir)
         self._settings = node.Settings.of(directory, policy=policy or node.Policy())
-        self._ledger = node.Ledger(self._settings.policy.deployments)
+        self._ledger = node.Ledger(self._settings.policy.deployments, clock=clock)
         self._lock = threading.Lock()
-        # Starts that have ended by now are none that it has seen.
-        self._ledger.note(node.judge(self._settings, health={}))
+        # Starts that ended before now do not count.
+        self._ledger.note(node.judge(self._settings, health={}, clock=clock))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of now. From any thread."""
+        """Yield all metrics as of now. Any thread may call it."""
         with self._lock:
-            readiness = node.judge(self._settings, health={})
+            readiness = node.judge(self._settings, health={}, clock=self._clock)
             self._ledger.note(readiness)
             families = list(self._ledger.families(readiness))
         for family in families:
@@ -58,7 +62,7 @@ class NodeCollector:
             yield metric
 
     def describe(self) -> Iterator[Metric]:
-        """Yield what there can be, so that a registry knows the names before there are replicas."""
+        """Yield every possible metric, so that a registry knows the names before replicas exist."""
         for name, (kind, _, text) in node.NODE_METRICS.items():
             yield Metric(name, text, kind)
         for row in metrics.METRICS:

@@ -1,15 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What deployment code, the Serve YAML and the environment may set; no other reads `os.environ`.
+"""The settings that deployment code, the Serve YAML and the environment may change.
 
-Three sources, the later wins: the class (`warmup_config` or the decorator's arguments), the
-environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's `user_config`.
-Who is trusted to sign is not among them: that is read from files of the machine, or set in
-code (`serve_warm.trust.policy`), because `user_config` can be changed over Serve's REST API.
+There are three sources, and a later one wins: the class (`warmup_config` or the decorator's
+arguments), the environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's
+`user_config`. No other module reads `os.environ`.
+
+Trusted signers are not a setting, because `user_config` can be changed over Serve's REST API. They
+come from files of the machine, or from code (`serve_warm.trust.policy`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -18,10 +22,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from serve_warm._public_names import public
+from serve_warm._package import public
 from serve_warm._store_address import check_scheme
-from serve_warm._suggestions import did_you_mean
-from serve_warm.errors import ConfigError
+from serve_warm.errors import ConfigError, did_you_mean
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
@@ -37,97 +40,156 @@ _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
 @public
+class Seats(BaseModel):
+    """Settings for seats: workers that finish their imports before a replica needs them.
+
+    Off by default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    count: int = Field(default=0, ge=0, le=64)
+    """Number of seats that the deployment keeps on each node with one of its replicas. 0 means no
+    seats."""
+
+    imports: tuple[str, ...] = ()
+    """Modules of the app that a seat imports, in order. After them it imports torch, serve_warm and
+    the modules that the levels in use need."""
+
+    keep_alive_s: float = Field(default=900.0, ge=10)
+    """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time
+    ends."""
+
+    import_deadline_s: float = Field(default=60.0, gt=0)
+    """Longest time in seconds for the imports of a seat."""
+
+    @field_validator("imports")
+    @classmethod
+    def _modules(cls, imports: tuple[str, ...]) -> tuple[str, ...]:
+        for name in imports:
+            if not all(part.isidentifier() for part in name.split(".")):
+                message = f"{name!r} is not the dotted name of a module"
+                raise ValueError(message)
+        return imports
+
+
+@public
 class WarmupConfig(BaseModel):
     """How a replica warms up. The first value of a policy is its default."""
 
-    # Errors name the field alone: a value may hold a credential.
+    # Errors do not show the value, because it may hold a credential.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     enabled: bool = True
-    """The kill switch: `false` leaves torch, Serve and the replica exactly as without us."""
+    """`false` turns serve_warm off: torch, Serve and the replica then work as without it."""
 
     artifact: str | None = None
     """Address of the store to pull from: a folder (`./artifacts`, `file:///srv/artifacts`),
-    `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `hf://owner/repo@revision`.
-    """
+    `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or
+    `hf://owner/repo@revision`. Any other scheme is refused, unless a package registers it."""
 
     parts: tuple[Literal["cache", "precompiled", "exported", "torch_bytes"], ...] = (
         "cache",
         "precompiled",
         "exported",
     )
-    """What to load of an artifact. `cache` is the cache directory, built kernels included.
-    `precompiled` is what skips Dynamo for callables of `serve_warm.compile` (level 2), and is left
-    out where an artifact has none; its entries need the kernels in `cache`. `exported` is what
-    does without Dynamo, Inductor and a C++ compiler for callables of
-    `serve_warm.compile(level=3)`, is left out as well where there is none, and needs no other.
-    `torch_bytes` is what `torch.compiler.save_cache_artifacts()` gives: on CPU every kernel is
-    compiled again, so it is here for GPUs and for comparison (`serve-warm bench`)."""
+    """Which parts of an artifact to load. `cache` is the cache directory with the built kernels.
+    `precompiled` holds the entries of level 2, which need the kernels in `cache`. `exported` holds
+    the libraries of level 3, which need no other part. A part that an artifact does not have is
+    skipped. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It is only for
+    comparison, because on a CPU torch compiles every kernel again from these bytes."""
 
     on_missing: Literal["compile", "fail"] = "compile"
-    """No variant fits, the store is empty or out of reach: compile, or do not become ready."""
+    """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
+    everything. With `fail` the replica does not become ready."""
 
     on_refused: Literal["compile", "fail"] = "compile"
-    """An artifact is there and must not be loaded: compile, or do not become ready."""
+    """What to do if an artifact is refused. `compile` compiles everything. With `fail` the replica
+    does not become ready. `fail` also applies if the results of an entry differ from eager
+    execution."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
-    """`deadline_s` or `input_deadline_s` has passed: do not become ready, or serve, marked as late
-    and degraded. In Serve a process whose event loop is blocked by then ends under `fail`."""
+    """What to do after `deadline_s` or `input_deadline_s`. With `fail` the replica does not become
+    ready, and its process ends if the event loop is blocked. With `serve` the replica serves, and
+    is marked as late and degraded."""
 
     on_uncovered: Literal["serve", "fail"] = "serve"
-    """Some input is not proven: serve, marked as degraded, or do not become ready."""
+    """What to do if an input is not proven, or is skipped because memory ran out. `serve` marks the
+    replica as degraded. With `fail` it does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """A compile in traffic is counted and named, or refused with HTTP 503."""
+    """What to do about a compile in traffic. `count` counts and logs the compile. `forbid` answers
+    the request with HTTP 503 instead."""
 
     parity: str = "off"
-    """Which calls of traffic that an entry answers are held against eager: `1/1000` is one in a
-    thousand of each entry, `1/1` all, `off` none. Before READY there is a check in any case."""
+    """Share of calls in traffic that are compared with eager execution. `1/1000` is one in a
+    thousand calls of each entry, `1/1` is all calls, `off` is none. The comparison before READY
+    always runs."""
 
     deadline_s: float = Field(default=1800.0, gt=0)
-    """Wall seconds for the whole warm-up. A handler or compile that blocks the event loop is late
-    within a second, too: a thread looks at the deadline."""
+    """Longest time in seconds for the whole warm-up. A thread enforces this deadline within a
+    second, even if a handler or a compile blocks the event loop. Units such as `10m` are not
+    allowed."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
-    """Wall seconds for listing, fetching and verifying, retries included; and again for loading."""
+    """Longest time in seconds for listing, fetching and verifying, including retries. Loading may
+    take the same time again."""
 
     input_deadline_s: float = Field(default=900.0, gt=0)
-    """Wall seconds for one replay of one input, waiting for other deployments included."""
+    """Longest time in seconds for one replay of one input. Waiting for other deployments counts
+    too."""
 
     cpu: Literal["native", "portable"] = "native"
-    """What kernels are compiled for: this very CPU, or every one with AVX2 (x86-64-v3), so that
-    one artifact fits a fleet of mixed CPUs. Builder and replicas must agree on it."""
+    """Which CPU to compile for. `native` is this CPU. `portable` means every CPU with AVX2
+    (x86-64-v3), so that one artifact fits a fleet of mixed CPUs. The build and the replicas must
+    use the same value. torch 2.11 cannot compile portable kernels."""
 
     pgo: Literal["off", "on"] = "off"
-    """Whether torch's profile of dynamic sizes is kept and travels in the part `cache`, so that a
-    replica compiles the graph for all sizes at once and not a static one before it. For
-    `dynamic=None` alone, at level 1. An artifact that was built with it serves replicas without."""
+    """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
+    replica compiles the graph for all sizes at once, without a static graph before it. It applies
+    to `dynamic=None` at level 1. Set it before the build. Replicas without it can load the
+    artifact."""
 
     max_passes: int = Field(default=8, ge=2)
-    """Passes until one must be quiet; a model that never gets quiet is not proven."""
+    """Largest number of passes of the replay. If the last pass still compiles, nothing is proven.
+    """
 
     ranks: Literal["gang", "together", "alone"] = "gang"
-    """Whether the ranks of this process' group (`torch.distributed`) load, replay and prove as one:
-    if they are replicas of one gang of Serve's; always; or never, where the other ranks are
-    processes that do not warm up by themselves, such as workers that this replica commands."""
+    """Whether the ranks of a process group (`torch.distributed`) load, replay and prove together.
+    With `gang` they do this if Serve started them as a gang. With `together` they always do. Use
+    `alone` if the other ranks have no warm-up, for example if they are workers that this replica
+    controls."""
 
     node_cache_dir: str | None = None
-    """Folder for what the replicas of a node download once for all of them, private to their
-    user; default `<tmp>/serve_warm-<uid>/blobs`."""
+    """Folder for downloads that the replicas of a node share. Only their user may have access to
+    it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
-    """Of that folder; what was used longest ago goes first."""
+    """Largest size of this folder, 10 GiB by default. The least recently used parts are deleted
+    first."""
 
     overlap: Literal["on", "off"] = "on"
-    """Whether an artifact is pulled and torch's compiler imported while `__init__` runs."""
+    """Whether to pull the artifact and import torch's compiler while `__init__` runs."""
+
+    readahead: tuple[str, ...] = ()
+    """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
+    `/models/*.safetensors`. Linux reads them into memory while `__init__` still imports, at most
+    half of the free memory. A missing file is only a line in the log. `~/` is the home folder of
+    the replica, and `**` is refused. The environment variable is a list with commas."""
 
     headers: Literal["shared", "own"] = "shared"
-    """Whether torch's precompiled C++ headers are those of all processes of this user, or of this
-    process alone. A build sets `own`: a header is code in every kernel, and what an earlier process
-    of the user left must not get a signature."""
+    """Which precompiled C++ headers a compile uses. With `shared`, it uses headers that any process
+    of this user made. With `own`, this process makes them, which takes up to 6 s. A build sets
+    `own`, because code of a header is in every kernel, and code of an earlier process must not be
+    signed."""
 
     state_dir: str | None = None
-    """Folder for this replica's state file; default `<tmp>/serve_warm-<uid>/state`."""
+    """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
+
+    seats: Seats = Seats()
+    """Workers that this deployment keeps ready for its next replicas, with finished imports. As an
+    environment variable it is JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source does not set a
+    field, the value of the source before it is used."""
 
     @field_validator("artifact")
     @classmethod
@@ -142,11 +204,11 @@ class WarmupConfig(BaseModel):
     @field_validator(*_SECONDS, mode="before")
     @classmethod
     def _seconds(cls, value: Any) -> Any:
-        # Not read as a duration: replicas of other releases have the same settings to read.
+        # A duration is refused, because other releases read the same settings.
         found = _DURATION.fullmatch(value) if isinstance(value, str) else None
         if found is not None:
             seconds = float(found[1]) * _UNITS[found[2][0].lower()]
-            message = f"it is a number of seconds: write {seconds:.16g}"
+            message = f"must be a number of seconds: write {seconds:.16g}"
             raise ValueError(message)
         return value
 
@@ -166,8 +228,19 @@ class WarmupConfig(BaseModel):
 
     @property
     def parity_one_in(self) -> int:
-        """Of how many calls one is held against eager; 0 for none."""
+        """N if one of N calls is compared with eager; 0 if none is."""
         return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
+
+    @field_validator("readahead")
+    @classmethod
+    def _file_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            # A replica's working directory is Ray's choice, and ** may walk through a whole disk.
+            is_absolute = pattern.startswith(("/", "~/")) and not pattern.endswith("/")
+            if not is_absolute or "**" in pattern or "\0" in pattern:
+                message = "write files as absolute paths without **, such as /models/*.safetensors"
+                raise ValueError(message)
+        return patterns
 
     @field_validator("parts")
     @classmethod
@@ -185,30 +258,38 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     section_name: str = "user_config.warmup.",
 ) -> WarmupConfig:
-    """Return `base` with the environment and then `user_config["warmup"]` laid over it.
+    """Return `base`, overridden by the environment and then by `user_config["warmup"]`.
 
-    `section_name` is what errors put before the names of that section.
+    `section_name` is the prefix of that section's fields in errors.
 
     Raises:
-        ConfigError: a field is unknown or its value is out of range; all problems are named.
+        ConfigError: a field is unknown or its value is out of range. It names all problems.
     """
     environ = os.environ if environ is None else environ
+    given: object = base
+    if not isinstance(given, WarmupConfig):
+        raise ConfigError(
+            f"warmup_config is a {type(given).__name__}, not a WarmupConfig",
+            hint='write warmup_config = WarmupConfig(artifact="s3://bucket/prefix")',
+        )
     values: dict[str, Any] = base.model_dump()
     origin: dict[str, str] = {}
     for name in WarmupConfig.model_fields:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environ:
             text = environ[variable]
-            values[name] = [p.strip() for p in text.split(",")] if name == "parts" else text
+            values[name] = _from_text(name, text, values[name])
             origin[name] = variable
     section = user_config.get("warmup") if isinstance(user_config, Mapping) else None
     if section is not None:
         if not isinstance(section, Mapping):
             raise ConfigError(
-                f"user_config.warmup must be a mapping, found {type(section).__name__}",
+                f"user_config.warmup must be a mapping, but it is a {type(section).__name__}",
                 hint="for example: user_config: {warmup: {artifact: ./artifacts}}",
             )
+        below = values["seats"]
         values.update(section)
+        values["seats"] = _laid_over(below, values["seats"])
         origin.update({str(name): f"{section_name}{name}" for name in section})
     try:
         config = WarmupConfig.model_validate(values)
@@ -216,20 +297,39 @@ def resolve(
         problems = [_describe(p, origin) for p in error.errors()]
     else:
         return config
-    # Outside of the handler: pydantic's own error, which repeats the values, is no context of ours.
+    # Outside the handler, because pydantic's error repeats the values and would be the context.
     raise ConfigError(
-        "warm-up is configured wrongly: " + "; ".join(problems),
+        "invalid warm-up settings: " + "; ".join(problems),
         hint="fields: " + ", ".join(WarmupConfig.model_fields),
     )
 
 
+def _from_text(name: str, text: str, below: Any) -> Any:
+    """Return the value of a field from an environment variable."""
+    if name in ("parts", "readahead"):
+        return [part.strip() for part in text.split(",")]
+    if name == "seats":
+        with contextlib.suppress(ValueError):
+            return _laid_over(below, json.loads(text))
+    return text
+
+
+def _laid_over(below: Any, above: Any) -> Any:
+    both = isinstance(below, Mapping) and isinstance(above, Mapping)
+    return {**below, **above} if both else above
+
+
 def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     """Return one of pydantic's problems with a setting in a line."""
-    field = str(problem["loc"][0])
-    text = f"{origin.get(field, field)}: {problem['msg'].removeprefix('Value error, ')}"
+    field, *inner = map(str, problem["loc"])
+    if field != "seats":
+        inner = []  # the numbers of a list's items say little
+    name = ".".join([origin.get(field, field), *inner])
+    text = f"{name}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "extra_forbidden":
-        # The value is not repeated: under an unknown name it may be anything, a credential too.
-        question = did_you_mean(field, WarmupConfig.model_fields)
+        # The value is not repeated, because under an unknown name it may be a credential.
+        known = Seats.model_fields if inner else WarmupConfig.model_fields
+        question = did_you_mean(inner[0] if inner else field, known)
         return f"{text}; {question}" if question else text
     if field == "artifact":
         return text  # an address may hold a credential
@@ -237,15 +337,15 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the process environment, for those that record what torch will read from it."""
+    """Return the process environment, for modules that record the variables that torch reads."""
     return os.environ
 
 
 def point_torch_caches_at(directory: Path) -> None:
-    """Make torch's compiler and Triton use `directory` from their next look at the environment.
+    """Make torch's compiler and Triton use `directory` from now on.
 
-    Both read these variables at each use, and torch writes its own default into the
-    environment on first use: set, not `setdefault`.
+    Both read these variables at each use. torch writes its default to the environment on first use,
+    so this function overwrites existing values.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")

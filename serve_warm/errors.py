@@ -1,45 +1,51 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, as one tree; fields carry the facts, `hint` carries the advice.
+"""The exceptions of serve_warm, as one tree. Fields have the facts, and `hint` has the advice.
 
 ServeWarmError
 ├── ConfigError                 a setting, an option or a trust file cannot be used
 │   ├── InputError              a declared input cannot be replayed
-│   └── MissingPackage          something needs a package that is not installed
-├── CompilerMissing             something must be compiled and no C++ compiler was found
+│   └── MissingPackage          a feature needs a package that is not installed
+├── CompilerMissing             code must be compiled and no C++ compiler was found
 ├── StoreError                  a store could not be read or written
-│   ├── StoreDenied             not with these credentials: trying again is of no use
+│   ├── StoreDenied             no credentials, or the wrong ones: a retry does not help
 │   ├── ObjectNotFound
-│   ├── ObjectTooLarge          larger than the caller is willing to read
-│   ├── ObjectExists            write-once: the key is taken by other bytes
-│   └── AlreadyPublished        write-once: the variant is there, with other content
-├── ArtifactNotFound            miss: no variant fits, or none is there
-├── ArtifactRefused             trust, integrity or format: never loaded
-├── BuildFailed                 an artifact was built and not accepted
+│   ├── ObjectTooLarge          larger than the caller's limit
+│   ├── ObjectExists            write-once: the key holds other bytes
+│   └── AlreadyPublished        write-once: the variant exists with other content
+├── ArtifactNotFound            miss: the store is empty, or no variant fits
+├── ArtifactRefused             bad trust, integrity or format: never loaded
+├── BuildFailed                 an artifact was built and failed its checks
+├── GenerationRefused           a prompt, length or option that compiled steps cannot have
 └── WarmupFailed                the replica must not become ready
     ├── WarmupTimeout           the deadline of the start or of a stage has passed
     ├── ReplayFailed            an input raised when it was replayed
-    ├── RankFailed              another rank of the group has failed, ended or is out of step
-    └── NotProven               a pass that forbids compiling met a compile
+    ├── RankFailed              another rank of the group failed, ended or is out of step
+    └── NotProven               the pass that forbids compiling met a compile
 
-`CompileForbidden`, which a request gets under `after_ready: forbid`, stands in
-`serve_warm.replica.serve_calls`: it is also an exception of Ray Serve, which turns it into HTTP
-503.
+Under `after_ready: forbid` a request gets `CompileForbidden` of `serve_warm.replica.serve_calls`.
+It is defined there because it is also an exception of Ray Serve, which turns it into HTTP 503.
 """
 
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from serve_warm._redaction import redact
 
 
 class ServeWarmError(Exception):
-    """Base of all errors: the message says what was attempted and found, `hint` what to do.
+    """Base of all errors. The message says what failed and why; `hint` says what to do.
 
-    Both are free of credentials, whatever they were made from (`serve_warm._redaction`).
+    Credentials are redacted from both (`serve_warm._redaction`). `facts` become attributes.
     """
+
+    statement: str = ""
+    """Key of the statement that caused the error, if any."""
+    trace: tuple[Any, ...] = ()
+    """One entry per variant that was rejected, with the reason."""
 
     def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
         self.message = redact(message)
@@ -51,20 +57,31 @@ class ServeWarmError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries (Ray, subprocesses): rebuilt from their fields, because
-        # the constructors of the subclasses take keywords that `args` does not hold.
+        # Errors cross process boundaries (Ray, subprocesses). They are rebuilt from their fields,
+        # because the subclasses' constructors take keywords that `args` does not hold.
         return _rebuild, (type(self), self.__dict__.copy())
 
 
-def _rebuild(cls: type[ServeWarmError], fields: dict[str, Any]) -> ServeWarmError:
+_Error = TypeVar("_Error", bound=ServeWarmError)
+
+
+def _rebuild(cls: type[_Error], fields: dict[str, Any]) -> _Error:
     error = cls.__new__(cls)
     Exception.__init__(error, fields["message"])
     error.__dict__.update(fields)
     return error
 
 
+def reword(error: _Error, message: str, *, hint: str) -> _Error:
+    """Return an error like `error` with another message and hint, and with the same facts."""
+    fields = {**error.__dict__, "message": redact(message), "hint": redact(hint)}
+    copy = _rebuild(type(error), fields)
+    copy.__cause__ = error.__cause__
+    return copy.with_traceback(error.__traceback__)
+
+
 class ConfigError(ServeWarmError):
-    """A setting cannot be used as it stands."""
+    """A setting, an option or a trust file cannot be used."""
 
 
 class InputError(ConfigError):
@@ -72,12 +89,12 @@ class InputError(ConfigError):
 
 
 class MissingPackage(ConfigError):
-    """Something needs a package that is not installed."""
+    """A feature needs a package that is not installed."""
 
     def __init__(self, what: str, *, package: str) -> None:
         super().__init__(
             f"{what} needs {package}, which is not installed",
-            # In quotes where a shell would read brackets as a pattern.
+            # Quoted, because a shell may read brackets as a pattern.
             hint=f"pip install {shlex.quote(package)}",
             package=package,
         )
@@ -86,19 +103,22 @@ class MissingPackage(ConfigError):
 CHANGED_LATER = (
     "the store was changed after publishing: find out who wrote there before you publish again"
 )
-"""The hint where bytes are not those that were signed."""
+"""The hint if the bytes in a store differ from the signed bytes."""
 
 
 class CompilerMissing(ServeWarmError):
     """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
 
-    def __init__(self, looked_for: str) -> None:
-        super().__init__(
-            f"no C++ compiler: looked for {looked_for}",
-            hint="install one (Debian: apt-get install g++) and set CXX to it, or unset CXX for "
-            "g++; torch needs it to be present even where the artifact holds every kernel",
-            looked_for=looked_for,
-        )
+    def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:
+        """`by` is the variable that names the compiler; `trouble` is the problem with its value."""
+        needed = "torch needs one even if the artifact holds every kernel"
+        if by:
+            message = f"{by}={looked_for} {trouble}"
+            hint = f"correct {by}, or unset it to use g++; {needed}"
+        else:
+            message = f"looked for {looked_for}"
+            hint = f"install one (Debian: apt-get install g++), or name yours in CXX; {needed}"
+        super().__init__(f"no C++ compiler: {message}", hint=hint, looked_for=looked_for)
 
 
 class StoreError(ServeWarmError):
@@ -106,7 +126,7 @@ class StoreError(ServeWarmError):
 
 
 class StoreDenied(StoreError):
-    """The store refuses these credentials, or there are none; trying again changes nothing."""
+    """The store refuses these credentials, or there are none. A retry does not help."""
 
 
 class ObjectNotFound(StoreError):
@@ -117,7 +137,7 @@ class ObjectNotFound(StoreError):
 
 
 class ObjectTooLarge(StoreError):
-    """The object is larger than `max_bytes`, which is as much as was asked for."""
+    """The object is larger than `max_bytes`, the caller's limit."""
 
     def __init__(self, key: str, *, store: str, max_bytes: int) -> None:
         super().__init__(
@@ -129,25 +149,25 @@ class ObjectTooLarge(StoreError):
 
 
 class ObjectExists(StoreError):
-    """The key is taken by other bytes, and stores are write-once."""
+    """The key already holds other bytes, and stores are write-once."""
 
     def __init__(self, key: str, *, store: str) -> None:
         super().__init__(
-            f"{store}: {key!r} is already there with other content",
-            hint="objects are never overwritten; publish under another prefix, or prune first",
+            f"{store}: {key!r} already exists with other content",
+            hint="stores never overwrite objects: publish under another prefix, or prune first",
             key=key,
             store=store,
         )
 
 
 class AlreadyPublished(StoreError):
-    """The variant is published already, with other content; `statement` is its key."""
+    """The variant is already published with other content. `statement` is its key."""
 
 
 class ArtifactNotFound(ServeWarmError):
     """No variant in the store fits this machine and app (verdict `miss`).
 
-    `trace` has one entry a variant looked at, each with the reason it was rejected for.
+    `trace` has one entry per variant, with the reason why it was rejected.
     """
 
     def __init__(self, message: str, *, trace: tuple[Any, ...] = (), hint: str = "") -> None:
@@ -158,18 +178,18 @@ class ArtifactNotFound(ServeWarmError):
 REFUSAL_REASONS = (
     *("untrusted", "no_trust", "bad_signature", "bad_statement", "newer_format", "expired"),
     *("denied", "digest_mismatch", "size_mismatch", "too_large", "truncated", "bad_archive"),
-    *("missing_part", "unsafe_directory", "broken", "rollback"),
+    *("missing_part", "unsafe_directory", "broken", "rollback", "bad_trust_file"),
 )
-"""Why an artifact was not loaded; a closed set, since metrics have it as a label."""
+"""Reasons why an artifact was not loaded. The set is closed, because metrics use it as a label."""
 
 
 class ArtifactRefused(ServeWarmError):
-    """An artifact was found and must not be loaded (verdict `refused`).
+    """An artifact was found but must not be loaded (verdict `refused`).
 
-    `reason` is one of a closed set, usable as a metric label: `untrusted`, `no_trust`,
-    `bad_signature`, `bad_statement`, `newer_format`, `digest_mismatch`, `size_mismatch`,
-    `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`, `expired`,
-    `denied`, `broken`, `rollback`: `REFUSAL_REASONS` has them all.
+    `reason` is one of `REFUSAL_REASONS`, a closed set that metrics can use as a label: `untrusted`,
+    `no_trust`, `bad_signature`, `bad_statement`, `newer_format`, `digest_mismatch`,
+    `size_mismatch`, `too_large`, `truncated`, `bad_archive`, `missing_part`, `unsafe_directory`,
+    `expired`, `denied`, `broken`, `rollback`, `bad_trust_file`.
     """
 
     def __init__(self, message: str, *, reason: str, hint: str = "", **facts: Any) -> None:
@@ -178,11 +198,15 @@ class ArtifactRefused(ServeWarmError):
 
 
 class BuildFailed(ServeWarmError):
-    """An artifact was built and did not pass its own round trip; nothing was published."""
+    """An artifact was built and failed its round trip. Nothing was published."""
+
+
+class GenerationRefused(ServeWarmError, ValueError):
+    """A call of `generate` is not for the compiled steps; the text is one sentence for a client."""
 
 
 class WarmupFailed(ServeWarmError):
-    """The replica must not become ready; `stage` says where warm-up ended."""
+    """The replica must not become ready. `stage` is the stage in which warm-up ended."""
 
     def __init__(self, message: str, *, stage: str = "", hint: str = "", **facts: Any) -> None:
         super().__init__(message, hint=hint, stage=stage, **facts)
@@ -190,16 +214,41 @@ class WarmupFailed(ServeWarmError):
 
 
 class WarmupTimeout(WarmupFailed):
-    """A deadline has passed; `covered` says what was proven or replayed until then."""
+    """A deadline has passed. `covered` says which inputs were proven or replayed before it."""
 
 
 class ReplayFailed(WarmupFailed):
-    """An input raised when it was replayed; `__cause__` is what it raised."""
+    """An input raised when it was replayed. `__cause__` is its exception."""
 
 
 class RankFailed(WarmupFailed):
-    """Another rank, which this one computes with, has failed or ended, or does something else."""
+    """Another rank of the group has failed, has ended, or makes different steps."""
 
 
 class NotProven(WarmupFailed):
-    """The pass that forbids compiling met something that would compile, or never got quiet."""
+    """The pass that forbids compiling needed a compile, or no pass was quiet."""
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Return the known name that is most similar to `name`; None if none is similar enough.
+
+    Case does not count. `likeness` is the lowest similarity, from 0 to 1.
+
+    >>> nearest("artefact", ["artifact", "parts"]), nearest("x", ["artifact"])
+    ('artifact', None)
+    """
+    import difflib  # here, because few runs of the command need it
+
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that suggests a known name; empty if none is similar.
+
+    >>> did_you_mean("instect", ["inspect", "verify"])
+    "did you mean 'inspect'?"
+    """
+    found = nearest(name, known)
+    return "" if found is None else f"did you mean {found!r}?"

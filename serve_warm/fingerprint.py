@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an artifact was built for, as named factors: read from this process, or compared.
+"""Fingerprints: named factors of the machine and the app that an artifact was built for.
 
-Reading (`read_machine`, `read_app`) and comparing (`Fingerprint.compare`) are apart: the comparison
-is a pure function of two fingerprints, so that any pair of machines can be tried on any third one.
+Reading them (`read_machine`, `read_app`) is separate from comparing them (`Fingerprint.compare`).
+The comparison is a pure function, so any machine can compare fingerprints of other machines.
 
-A factor is here because torch puts it into a cache key, or because torch forgets it although the
-built code depends on it. Of the second kind the CPU's instruction set is the one that matters most:
-with a wrong one torch reports hits and computes wrong numbers.
+Some factors are part of torch's cache keys. Others are not, although the built code depends on
+them. The most important of these is the instruction set of the CPU: if it is wrong, torch reports
+cache hits and computes wrong numbers.
 """
 
 from __future__ import annotations
@@ -30,56 +30,63 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from serve_warm._public_names import public
+from serve_warm._package import public
 
 NONE = "none"
-"""The value of a factor that this machine does not have: no GPU, no Triton, no compiler."""
+"""The value of a factor if the machine has no GPU, no Triton or no compiler."""
 
 UNKNOWN = "unknown"
 """The value of a factor that could not be read. It fits nothing, not even itself."""
 
 NOT_NEEDED = "not needed"
-"""The value of `compiler` where all compiled code is in libraries (level 3). Such an artifact fits
-whatever compiler there is, or none."""
+"""The value of `compiler` if all compiled code is in libraries (level 3). Such an artifact fits any
+compiler, or none."""
 
 NOT_INSTALLED = "not installed"
-"""What torch's own factors are on a machine without it. No artifact has it: nothing fits there."""
+"""The value of torch's factors on a machine without torch. No artifact has it, so none fits."""
 
 Cpu = Literal["native", "portable"]
-"""What kernels are compiled for: this very CPU, or every one that has all of `PORTABLE_ISA`."""
+"""The CPU for which kernels are compiled: exactly this CPU, or every CPU that has all of
+`PORTABLE_ISA`."""
 
 PORTABLE_MARCH = "x86-64-v3"
-"""What compilers call the CPUs that run a portable artifact: those with AVX2."""
+"""The compilers' name for CPUs that run a portable artifact: those with AVX2."""
 
 PORTABLE_ISA = "abm avx avx2 bmi1 bmi2 cx16 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3"
-"""What `PORTABLE_MARCH` adds to the first x86-64: Linux' names of it, sorted as by `cpu_isa`.
+"""Extensions that `PORTABLE_MARCH` adds to basic x86-64, by their names in Linux, sorted like
+`cpu_isa`.
 
-LAHF and XSAVE belong to it too and are not asked for: every CPU with the others has the one, and
-Linux names no AVX without the other.
-https://gitlab.com/x86-psABIs/x86-64-ABI
+LAHF and XSAVE are also part of it, but need no check: every CPU with the other extensions has LAHF,
+and Linux lists AVX only on CPUs with XSAVE. https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
-"""Factors whose value is a list of words: of two long ones only the difference is readable."""
+"""Factors whose value is a list of words. For long lists, only the difference is shown."""
+
+
+PATHS = frozenset({"python_include", "python_lib", "torch_install"})
+"""Factors whose value is a path, or several paths separated by `os.pathsep`. Links in paths are not
+resolved, because torch does not resolve them before it hashes the command line of a compiler (2.13,
+`cpp_extension`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """One factor in which an artifact and this process differ."""
+    """One factor that differs between an artifact and this process."""
 
     group: str
     """`machine` or `app`."""
     factor: str
     artifact: str | None
-    """None where the artifact was made without this factor."""
+    """None if the artifact was made without this factor."""
     here: str | None
-    """None where this process has no such factor."""
+    """None if this process has no such factor."""
 
     @property
     def only(self) -> tuple[str, str] | None:
-        """Of two lists of words: those that only the artifact has, and those that only this has.
+        """The words that only the artifact has, and the words that only this process has.
 
-        None for a factor that is no list, and for lists that have nothing in common.
+        None for a factor that is not a list, and for lists without a common word.
         """
         if self.factor not in _WORD_LISTS or not self.artifact or not self.here:
             return None
@@ -103,7 +110,7 @@ class Mismatch:
 @public
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What compiled code depends on, each factor by name, as a short readable string.
+    """The factors that compiled code depends on, each with a short readable value.
 
     Example:
         >>> built = Fingerprint(machine={"cpu_isa": "avx2 avx512f"}, app={"threads": "4"})
@@ -115,31 +122,31 @@ class Fingerprint:
     """
 
     machine: Mapping[str, str]
-    """Hardware and installed software: what `read_machine` reads."""
+    """Hardware and installed software, as `read_machine` returns it."""
     app: Mapping[str, str]
-    """What the application sets: what `read_app` reads on the thread that serves."""
+    """Settings of the application, as `read_app` returns them on the thread that serves."""
 
     def __post_init__(self) -> None:
-        # Copies: the maps that were passed in may change afterwards, a fingerprint may not.
+        # Copies, because the caller may change its maps later.
         object.__setattr__(self, "machine", dict(self.machine))
         object.__setattr__(self, "app", dict(self.app))
 
     @property
     def key(self) -> str:
-        """Names the variant: 16 hexadecimal digits over all factors, whatever their order."""
+        """The name of the variant: 16 hexadecimal digits over all factors, in any order."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, dict[str, str]]:
-        """Return plain maps, fit for `json.dumps`."""
+        """Return plain dicts for `json.dumps`."""
         return {"machine": dict(self.machine), "app": dict(self.app)}
 
     @classmethod
     def from_json(cls, data: Any) -> Fingerprint:
-        """Build a fingerprint from what `to_json` returned.
+        """Build a fingerprint from the data that `to_json` returned.
 
         Raises:
-            ValueError: `data` has another shape; says where.
+            ValueError: `data` has another form; the message says where.
         """
         if not isinstance(data, dict) or data.keys() != {"machine", "app"}:
             raise ValueError("a fingerprint is an object with exactly the members machine and app")
@@ -152,11 +159,11 @@ class Fingerprint:
         return cls(machine=data["machine"], app=data["app"])
 
     def compare(self, here: Fingerprint) -> tuple[Mismatch, ...]:
-        """Return every factor in which this fingerprint, the artifact's, differs from `here`.
+        """Return every factor that differs between this fingerprint (of an artifact) and `here`.
 
-        A factor that only one side has is a difference, and so is one that neither could read; a
-        compiler that the artifact says is not needed is none. Machine factors come first; within
-        a group they are sorted by name.
+        A factor that only one side has counts as a difference. So does a factor that this process
+        could not read. The compiler never differs if the artifact does not need one. Machine
+        factors come first, each group sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -171,7 +178,8 @@ class Fingerprint:
 
 
 NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
-"""One of them is there where an NVIDIA driver is, the last in WSL. Looking asks no driver."""
+"""A machine with an NVIDIA driver has one of these paths; the last one is for WSL. The check loads
+no driver."""
 
 
 def read_machine(
@@ -182,25 +190,28 @@ def read_machine(
     driver: Sequence[Path] = NVIDIA,
     on_no_torch: Literal["raise", "note"] = "raise",
 ) -> dict[str, str]:
-    """Read what this machine and its installed software are; imports torch.
+    """Return the factors of this machine and its installed software; imports torch.
 
-    Where torch is not installed that is an ImportError, or with `on_no_torch="note"` a value of the
-    factors that it would have told: for who wants to know why an artifact does not fit there.
+    With `on_no_torch="note"` a machine without torch gets factors that say so, which explains why
+    no artifact fits it.
 
-    With `cpu="portable"` the factors of the CPU are the same on every machine that has all of
-    `PORTABLE_ISA`, and this machine's own on any other: it fits no portable artifact.
+    With `cpu="portable"` every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
+    Any other machine keeps its own, so no portable artifact fits it.
 
-    `device` is the index of the GPU in use; without it, that of the calling thread is. `driver` are
-    paths of which one is there where an NVIDIA driver is.
+    `device` is the index of the GPU in use, by default the calling thread's. A machine with an
+    NVIDIA driver has one of the `driver` paths.
 
-    Looks up `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` in `environ`. Asks CUDA
-    for its devices only in a torch that can see some. Costs one `g++ --version` a process, and some
-    milliseconds.
+    It reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from `environ`. It
+    queries CUDA devices only if torch can see any. It takes some milliseconds, and one `g++
+    --version` per process.
+
+    Raises:
+        ImportError: torch is not installed, and `on_no_torch` is `raise`.
     """
     from_torch = _read_from_torch(environ, device, driver, on_no_torch)
     isa = read_cpu_isa()
-    # Eager kernels and the vector width of generated code both follow this variable, and it is
-    # in no key. It has a value named "default" that means no vectors, hence "unset".
+    # Eager kernels and the vector width of generated code follow this variable, but torch's keys do
+    # not have it. Its value "default" means no vectors, so a missing variable is "unset".
     capability = environ.get("ATEN_CPU_CAPABILITY") or "unset"
     if cpu == "portable":
         isa, capability = portable_factors(isa, capability)
@@ -212,9 +223,9 @@ def read_machine(
         # The exact version: Dynamo's entries hold bytecode.
         "python": f"{platform.python_implementation()} {platform.python_version()}"
         f" {sysconfig.get_config_var('SOABI') or sys.implementation.cache_tag}",
-        # The next three are paths because the file name of each built CPU kernel is a hash over the
-        # compiler's whole command line, and that names these directories: with another path every
-        # kernel would be compiled again.
+        # The next three are paths. The file name of each built CPU kernel is a hash of the
+        # compiler's command line, which contains these paths. With another path every kernel would
+        # be compiled again.
         # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cpp_builder.py
         "python_include": _read_python_include(),
         "python_lib": str(sysconfig.get_config_var("LIBDIR") or NONE),
@@ -234,7 +245,7 @@ def _read_from_torch(
     driver: Sequence[Path],
     on_no_torch: Literal["raise", "note"],
 ) -> dict[str, str]:
-    """Return the factors that nothing but an imported torch can tell."""
+    """Return the factors that need an imported torch."""
     try:
         import torch
     except ImportError:
@@ -261,15 +272,15 @@ def read_app(
     compile_arguments: Mapping[str, str] = _NO_ARGUMENTS,
     cpu: Cpu = "native",
 ) -> dict[str, str]:
-    """Read what the application has set; imports torch.
+    """Return the factors that the application sets; imports torch.
 
-    Grad mode, inference mode and autocast belong to the calling thread: call this on the thread
-    that serves, in the mode in which it serves. `compile_arguments` are those of `torch.compile`,
-    as text.
+    Grad mode, inference mode and autocast belong to the calling thread, so call this on the thread
+    that serves, in the mode in which it serves. `compile_arguments` are the arguments of
+    `torch.compile`, as text.
     """
     import torch
 
-    # Not get_float32_matmul_precision(): it raises once a program has used the newer setters.
+    # Not get_float32_matmul_precision(): it raises after a program used the newer setters.
     cuda_matmul = torch.backends.cuda.matmul
     cpu_matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined] # set from outside
     return {
@@ -285,15 +296,15 @@ def read_app(
         "deterministic": _read_deterministic(),
         "torch_environment": torch_environment(environ),
         "compile_arguments": _assignments(compile_arguments),
-        # Not a factor of native artifacts: those of versions without the setting fit as ever.
+        # Only for portable artifacts, so that native ones of older versions still fit.
         **({"cpu": cpu} if cpu == "portable" else {}),
-        # Nor of a process by itself. A rank's number is in its graphs, as are those of its peers.
+        # Only in a group, because the graphs of a rank contain the numbers of all ranks.
         **rank_factor(read_rank()),
     }
 
 
 def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
-    """Return the factor of a rank and how many there are; none for a process by itself.
+    """Return the factor of a rank and its group's size; empty for a process without a group.
 
     >>> rank_factor((2, 4))
     {'rank': '2 of 4'}
@@ -302,11 +313,11 @@ def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
 
 
 def read_rank() -> tuple[int, int] | None:
-    """Return this process' rank and how many there are; None for a process by itself.
+    """Return this process' rank and its group's size; None for a process without a group.
 
-    Of the default group of `torch.distributed`, once user code has made it.
+    The group is the default group of `torch.distributed`, after user code has made it.
     """
-    # Not imported: whoever has a group has.
+    # Not imported here: a process with a group has imported it.
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -315,7 +326,7 @@ def read_rank() -> tuple[int, int] | None:
 
 
 _CODE_FEATURES = {
-    # x86; pni is the kernel's name of SSE3, abm that of LZCNT
+    # x86; Linux calls SSE3 pni, and LZCNT abm
     "flags": re.compile(
         r"avx.*|amx.*|apx.*|sse.*|ssse3|pni|fma4?|f16c|xop|tbm|bmi[12]|abm|lzcnt|popcnt|movbe|adx"
         r"|cx16|cmpccxadd|v?aes|v?pclmulqdq|gfni|sha_ni|sha512|sm[34]"
@@ -326,15 +337,16 @@ _CODE_FEATURES = {
         r"|i?lrcpc\d?|uscat|flagm2?|cssc|mops|crc32|aes|pmull|sha[123]|sha512|sm[34]"
     ),
 }
-"""What `-march=native` lets a compiler use, by the line of Linux' cpuinfo that lists it. The other
-flags (virtualisation, mitigations, counters) differ between equal machines and change no code."""
+"""Extensions that `-march=native` lets a compiler use, by the line of Linux' cpuinfo that has them.
+Other flags (virtualisation, mitigations, counters) differ between equal machines and change no
+code."""
 
 
 def cpu_isa(cpuinfo: str) -> str:
     """Return the instruction set extensions in a `/proc/cpuinfo` that generated code can use.
 
-    Sorted names with blanks between them; only those that all listed processors have, since a
-    kernel may run on any. `unknown` when the text names none.
+    The names are sorted and separated by spaces. Only extensions of all processors count, because a
+    kernel may run on any. The result is `unknown` if the text names none.
     """
     fields = {tuple(line.partition(":")[::2]) for line in cpuinfo.splitlines()}
     processors = [
@@ -347,20 +359,20 @@ def cpu_isa(cpuinfo: str) -> str:
 
 
 def lacking(isa: str) -> tuple[str, ...]:
-    """Return what of `PORTABLE_ISA` is not in `isa`, which is what `cpu_isa` returned."""
+    """Return the extensions of `PORTABLE_ISA` that `isa`, a result of `cpu_isa`, does not have."""
     return tuple(name for name in PORTABLE_ISA.split() if name not in isa.split())
 
 
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
-    """Return `cpu_isa` and `cpu_capability` of a portable artifact, from those of a machine.
+    """Return `cpu_isa` and `cpu_capability` of a portable artifact, from the values of a machine.
 
-    A CPU that lacks something keeps its own, so that it differs from every portable artifact
-    and from a machine that lacks something else.
+    A CPU without one of the extensions keeps its factors. So it differs from every portable
+    artifact, and from a machine without another extension.
     """
     if lacking(isa):
         return isa, capability
-    # A pinned vector width is what torch generates code for, whatever the variable says, unless
-    # that is "default": then flex attention does not compile.
+    # A portable build pins the vector width, so torch ignores the variable. The exception is
+    # "default", with which flex attention does not compile.
     return PORTABLE_ISA, capability if capability == "default" else "any"
 
 
@@ -373,7 +385,7 @@ def read_cpu_isa() -> str:
     isa = cpu_isa(cpuinfo)
     if isa != UNKNOWN:
         return isa
-    # Other systems than Linux, and Linux on other processors than x86 and arm.
+    # Other systems than Linux, or other processors than x86 and arm.
     try:
         import torch
     except ImportError:
@@ -381,7 +393,7 @@ def read_cpu_isa() -> str:
     if not hasattr(torch.cpu, "get_capabilities"):
         return UNKNOWN
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
-    # All of them: these are torch's spellings, which `_CODE_FEATURES` does not know.
+    # All extensions, because `_CODE_FEATURES` does not know torch's names.
     return " ".join(sorted(name for name, has in capabilities.items() if has is True)) or UNKNOWN
 
 
@@ -393,13 +405,13 @@ def _read_libc() -> str:
 
 
 def _read_python_include() -> str:
-    # torch passes both to the compiler; they differ where a distribution patches its scheme.
+    # torch passes both to the compiler. They differ if a distribution patches its scheme.
     paths = (sysconfig.get_path("include"), sysconfig.get_path("include", scheme="posix_prefix"))
     return os.pathsep.join(dict.fromkeys(paths))
 
 
 def _read_triton() -> str:
-    # From the metadata: importing it costs a second, and fails without a GPU in some versions.
+    # From the metadata: importing Triton takes a second, and fails without a GPU in some versions.
     for distribution in ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm"):
         try:
             return importlib.metadata.version(distribution)
@@ -409,7 +421,7 @@ def _read_triton() -> str:
 
 
 def _read_compiler(environ: Mapping[str, str]) -> str:
-    # The same choice as torch: CXX if set, as one word, and nothing else is searched for.
+    # The same choice as torch: CXX as one word, or the default name. Nothing else is tried.
     called = environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     executable = shutil.which(called, path=environ.get("PATH"))
     return NONE if executable is None else _compiler_version(called, executable)
@@ -425,7 +437,8 @@ def _compiler_version(called: str, executable: str) -> str:
         return NONE
     lines = completed.stdout.splitlines()
     version = lines[0].strip() if lines else UNKNOWN
-    # As it was called: `g++` and `/usr/bin/g++` give two command lines, hence other kernel names.
+    # Includes the name of the command, because `g++` and `/usr/bin/g++` lead to different file
+    # names of kernels.
     return version if version.split()[0] == called else f"{called}: {version}"
 
 
@@ -443,7 +456,7 @@ def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[P
     import torch
 
     if not torch.cuda.is_available():
-        # A replica that falls back to its CPU here is not one of those that have no GPU.
+        # A replica that falls back to the CPU must not look like a machine without a GPU.
         return UNKNOWN if why_no_gpu(environ, driver=driver) else NONE
     visible = range(torch.cuda.device_count())
     found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
@@ -451,9 +464,9 @@ def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[P
 
 
 def gpu_in_use() -> int:
-    """Return the index of the GPU that the calling thread uses; 0 where CUDA is not used so far.
+    """Return the index of the calling thread's GPU; 0 before CUDA is used.
 
-    Each thread has one of its own, by `torch.cuda.set_device`, and begins with 0.
+    Each thread begins with 0 and can change it with `torch.cuda.set_device`.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -462,33 +475,35 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Name the device that kernels are compiled for and tuned on, and what else they may run on.
+    """Return the GPU for which kernels are compiled and autotuned, and other visible kinds of GPUs.
 
-    How many more of the same are visible changes nothing. Of another kind they may be what the
-    model is put on, which nobody knows here.
+    More GPUs of the same kind do not matter. A GPU of another kind does, because user code may put
+    the model on it.
     """
-    # Its number is in torch's key. Where each replica sees one GPU, it is 0 whichever that is.
+    # torch's key contains the index. A replica that sees only one GPU has index 0.
     name = visible[current] + (f" as cuda:{current}" if current else "")
     others = sorted({*visible} - {visible[current]})
     return f"{name}, beside {', '.join(others)}" if others else name
 
 
 _HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
-"""What torch says where there is nothing wrong: no GPU, or none made visible (2.13, c10)."""
+"""torch's messages if all is well: there is no GPU, or none is visible (2.13, c10)."""
 
 _HIDES_GPUS = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` for a process of the CPU. Ray gives the first one to actors that
-ask for no GPU."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs. Ray sets the first one for actors that ask
+for no GPU."""
 
 
 def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
-    """Return in a sentence why torch cannot use the GPU that is here.
+    """Return a sentence that says why torch cannot use this machine's GPU.
 
-    Empty where it can, where there is none, and for a torch without CUDA. `is_available()` says why
-    in a warning alone, to whoever in the process asks first; so CUDA is asked once more. Empty too
-    where `environ` hides all GPUs: CUDA looks at its driver first, and finds fault with an old one.
-    And where none of the paths of a `driver` is there: images have libraries of the driver, or
-    stubs of them, on machines without one, which CUDA calls an error.
+    Empty if torch can use it, if there is no GPU, or if torch has no CUDA. Also empty if `environ`
+    hides all GPUs, because even then CUDA reports an old driver. Also empty if no `driver` path
+    exists: an image may contain libraries of the driver, or stubs, on a machine without a driver,
+    and CUDA reports an error for this.
+
+    `is_available()` reports its reason only once per process, as a warning. So this initializes
+    CUDA again to get the reason.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.version.cuda or torch.cuda.is_available():
@@ -506,15 +521,18 @@ def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -
     if said.startswith(_HAS_NO_GPU):
         return ""
     return (
-        f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU, and "
-        f"no artifact fits: {said}; update the driver, or install a torch for the CUDA that it has"
+        f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU, so "
+        f"no artifact fits: {said}; update the driver, or install a torch for the driver's CUDA"
     )
 
 
 def _device(found: Any) -> str:
-    """Return what kernels are chosen and tuned for; a part of a device (MIG) has less of it."""
+    """Return the GPU properties that affect the choice and autotuning of kernels.
+
+    A MIG slice has smaller values.
+    """
     kind = getattr(found, "gcnArchName", "") or f"sm_{found.major}{found.minor}"
-    # Whole ones: drivers differ in what they keep for themselves.
+    # Rounded to GiB, because drivers reserve different amounts for themselves.
     memory = round(found.total_memory / 2**30)
     return f"{found.name} {kind} {found.multi_processor_count} SMs {memory} GiB"
 
@@ -526,8 +544,8 @@ def _read_driver() -> str:
         except OSError:
             continue
         return f"{module} {text.strip()}"
-    # Some sandboxes hide the file. Not `unknown`: code for a GPU does not depend on the driver
-    # so much that a machine without this file should never be warm.
+    # Some sandboxes hide this file. The value is not `unknown`, which never fits, because GPU code
+    # hardly depends on the driver, so such a machine can still be warm.
     return "not visible"
 
 
@@ -550,7 +568,7 @@ def _read_deterministic() -> str:
     mode = _on_off(torch.are_deterministic_algorithms_enabled())
     if torch.is_deterministic_algorithms_warn_only_enabled():
         mode = "warn_only"
-    # In torch's key whether or not the mode is on, but on by default: only the exception is shown.
+    # torch's key always contains this mode. It is on by default, so only "off" is shown.
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     return mode if filled else f"{mode} without_fill"
 
@@ -563,22 +581,22 @@ _COMPILER_VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE")
 
 _EXCLUDED_VARIABLES = frozenset(
     {
-        # where caches lie
+        # folders of caches
         "TORCHINDUCTOR_CACHE_DIR",
         "TORCHINDUCTOR_CACHE_DUMP_FILE_PATH",
         "TORCH_COMPILE_DEBUG_DIR",
-        # where torch asks for entries before it compiles; the Redis URL may hold a password
+        # remote caches that torch asks before it compiles; the Redis URL may hold a password
         "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
         "TORCHINDUCTOR_REDIS_HOST",
         "TORCHINDUCTOR_REDIS_PORT",
         "TORCHINDUCTOR_REDIS_URL",
-        # how many compile at once, how they are started and how long one waits for them
+        # how many compilers run at once, and how they start
         "TORCHINDUCTOR_COMPILE_THREADS",
         "TORCHINDUCTOR_WORKER_START",
-        # which run this is: it selects recorded shapes, and a scheduler may set a new one each time
+        # the id of the run: it selects recorded shapes, and a scheduler may change it each time
         "TORCH_COMPILE_JOB_ID",
-        # what is logged, dumped or profiled besides
+        # extra logs, dumps and profiles
         "TORCHDYNAMO_DEBUG_FUNCTION",
         "TORCHDYNAMO_EXTENDED_ADVICE",
         "TORCHDYNAMO_EXTENDED_DEBUG_CPP",
@@ -596,19 +614,19 @@ _EXCLUDED_VARIABLES = frozenset(
         "TORCH_COMPILE_STROBELIGHT",
     }
 )
-"""Variables of torch's compiler that change no generated code and are in no key of torch.
+"""Variables of torch's compiler that change no generated code and are not in torch's keys.
 
-A list of exceptions, since the safe guess about a variable that is not on it is that it matters.
-Some that sound harmless are absent because torch does hash them (a worker's log path, the remote
-cache of AOTAutograd), or because an artifact is of no use under them (switched-off caches): then
-the mismatch is the explanation.
+This is a list of exceptions, because an unknown variable may change the code. Some variables that
+seem harmless are not in the list because torch hashes them (a worker's log path, the remote cache
+of AOTAutograd). Variables that turn caches off are not in the list because an artifact is useless
+then, and the mismatch explains this.
 """
 
 
 def torch_environment(environ: Mapping[str, str]) -> str:
-    """Return the variables that steer torch's compiler, sorted, as `NAME=value NAME=value`.
+    """Return the variables that affect torch's compiler, sorted, as `NAME=value NAME=value`.
 
-    `none` when none is set. Those that change no generated code are left out.
+    Variables that change no generated code are left out. The result is `none` if none is set.
     """
     return _assignments(
         {
@@ -620,12 +638,12 @@ def torch_environment(environ: Mapping[str, str]) -> str:
 
 
 def _assignments(values: Mapping[str, str]) -> str:
-    # Quoted as a shell would: two different maps never give one text.
+    # Quoted as in a shell, so that different maps never give the same text.
     return shlex.join(f"{name}={value}" for name, value in sorted(values.items())) or NONE
 
 
 def _words(value: str) -> list[str]:
     try:
         return shlex.split(value)
-    except ValueError:  # an unclosed quotation mark: not written by `_assignments`
+    except ValueError:  # an unclosed quotation mark, so `_assignments` did not write it
         return value.split()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What to replay: buckets, declared inputs, the grid over the buckets, and signatures.
+"""The inputs to replay: buckets, declared inputs, the grid over the buckets, and signatures.
 
-An `Input` names its target, the method or route that traffic uses, and the arguments to call
-it with. `shape_grid` writes one `Input` for each point of a `Buckets` object, the same object
-that the handler pads to (`buckets.fit`), so that the two cannot drift apart.
+An `Input` names its target, which is the method or route that traffic uses, and the arguments to
+call it with. `shape_grid` writes one `Input` for each point of a `Buckets` object. The handler pads
+requests with the same object (`buckets.fit`), so both always use the same sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_warm._public_names import public
+from serve_warm._package import public
 from serve_warm._redaction import is_name, shorten
 from serve_warm.errors import InputError
 
@@ -28,19 +28,19 @@ HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""
 
 ENTRIES_SHOWN = 64
-"""Values that a signature names, at most; of one list or mapping inside a value 16."""
+"""Largest number of values in a signature. It shows at most 16 items of one list or mapping."""
 
 KEY_CHARS = 100
 LONGEST_BITS = 128
-"""A longer whole number appears as its length."""
+"""Limit of whole numbers in a signature. For larger numbers it shows only the length."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
-"""What an `Input` of an HTTP target carries."""
+"""Arguments of an `Input` with an HTTP target."""
 
 
 @public
 class Buckets(Mapping[str, tuple[int, ...]]):
-    """The sizes that are compiled, axis by axis; what the grid lists and the handler pads to.
+    """The sizes to compile, by axis. The grid lists them and the handler pads to them.
 
     >>> buckets = Buckets(batch=[1, 8], length=[16, 64, 128])
     >>> buckets.fit(batch=3, length=20)
@@ -60,7 +60,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
             if not sizes or any(type(size) is not int or size < 1 for size in sizes):
                 raise InputError(
                     f"Buckets axis {name!r} has sizes {sizes or given!r}",
-                    hint=f"a list of whole numbers from 1 on: Buckets({name}=[1, 8])",
+                    hint=f"pass a list of whole numbers from 1: Buckets({name}=[1, 8])",
                 )
             self._axes[name] = tuple(sorted(set(sizes)))
 
@@ -100,8 +100,8 @@ class Buckets(Mapping[str, tuple[int, ...]]):
     def grid(self) -> list[dict[str, int]]:
         """Return every combination of sizes, largest (by product) first.
 
-        Largest first because a CUDA graph's memory pool can be reused by later captures that
-        fit into it, and because what runs out of memory should do so at once.
+        With this order, smaller captures can reuse the memory pool of a larger CUDA graph, and a
+        size that needs too much memory fails early.
         """
         points = [
             dict(zip(self._axes, sizes, strict=True))
@@ -113,7 +113,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
 @public
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One thing to replay: the call of a method or an HTTP request, and how often at once.
+    """One call to replay: a method or an HTTP route, its arguments, and the concurrency.
 
     >>> Input(target="POST /embed", json={"text": "hello"}).name
     'POST /embed'
@@ -121,22 +121,24 @@ class Input:
 
     target: Callable[..., Any] | str
     """A bound method, the name of a method, or `"POST /path"` for a route (or for `__call__` of
-    a class without an ASGI app). Called as Ray Serve calls it: the same thread, the same loop."""
+    a class without an ASGI app). Replay calls it as Ray Serve does, on the same thread and loop."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     json: Any = None
     """Body of an HTTP request, encoded as JSON."""
     body: bytes = b""
-    """Raw body of an HTTP request, where it is not JSON."""
+    """Raw body of an HTTP request that is not JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
-    """How many of these calls are made at once: a batch of this size in `@serve.batch`."""
+    """Number of these calls that run at once. With `@serve.batch` they form a batch of this size.
+    """
     model_id: str = ""
-    """Multiplexed model id the request would carry."""
+    """Multiplexed model id of the request."""
     name: str = ""
-    """Unique name in reports; made from the target when empty."""
+    """Unique name in reports; by default made from the target."""
     size: int = 0
-    """Relative cost: inputs are replayed largest first, in declared order among equals."""
+    """Relative cost. Inputs are replayed largest first. Inputs of the same size keep their declared
+    order."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -149,7 +151,7 @@ class Input:
                 )
             if not is_http and (self.json is not None or self.body or self.headers):
                 raise InputError(
-                    f"target {self.target!r} is a method, and json, body and headers are for HTTP",
+                    f"target {self.target!r} is a method, but json, body and headers are for HTTP",
                     hint='use args and kwargs, or a target such as "POST /path"',
                 )
         elif not callable(self.target):
@@ -169,16 +171,16 @@ class Input:
 
     @property
     def http(self) -> tuple[str, str] | None:
-        """Method and path of an HTTP target; `None` for a method of the class."""
+        """Method and path of an HTTP target; None for a method of the class."""
         match = HTTP_TARGET.fullmatch(self.target) if isinstance(self.target, str) else None
         return (match[1], match[2]) if match else None
 
 
 def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
-    """Return an input for each size of batch up to `largest` that is not declared for a target.
+    """Return an input for each batch size up to `largest` that a target does not declare yet.
 
-    Targets are those with an input of several calls at once; where none has one, all. Of the calls
-    of a target the cheapest is taken.
+    It covers the targets that have an input with several concurrent calls. If there are none, it
+    covers all targets. Each new input is a copy of the cheapest call of its target.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [item.concurrency for item in missing_batches(declared, largest=4)]
@@ -202,7 +204,7 @@ def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
 
 
 def _correct_target(target: str) -> str:
-    """Return what to write instead of a target that is neither a method nor a request."""
+    """Return the hint for a target that is neither a method nor a request."""
     hint = 'name a method ("embed") or a request ("POST /embed")'
     found = re.fullmatch(r"\s*([A-Za-z]+)\s*(/.*?)\s*", target, re.DOTALL)
     if found is None:
@@ -210,8 +212,8 @@ def _correct_target(target: str) -> str:
     path = urllib.parse.quote(found[2], safe="/?&=#%:@!$'()*+,;[]~")
     written = f"{found[1].upper()} {path}"
     if HTTP_TARGET.fullmatch(written) is None:
-        return f"{hint}; a method of HTTP is one of GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
-    return f'write "{written}": the method in capitals, one blank, and a path without blanks'
+        return f"{hint}; HTTP methods are one of GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
+    return f'write "{written}": the method in capitals, one space, and a path without spaces'
 
 
 @public
@@ -219,34 +221,39 @@ def _correct_target(target: str) -> str:
 class Field:
     """How to make one tensor argument of a grid point.
 
-    `axes` are names of bucket axes or fixed sizes. Values are whole numbers from `low` to
-    `high`, both included, for integer types and uniform reals between them for the others,
-    drawn from a generator seeded by the argument's name: every start replays the same values.
+    `axes` are names of bucket axes or fixed sizes. Integer types get whole numbers from `low` to
+    `high`, both included. Other types get uniform real numbers between them. The name of the
+    argument is the seed of the random generator, so every start replays the same values.
     """
 
     axes: tuple[str | int, ...]
     dtype: str = "int64"
     low: float = 1
     high: float = 1
-    """Ones by default: a token id that every vocabulary has, and a mask that masks nothing."""
+    """Ones by default. 1 is a token id that every vocabulary has, and a mask of ones masks nothing.
+    """
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
             raise InputError(
-                f"a field with values from {self.low} to {self.high}",
-                hint="low is the least value and high the greatest, both are included",
+                f"Field has low={self.low} above high={self.high}",
+                hint="low is the smallest and high the largest value; both are included",
             )
 
     def tensor(self, name: str, point: Mapping[str, int]) -> Any:
-        """Return the tensor for a grid point."""
-        import torch  # not at the top: this module is imported where torch must not be
+        """Return the tensor for a grid point.
+
+        Raises:
+            InputError: torch has no such dtype.
+        """
+        import torch  # not at the top: commands import this module without torch
 
         shape = [axis if isinstance(axis, int) else point[axis] for axis in self.axes]
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise InputError(
                 f"field {name!r}: torch has no dtype {self.dtype!r}",
-                hint='a name of torch\'s, such as "int64", "float32" or "bool"',
+                hint='use a name from torch, such as "int64", "float32" or "bool"',
             )
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         generator = torch.Generator().manual_seed(seed)
@@ -275,17 +282,16 @@ def shape_grid(
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
-        make: called with the sizes of a point by axis name; returns the keyword arguments of
-            the call, or for HTTP a mapping with `json`, `body` or `headers`.
-        fields: tensors to make instead, by argument name. With neither, each argument that
-            `target` requires gets an int64 tensor of ones over all axes.
-        concurrency: the axis that is not a dimension but a number of calls at once, for
-            targets behind `@serve.batch`.
-        budget: the most inputs that may come out; more is an error, not a cut.
-        model_id: multiplexed model id of every input.
+        make: called with the sizes of a point by axis name. Returns the keyword arguments of the
+            call, or for HTTP a mapping with `json`, `body` or `headers`.
+        fields: tensors to make, by argument name. Without `make` and `fields`, each argument that
+            `target` requires gets an int64 tensor of ones over all axes. concurrency: the axis that
+            is the number of concurrent calls and not a dimension, for targets with `@serve.batch`.
+            budget: largest number of inputs. A larger grid is an error. model_id: multiplexed model
+            id of every input.
 
     Raises:
-        InputError: the grid is larger than `budget`, or the arguments do not go together.
+        InputError: the grid is larger than `budget`, or the arguments contradict each other.
 
     >>> inputs = shape_grid("embed", Buckets(batch=[1, 2]), fields={"x": Field(axes=("batch", 4))})
     >>> [(i.name, tuple(i.kwargs["x"].shape)) for i in inputs]
@@ -294,8 +300,11 @@ def shape_grid(
     points = _within(budget, buckets)
     if concurrency is not None and concurrency not in buckets:
         raise InputError(
-            f"concurrency={concurrency!r} is no axis of {buckets!r}",
-            hint="name one of its axes; for a fixed number of calls use Input(concurrency=)",
+            f"concurrency={concurrency!r} is not an axis of {buckets!r}",
+            hint=(
+                "pass the name of one of its axes; for a fixed number of calls use "
+                "Input(concurrency=)"
+            ),
         )
     if make is not None and fields is not None:
         raise InputError("shape_grid got make= and fields=", hint="pass one of them")
@@ -325,8 +334,8 @@ def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
     points = buckets.grid()
     if len(points) > budget:
         raise InputError(
-            f"{buckets!r} makes {len(points)} inputs, and the budget is {budget}",
-            hint="use fewer buckets, or pass budget= if the replica may take that long",
+            f"{buckets!r} makes {len(points)} inputs, but the budget is {budget}",
+            hint="use fewer buckets, or pass budget= if the start may take that long",
         )
     return points
 
@@ -342,8 +351,8 @@ def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str 
         for axis in spec.axes:
             if isinstance(axis, str) and (axis not in buckets or axis == concurrency):
                 raise InputError(
-                    f"field {name!r} names {axis!r}, no dimension of {buckets!r}",
-                    hint="name its axes or give sizes; a concurrency axis is a number of calls",
+                    f"field {name!r} names {axis!r}, which is not a dimension of {buckets!r}",
+                    hint="name its axes, or give sizes; the concurrency axis is not a dimension",
                 )
 
 
@@ -353,16 +362,16 @@ def _check_made(made: Any, *, is_http: bool) -> None:
         found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
         raise InputError(
             f"make= returned {found}",
-            hint="for a request a mapping with json, body or headers, for a method its keyword "
-            "arguments",
+            hint="return a mapping: json, body or headers for a request, keyword arguments for a "
+            "method",
         )
 
 
 def _list_required(target: Callable[..., Any] | str) -> list[str]:
     if isinstance(target, str):
         raise InputError(
-            f"the arguments of {target!r} are not known",
-            hint="pass make= or fields=, or self.method",
+            f"shape_grid cannot find out the arguments of {target!r}, a name",
+            hint="pass make= or fields=, or the method itself (self.embed)",
         )
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [
@@ -372,17 +381,18 @@ def _list_required(target: Callable[..., Any] | str) -> list[str]:
     ]
     if not names:
         raise InputError(
-            f"{getattr(target, '__name__', target)!r} takes no argument to make tensors for",
+            f"{getattr(target, '__name__', target)!r} requires no arguments, so there is no tensor "
+            "to make",
             hint="pass make= or fields=",
         )
     return names
 
 
 def sort_by_size(declared: Any, *, of: str) -> list[Input]:
-    """Return the declared inputs checked, named uniquely and largest first.
+    """Return the declared inputs, checked, with unique names, largest first.
 
     Raises:
-        InputError: `declared` is no collection of inputs, or an empty one.
+        InputError: `declared` is not a collection of inputs, or is empty.
     """
     if isinstance(declared, Input):
         declared = [declared]
@@ -395,7 +405,7 @@ def sort_by_size(declared: Any, *, of: str) -> list[Input]:
     if not inputs:
         raise InputError(
             f"{of}.warmup_inputs() returned no inputs",
-            hint="a replica cannot be proven warm for nothing: declare at least one, or set "
+            hint="declare at least one, because without inputs nothing can be proven; or set "
             "user_config.warmup.enabled: false",
         )
     wrong = [item for item in inputs if not isinstance(item, Input)]
@@ -408,7 +418,7 @@ def sort_by_size(declared: Any, *, of: str) -> list[Input]:
 
 
 def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
-    # Names that were given once stay; a made one is none of them.
+    # The first input with a name keeps it. Generated names must differ from all given names.
     taken: set[str] = set()
     given = {item.name for item in inputs}
     for item in inputs:
@@ -422,15 +432,15 @@ def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
 
 @dataclass(frozen=True, kw_only=True)
 class InputSignature:
-    """What compiled code depends on in a call: tensors' metadata and plain values, by path."""
+    """The parts of a call that compiled code depends on: tensor metadata and plain values."""
 
     entries: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values; containers are entered `depth` levels deep.
+        """Return the signature of named values, with containers entered `depth` levels deep.
 
-        A text appears as type and length. So does a key of a mapping, unless it reads as a name.
+        Strings appear as type and length. So do keys of mappings that are not names.
         """
         found = (
             entry
@@ -443,7 +453,7 @@ class InputSignature:
         return shorten(", ".join(f"{path}={what}" for path, what in self.entries))
 
 
-_TENSOR = re.compile(r"=(\w+)\[(\d+(?:×\d+)*)\](?! stride)")
+_TENSOR = re.compile(r"=(\w+)\[(\d+(?:, \d+)*)\](?! strides)")
 """A tensor in the text of a signature: its dtype and its sizes."""
 
 ELLIPSIS = "..."
@@ -452,14 +462,14 @@ ELLIPSIS = "..."
 def suggest_input(
     declared: Sequence[Input], *, function: str, signature: str, route: str = "", largest: int = 1
 ) -> str:
-    """Return the `Input(...)` to declare for a compile in traffic, as Python that can be pasted.
+    """Return the `Input(...)` to declare for a compile in traffic, as Python code to paste.
 
-    `signature` is the text of an `InputSignature`; `route` is the path of the request, if it is
-    HTTP; `largest` the largest batch. What cannot be known is `...`, with what it has to reach:
-    requests are neither kept nor shown.
+    `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
+    `largest` the largest batch size. Requests are not stored or shown, so unknown arguments are
+    `...`, with a comment that shows the compiled call.
 
     >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",
-    ...               signature="x=float32[3×16]", largest=4)
+    ...               signature="x=float32[3, 16]", largest=4)
     "Input(target='embed', concurrency=3)"
     """
     tensors = _TENSOR.findall(signature)
@@ -470,20 +480,35 @@ def suggest_input(
         return f"Input(target={target!r}, {what})  # so that {function} gets {signature}"
     item = min(like, key=lambda each: each.size / each.concurrency)
     words = [f"target={item.target_name!r}"]
-    batch = int(tensors[0][1].partition("×")[0]) if tensors else 0
+    batch = int(tensors[0][1].partition(",")[0]) if tensors else 0
     sizes = {each.concurrency for each in like if each.target_name == item.target_name}
     if 1 <= batch <= largest and batch not in sizes:
         words += _as_declared(item)
         return f"Input({', '.join([*words, f'concurrency={batch}'])})"
-    if len(tensors) == len(item.args) and all(hasattr(arg, "dtype") for arg in item.args):
-        zeros = (
-            f"torch.zeros({', '.join(shape.split('×'))}, dtype=torch.{dtype})"
-            for dtype, shape in tensors
-        )
+    has_tensors_alone = all(hasattr(arg, "dtype") for arg in item.args)
+    if tensors and len(tensors) == len(item.args) and has_tensors_alone:
+        zeros = (f"torch.zeros({shape}, dtype=torch.{dtype})" for dtype, shape in tensors)
         words.append(f"args=({', '.join(zeros)},)")
         return f"Input({', '.join(words)})"
-    words.append("json=..." if item.http else "args=(...,)")
+    if item.http is None:
+        words.append("args=(...,)")
+    elif item.http[0] in HAVE_BODIES:
+        words.append("json=...")
+    else:
+        words = [f"target={_open_query(*item.http)!r}"]
     return f"Input({', '.join(words)})  # so that {function} gets {signature}"
+
+
+HAVE_BODIES = frozenset({"POST", "PUT", "PATCH"})
+"""HTTP methods whose requests have a body."""
+
+
+def _open_query(verb: str, path: str) -> str:
+    """Return a target with a query to fill in, because only the query of such a request varies."""
+    plain, _, query = path.partition("?")
+    names = [name for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True)]
+    asked = "&".join(f"{urllib.parse.quote(name)}={ELLIPSIS}" for name in names) or ELLIPSIS
+    return f"{verb} {plain}?{asked}"
 
 
 def _path(item: Input) -> str:
@@ -491,7 +516,7 @@ def _path(item: Input) -> str:
 
 
 def _as_declared(item: Input) -> list[str]:
-    """Return the arguments of an input as its author wrote them, where they are short."""
+    """Return the declared arguments of an input as code, with `...` for long ones."""
     words = []
     for name in ("args", "kwargs", "json", "body", "headers"):
         value = getattr(item, name)
@@ -502,7 +527,7 @@ def _as_declared(item: Input) -> list[str]:
 
 
 SHOWN_ARGUMENT = 200
-"""Characters of a declared argument that a suggestion repeats."""
+"""Longest declared argument that a suggestion repeats, in characters."""
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -513,14 +538,14 @@ def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         for index, item in enumerate(value[:16]):
             yield from _entries(item, f"{path}[{index}]", depth - 1)
     elif hasattr(type(value), "dtype") and hasattr(type(value), "shape"):
-        # By type: an object with a __getattr__ can have every attribute that it is asked for.
+        # By type: an object with a __getattr__ may seem to have every attribute.
         yield path, str(value.dtype).removeprefix("torch.") + _layout(value)
     elif isinstance(value, int) and value.bit_length() > LONGEST_BITS:
         yield path, f"int[{value.bit_length()} bits]"  # Python refuses to print the longest
     elif isinstance(value, (bool, int, float)):
         yield path, repr(value)
     elif isinstance(value, str):
-        # A value of a request: its length can matter to a graph, its text is nobody's business.
+        # A string in a request is private, but its length can matter to a graph.
         yield path, f"str[{len(value)}]"
 
 
@@ -533,13 +558,15 @@ def _key(key: Any) -> str:
 
 def _layout(tensor: Any) -> str:
     try:
-        shape = "×".join(str(size) for size in tensor.shape) or "scalar"
+        # The same notation as for calls of entries (`precompile.names`).
+        shape = ", ".join(str(size) for size in tensor.shape) or "scalar"
         check = getattr(tensor, "is_contiguous", None)
         contiguous = check() if callable(check) else True
-        return f"[{shape}]" if contiguous else f"[{shape}] stride {tuple(tensor.stride())}"
+        return f"[{shape}]" if contiguous else f"[{shape}] strides {list(tensor.stride())}"
     except (RuntimeError, TypeError, AttributeError, ValueError):
-        # Nested tensors have no shape, some sparse ones no strides, and what only looks like a
-        # tensor may have anything: a signature is for people, and no reason to lose a request.
+        # Nested tensors have no shape, some sparse tensors have no strides, and other objects only
+        # look like tensors. A signature is only for people, so an error here must not fail a
+        # request.
         nested = getattr(tensor, "is_nested", False)
         layout = "nested" if nested else str(getattr(tensor, "layout", "unreadable"))
         return f"[{layout.removeprefix('torch.')}]"

@@ -1,12 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One table of metrics: as data for the node's own server, and exported through Ray.
+"""The table of metrics, as data for the server of the node and as an export through Ray.
 
-Each metric is a pure function of a `Report`, and is not exported before it has a value. Ray's path
-to Prometheus sets the rules: a gauge that is set once disappears after about 20 s, so all are set
-again every `PERIOD_S`; histogram sums are rebuilt from bucket midpoints, so exact seconds are
-gauges, and histograms are left to the node's server; a counter cannot be incremented by 0. Ray adds
-the labels application, deployment and replica, the prefix `ray_`, and `_total` to counters.
+Each metric is a pure function of a `Report`, and is exported once it has a value. Ray's path to
+Prometheus sets the rules:
+
+- A gauge that is set once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
+- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node's
+  server has histograms.
+- A counter cannot be incremented by 0.
+
+Ray adds the labels application, deployment and replica, and the prefix `ray_`. It appends `_total`
+to counters.
 """
 
 from __future__ import annotations
@@ -18,21 +23,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_warm._redaction import loggable, redact
+from serve_warm._seats import MISSES
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.report import TRACED, Counts, DeviceMemory, ParityResult, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
-"""Ray exports what was set in the last 10 s, and its node agent forgets after two periods."""
+"""Seconds between exports. Ray exports values of the last 10 s, and its node agent forgets them
+after two periods."""
 
 LAYERS = ("fx", "aot")
-"""torch's caches: Inductor's graphs, and AOTAutograd's."""
+"""torch's two caches: for graphs of Inductor, and for AOTAutograd."""
 
 RESULTS = ("hit", "miss", "bypass")
 
 Samples = Mapping[tuple[str, ...], float]
-"""Value by the values of the labels; none where there is nothing to say yet."""
+"""Values by label values; empty if there is no value yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,28 +47,30 @@ class Metric:
     """One row of the table."""
 
     name: str
-    """As it is written; Ray puts `ray_` before it, and counters end in `_total` everywhere."""
+    """The name without Ray's prefix `ray_`, and without the `_total` of exported counters."""
     kind: str
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
-    """Its own ones, beside those that the sink adds; values come from closed sets, or there is one
-    series of it a replica, and its name ends in `_info`."""
+    """Its labels, without labels that the sink adds. Their values come from closed sets, except in
+    metrics whose name ends in `_info`. Such a metric has one series per replica."""
     while_alive: bool = False
-    """Whether it says what the replica is doing, which ends with it, and not how its start went."""
+    """Whether it describes the live replica, so that it ends with the replica. Other metrics
+    describe the start."""
     absent_after: bool = False
-    """Whether it then has no value, and not 0: of a date or an age 0 would be wrong, and of the
-    others it would be one more series for each replica that has ended."""
+    """Whether it has no value after the replica ended, instead of 0. A date or an age of 0 would be
+    wrong, and other metrics would keep a series for each ended replica."""
     zeros: bool = True
-    """Whether a node's server exports values of 0; without them a gauge has one series for what is
-    the case, and none for what else could be. Ray has all, since it goes on with the last value."""
+    """Whether the node's server exports values of 0. Without them, reasons or levels that do not
+    apply have no series. Ray exports all, because it repeats the last value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
-    """Labels of its series that say that the replica is ready. The node's server exports 0 in their
-    place while the probe does not believe it: of one that hangs, these are its last words."""
+    """Labels of the series that say that the replica is ready. If the probe does not count the
+    replica as ready, for example because it hangs, the server of the node exports 0 for these
+    series."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
-    """The moment that it is counted from while it grows by itself, of CLOCK_BOOTTIME: who reads a
-    state file says how much it is by then."""
+    """Start of the measured interval by CLOCK_BOOTTIME, while the interval still grows. Readers of
+    a state file use it to compute the current value."""
 
 
 def _one(value: Callable[[Report], float | None]) -> Callable[[Report], Samples]:
@@ -90,6 +99,12 @@ def _artifact(report: Report) -> Samples:
     if used is None or not used.in_use:
         return {}
     return {(used.source, used.digits, used.created[:10]): 1.0}
+
+
+def _seat_misses(report: Report) -> Samples:
+    seat = report.seat
+    why = {seat.miss, "unavailable" if seat.problem else ""} if seat and seat.count else set()
+    return {(r,): 1.0 for r in MISSES if r in why} or {(r,): 0.0 for r in MISSES}
 
 
 def _memory(value: Callable[[DeviceMemory], int]) -> Callable[[Report], Samples]:
@@ -125,7 +140,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 once the replica is proven warm, or serves by policy; 0 before, or while it hangs.",
+        help=("1 if the replica is proven warm or serves by policy. 0 before, or if it hangs."),
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -134,7 +149,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         says_ready=((),),
-        help="1 for a ready replica that is late, uncovered, partial, or has withdrawn entries.",
+        help="1 if a ready replica was late, has unproven inputs, or withdrew entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -143,14 +158,14 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the stage that the start is in, 0 for the others and for READY while it hangs.",
+        help=("1 for the current stage of the start, else 0. Also 0 if a ready replica hangs."),
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
         name="serve_warm_verdict",
         kind="gauge",
         labels=("verdict",),
-        help="1 for the verdict of the artifact in this start, 0 for the others.",
+        help="1 for the verdict of this start on its artifact, 0 for the other verdicts.",
         read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
@@ -158,7 +173,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("reason",),
-        help="1 for the reason why the artifact of this start was refused.",
+        help="1 for the reason why this start refused its artifact.",
         read=lambda r: {
             (reason,): float(r.artifact is not None and r.artifact.refused == reason)
             for reason in REFUSAL_REASONS
@@ -169,20 +184,20 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="1 while a replica runs an artifact that nobody who is trusted signed (unsigned_ok).",
+        help=("1 while the artifact in use has no trusted signature (allowed by unsigned_ok)."),
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
         name="serve_warm_downloaded_bytes",
         kind="gauge",
-        help="Bytes of artifact that this start downloaded; 0 where the node had them.",
+        help="Artifact bytes that this start downloaded. 0 if the node had them in its cache.",
         read=_one(lambda r: r.artifact.downloaded_bytes if r.artifact is not None else 0),
     ),
     Metric(
         name="serve_warm_stage_seconds",
         kind="gauge",
         labels=("stage",),
-        help="Exact wall seconds that the stages of this start took.",
+        help="Wall seconds that this start spent in each stage.",
         read=lambda r: {(stage,): took for stage, took in r.stage_seconds.items()},
     ),
     Metric(
@@ -190,37 +205,37 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("stage",),
-        help="Seconds of the stages' work that were over when __init__ ended, beside it.",
+        help="Seconds of this stage that ran during __init__ and so did not delay the start.",
         read=_hidden,
     ),
     Metric(
         name="serve_warm_to_proof_seconds",
         kind="gauge",
-        help="Exact wall seconds from the end of __init__ to the end of the proof.",
+        help="Wall seconds from the end of __init__ to the end of the proof.",
         read=_one(lambda r: r.to_proof_s),
     ),
     Metric(
         name="serve_warm_inputs_expected",
         kind="gauge",
-        help="Inputs that are declared.",
+        help="Inputs that the deployment declares.",
         read=_one(lambda r: r.covered.expected),
     ),
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help="Inputs that were replayed in the pass under way, or in the last one.",
+        help="Inputs replayed so far in the current or last pass.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
         name="serve_warm_inputs_proven",
         kind="gauge",
-        help="Inputs that went through the pass in which compiling is forbidden.",
+        help="Inputs that passed the proof, in which compiling is forbidden.",
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
         name="serve_warm_inputs_left_out",
         kind="gauge",
-        help="Inputs that warm-up left out, because memory did not suffice for them.",
+        help="Inputs that warm-up skipped because it ran out of memory.",
         read=_one(lambda r: sum(i.left_out for i in r.inputs)),
     ),
     Metric(
@@ -228,7 +243,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help="Kinds of calls of what serve_warm.compile was given, by the level that answers them.",
+        help=("Kinds of calls to serve_warm.compile's functions, by the level that runs them."),
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(
@@ -236,80 +251,80 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for how many compiled calls of the start Dynamo traced: none, some, all.",
+        help="Whether Dynamo traced none, some or all compiled calls: 1 for that label, else 0.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
         name="serve_warm_calls_without_entry",
         kind="counter",
-        help="Calls of what serve_warm.compile was given that no entry fits: torch.compile ran.",
+        help="Calls for which serve_warm.compile had no fitting entry, so torch.compile ran.",
         read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
     ),
     Metric(
         name="serve_warm_parity_checks",
         kind="counter",
         labels=("result",),
-        help="Calls of entries held against eager, by result; not_sampled and not_comparable too.",
+        help=("Comparisons of entries with eager execution by outcome, also skipped ones."),
         read=_parity_checks,
     ),
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn because they differ from eager on this replica: should stay 0.",
+        help="Entries withdrawn because they differ from eager execution. Should stay 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help="Largest difference from eager that passed a check, as a part of the largest value.",
+        help=("Largest error against eager execution that passed, relative to the largest value."),
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(
         name="serve_warm_compiler_processes",
         kind="gauge",
-        help="Compiler processes run during warm-up that produced an object.",
+        help="Compiler processes that produced an object during warm-up.",
         read=_one(lambda r: r.warmup.compiler_processes),
     ),
     Metric(
         name="serve_warm_compiler_seconds",
         kind="gauge",
-        help="Wall seconds in compiler processes during warm-up, summed over threads.",
+        help="Wall seconds that threads waited for compiler processes during warm-up, added up.",
         read=_one(lambda r: r.warmup.compiler_s),
     ),
     Metric(
         name="serve_warm_captures",
         kind="gauge",
-        help="CUDA graphs captured during warm-up: no artifact holds one.",
+        help=("CUDA graphs captured during warm-up. Every start captures its own graphs."),
         read=_one(lambda r: r.warmup.captures),
     ),
     Metric(
         name="serve_warm_capture_seconds",
         kind="gauge",
-        help="Wall seconds capturing CUDA graphs during warm-up, each first launch included.",
+        help="Wall seconds spent on CUDA graph capture during warm-up, first launches included.",
         read=_one(lambda r: r.warmup.capture_s),
     ),
     Metric(
         name="serve_warm_graph_skips",
         kind="gauge",
-        help="CUDA graphs that torch was to capture during warm-up and does not.",
+        help="CUDA graphs that torch skipped during warm-up.",
         read=_one(lambda r: r.warmup.graph_skips),
     ),
     Metric(
         name="serve_warm_kernels_built",
         kind="gauge",
-        help="Triton kernels built during warm-up, by whichever process: 0 for a full hit.",
+        help="Triton kernels built during warm-up, in any process. 0 for a full hit.",
         read=_one(lambda r: r.warmup.kernels),
     ),
     Metric(
         name="serve_warm_tunings",
         kind="gauge",
-        help="Triton kernels and templates tuned during warm-up: 0 for a full hit.",
+        help="Triton kernels and templates autotuned during warm-up. 0 for a full hit.",
         read=_one(lambda r: r.warmup.tunings),
     ),
     Metric(
         name="serve_warm_tuning_seconds",
         kind="gauge",
-        help="Wall seconds in tunings of kernels during warm-up.",
+        help="Wall seconds spent on autotuning during warm-up.",
         read=_one(lambda r: r.warmup.tuning_s),
     ),
     Metric(
@@ -318,7 +333,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="Bytes of GPU memory that CUDA graphs keep for themselves once the replica is ready.",
+        help="GPU memory reserved by CUDA graph pools once the replica is ready.",
         read=_memory(lambda m: m.pool_bytes),
     ),
     Metric(
@@ -327,7 +342,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="Bytes of GPU memory that torch keeps once the replica is ready, graph pools too.",
+        help="GPU memory reserved by torch once the replica is ready, graph pools included.",
         read=_memory(lambda m: m.reserved_bytes),
     ),
     Metric(
@@ -336,61 +351,61 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="The most bytes of GPU memory that torch has kept at a time, from the start on.",
+        help="Peak GPU memory reserved by torch since the start.",
         read=_memory(lambda m: m.reserved_peak_bytes),
     ),
     Metric(
         name="serve_warm_compiles_after_ready",
         kind="counter",
-        help="Frames compiled in traffic after the replica was ready: should stay 0.",
+        help="Frames compiled in traffic after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.compiles),
     ),
     Metric(
         name="serve_warm_captures_after_ready",
         kind="counter",
-        help="CUDA graphs captured in traffic after the replica was ready: should stay 0.",
+        help="CUDA graphs captured in traffic after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.captures),
     ),
     Metric(
         name="serve_warm_capture_after_ready_seconds",
         kind="counter",
-        help="Wall seconds capturing CUDA graphs in traffic, in which requests wait.",
+        help="Wall seconds that requests waited for CUDA graph capture in traffic.",
         read=_one(lambda r: r.after_ready.capture_s),
     ),
     Metric(
         name="serve_warm_graph_skips_after_ready",
         kind="counter",
-        help="CUDA graphs that torch was to capture in traffic and does not: should stay 0.",
+        help="CUDA graphs that torch skipped in traffic. Should stay 0.",
         read=_one(lambda r: r.after_ready.graph_skips),
     ),
     Metric(
         name="serve_warm_kernels_built_after_ready",
         kind="counter",
-        help="Triton kernels built in traffic after the replica was ready: should stay 0.",
+        help="Triton kernels built in traffic after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.kernels),
     ),
     Metric(
         name="serve_warm_tunings_after_ready",
         kind="counter",
-        help="Triton kernels and templates tuned in traffic: should stay 0.",
+        help="Triton kernels and templates autotuned in traffic. Should stay 0.",
         read=_one(lambda r: r.after_ready.tunings),
     ),
     Metric(
         name="serve_warm_tuning_after_ready_seconds",
         kind="counter",
-        help="Wall seconds in tunings of kernels in traffic, in which requests wait.",
+        help="Wall seconds that requests waited for autotuning in traffic.",
         read=_one(lambda r: r.after_ready.tuning_s),
     ),
     Metric(
         name="serve_warm_eager_falls_after_ready",
         kind="counter",
-        help="Functions that fell to eager for good in traffic: should stay 0.",
+        help="Functions that permanently fell back to eager in traffic. Should stay 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
     ),
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests refused with 503 under after_ready: forbid, because they would compile.",
+        help="Requests answered with 503 because they would compile, with after_ready: forbid.",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(
@@ -398,13 +413,13 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("layer", "result"),
-        help="Lookups in torch's caches during warm-up: of Inductor (fx) and AOTAutograd (aot).",
+        help="Lookups in torch's Inductor (fx) and AOTAutograd (aot) caches during warm-up.",
         read=lambda r: _lookups(r.warmup),
     ),
     Metric(
         name="serve_warm_deadline_seconds",
         kind="gauge",
-        help="What the warm-up of this start is given: deadline_s.",
+        help="The setting deadline_s: the longest time from the end of __init__ to READY.",
         read=_one(lambda r: r.deadline_s or None),
     ),
     Metric(
@@ -412,27 +427,56 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Seconds since the replica was created; once READY or FAILED, until it was.",
+        help="Seconds since the replica was created. The value stops at READY or FAILED.",
         read=_one(lambda r: r.elapsed_s),
         since=lambda r: None if r.ended else r.created_boot_s,
     ),
     Metric(
         name="serve_warm_ready_seconds",
         kind="gauge",
-        help="Exact seconds from the replica's creation, before its __init__, to READY.",
+        help="Seconds from the replica's creation, before __init__, to READY.",
         read=_one(lambda r: r.elapsed_s if r.stage is Stage.READY else None),
     ),
     Metric(
         name="serve_warm_ready_timestamp_seconds",
         kind="gauge",
-        help="When the replica became ready.",
+        help="Unix time at which the replica became ready.",
         read=_one(lambda r: r.ready_unix if r.stage is Stage.READY else None),
     ),
     Metric(
         name="serve_warm_artifact_configured",
         kind="gauge",
-        help="1 where a store is named and enabled is not false.",
+        help="1 if a store is configured and warm-up is enabled.",
         read=_one(lambda r: r.artifact_configured),
+    ),
+    Metric(
+        name="serve_warm_seats",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help=("Free seats on this node, reported by the one replica that keeps them."),
+        read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
+    ),
+    Metric(
+        name="serve_warm_seats_wanted",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help="Seats that the deployment is to keep on each of its nodes, from the settings.",
+        read=_one(lambda r: r.seat.count if r.seat is not None else None),
+    ),
+    Metric(
+        name="serve_warm_seat_hits",
+        kind="counter",
+        help=("Starts on a seat, which is a worker that had already finished its imports."),
+        read=_one(lambda r: r.seat is not None and r.seat.hit),
+    ),
+    Metric(
+        name="serve_warm_seat_misses",
+        kind="counter",
+        labels=("reason",),
+        help="Starts that did not use a seat although seats are configured, by reason.",
+        read=_seat_misses,
     ),
     Metric(
         name="serve_warm_artifact_info",
@@ -440,7 +484,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("source", "statement", "created"),
-        help="1 for the artifact in use: kind of its store, digits of its statement, day of build.",
+        help=("1 for the artifact in use, labelled by kind of store, statement and build day."),
         read=_artifact,
     ),
     Metric(
@@ -448,7 +492,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="When the artifact in use was built.",
+        help="Unix time at which the artifact in use was built.",
         read=_one(lambda r: r.artifact.created_unix if r.artifact and r.artifact.in_use else None),
     ),
 )
@@ -457,9 +501,9 @@ METRICS = (
 def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
-    `serve_warm.node` exports them as they are: it knows no row of this table, so that a server can
-    be older or newer than the replicas of its node. One that knows no row of several labels leaves
-    these out, since they have no `values`.
+    `serve_warm.node` exports these rows unchanged. It does not use this table, so a server can be
+    older or newer than the replicas of its node. Rows with several labels have no `values`, so that
+    a server that does not know such rows skips them.
     """
     return [
         {
@@ -489,15 +533,16 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 
 
 class RaySink:
-    """Exports the table through `ray.serve.metrics`, from a daemon thread of its own.
+    """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    At `changed()` and every `PERIOD_S`, and nowhere else: the table is some 90 series, and whoever
-    replays inputs is the thread that serves. A thread too because the user's loop may be blocked by
-    a compile for minutes; a daemon, because nothing here is worth keeping a process alive for.
+    It exports only at `changed()` and every `period_s` seconds. The table has some 90 series, which
+    the thread that serves and replays inputs should not export. A compile may also block the user's
+    event loop for minutes.
     """
 
-    def __init__(self, report: Callable[[], Report]) -> None:
+    def __init__(self, report: Callable[[], Report], *, period_s: float = PERIOD_S) -> None:
         self._report = report
+        self._period_s = period_s
         self._changed = threading.Event()
         self._trouble = ""
         self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -505,18 +550,18 @@ class RaySink:
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
 
     def changed(self) -> None:
-        """Have the table exported now. Returns at once."""
+        """Ask for an export now. Returns at once."""
         self._changed.set()
 
     def _repeat(self) -> None:
         while True:
-            self._changed.wait(PERIOD_S)
-            self._changed.clear()  # first: what changes from here on is exported in the next turn
+            self._changed.wait(self._period_s)
+            self._changed.clear()  # first, so that later changes are exported in the next turn
             trouble = ""
             try:
                 self._export(self._report())
-            # What Ray raises without an agent, and while a node goes away; the next turn may find
-            # it again. A report is read while other threads write it: sizes of dicts change.
+            # Ray raises these without an agent, or while a node shuts down. The next export may
+            # work. Other threads can change the report and its dicts while it is read.
             except (OSError, RuntimeError, ValueError, TypeError) as error:
                 trouble = f"{type(error).__name__}: {error}"
                 if trouble != self._trouble:
@@ -526,8 +571,8 @@ class RaySink:
             self._trouble = trouble
 
     def _export(self, report: Report) -> None:
-        """Set the gauges, and move counters on by what was added since the last export."""
-        # Not when it is made: what Ray raises here costs the metrics, and no start.
+        """Set the gauges, and increment counters by their growth since the last export."""
+        # Declared here and not in the constructor, so that an error of Ray cannot fail the start.
         self._series = self._series or _declare()
         for metric, series in self._series:
             for key, value in metric.read(report).items():
@@ -542,8 +587,8 @@ class RaySink:
 
 
 def _declare() -> Sequence[tuple[Metric, Any]]:
-    """Declare the table to Ray, and return each row with Ray's metric of it."""
-    from ray.serve import metrics  # not at the top: the table is read without Ray
+    """Declare the table to Ray, and return each row with its Ray metric."""
+    from ray.serve import metrics  # not at the top: commands read the table without Ray
 
     kinds: dict[str, Any] = {"gauge": metrics.Gauge, "counter": metrics.Counter}
     return [

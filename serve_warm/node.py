@@ -1,23 +1,24 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this node's replicas are warm: their state files, the probe and the small server of it.
+"""The state files of this node's replicas, and the probe and server that read them.
 
-A replica that is still starting cannot be asked, by Serve's own design. It writes a small JSON file
-instead, and holds a lock for as long as it lives. Two files each, in a directory of their user:
+Serve sends no request to a replica that is still starting, so a request cannot find out its state.
+Instead each replica writes a small JSON file, and holds a lock while its process is alive. Each
+replica has two files in a directory of its user:
 
     <replica>.json   its state, replaced as a whole at each write
     <replica>.lock   locked (`flock`) while the process lives; its heartbeat and its names
 
-The lock is beside the state because a rename replaces the inode: a lock on the state itself would
-be on a file that nobody can open any more. The kernel frees it when the process ends, however it
-ends, and readers in another process namespace (a sidecar), where process ids mean nothing, see it
-too. The heartbeat is written in place: that works on a full disk, where a new file does not.
+The lock is a separate file because each write replaces the inode of the state. The kernel frees the
+lock however the process ends. Readers in another process namespace (a sidecar) can see this too,
+although they cannot use process ids. The heartbeat is overwritten in place, which works on a full
+disk.
 
-This file runs by itself, without the rest of the package: `python -I -S node.py probe`, or `serve`.
-A probe runs every few seconds, for years: it imports next to nothing. What takes longer to import
-than to do (`json`, `socket`, `argparse`, `typing`, `contextlib`) is done here with less, or is
-imported where a probe does not come by.
-Times that cross processes are of CLOCK_BOOTTIME, which nobody sets and which goes on in suspend.
+This file runs without the rest of the package: `python -I -S node.py probe`, or `serve`. A probe
+runs every few seconds, so it imports very few modules. Modules that are slow to import (`json`,
+`socket`, `argparse`, `typing`, `contextlib`) are avoided, or imported only where a probe does not
+need them. Times that several processes use come from CLOCK_BOOTTIME, because nobody can set it and
+it continues during suspend.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 else:
 
     class NamedTuple(tuple):
-        """As much of `typing.NamedTuple` as is used here."""
+        """The part of `typing.NamedTuple` that this file uses."""
 
         __slots__ = ()
 
@@ -49,7 +50,7 @@ else:
 
         def __new__(cls, *values: object, **named: object) -> NamedTuple:  # noqa: D102, PYI034
             if len(values) == len(cls._fields) and not named:
-                return tuple.__new__(cls, values)  # what a look makes for each replica
+                return tuple.__new__(cls, values)  # fast path: one for each replica at each look
             by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
             given = {**cls._defaults, **by_place, **named}
             if given.keys() != set(cls._fields):
@@ -68,58 +69,69 @@ STATE_SCHEMA = 2
 MAX_STATE_BYTES = 1 << 20
 
 HEARTBEAT_S = 5.0
-"""A replica that nothing happens to writes this often."""
+"""Seconds between two writes of a replica while nothing changes."""
 STALE_S = 30.0
-"""Without a heartbeat for so long a replica is not believed to be warm: six were missed."""
+"""Seconds without a heartbeat after which a replica does not count as warm. This is six missed
+heartbeats."""
 SWEEP_S = 600.0
-"""So long the files of a dead replica stay, for those who export its last figures."""
+"""Seconds for which the files of a dead replica are kept, so that its last figures can be exported.
+"""
 
 RAYLET = "http://127.0.0.1:52365/api/healthz"
-"""Ray's agent on each node, which asks the raylet. It needs no token."""
+"""Health URL of Ray's agent on each node, which checks the raylet. It needs no token."""
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
-"""For a thread that has its answer to say so, on a node where all cores compile."""
+"""Extra seconds for a thread to report its answer while all cores of the node compile."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
-"""From one question to the next: the answer to a slow one is there before the last is too old."""
+"""Seconds between two checks. Even a slow answer arrives before the last one expires."""
 PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
 KEPT_CONNECTIONS = 64
-"""So many of them only peers may have that probes come from: this machine and its kubelet."""
+"""Number of connections that are reserved for probes, which come from this machine and its kubelet.
+"""
 PEER_CONNECTIONS = 32
-"""So many one address may have. Neither a kubelet nor Prometheus has more than a few."""
+"""Largest number of connections from one address. A kubelet or Prometheus has a few."""
 MAX_THREADS = 320
-"""At most this many connections have a thread, including dropped ones whose answer is still being
-made. Above it, connections from addresses that are not trusted are closed at once."""
+"""Largest number of connections with a thread, including dropped connections whose answer is still
+being made. Above this number, connections from untrusted addresses are closed at once."""
 SLOW_S = 1.0
-"""A client that has not asked for so long is slow: a probe asks at once."""
+"""Seconds without a request after which a client counts as slow. A probe sends its request at once.
+"""
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
 BACKLOG = 1024
-"""Connections that wait to be taken, where the kernel allows it: a crowd comes at once."""
+"""Number of connections that may wait to be accepted, if the kernel allows so many."""
 IDLE_S = 5.0
-"""A client that sends nothing for so long is hung up on."""
+"""Seconds after which a client that sends nothing is disconnected."""
 REQUEST_S = 10.0
-"""So is one that has not asked and read the answer in so long, if it sends a byte now and then."""
+"""Longest time in seconds for one request and its answer, even with a slow client."""
 MAX_HEAD_BYTES = 1 << 14
-"""A request with more before its empty line is none of a probe or of Prometheus."""
+"""Largest request head. Probes and Prometheus send less."""
 REMEMBERED = 100
-"""Dead replicas whose last figures the server goes on to export, at most."""
+"""Largest number of dead replicas whose last figures the server still exports."""
 
-# --- what a replica writes -----------------------------------------------------------------
+
+def boot_s() -> float:
+    """Return CLOCK_BOOTTIME in seconds, which all processes of a machine share."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+# --- writing a state -----------------------------------------------------------------
 
 
 class StateFile:
-    """One replica's state and its lock, from here on until the process ends or `close()`.
+    """One replica's state and its lock, held until the process ends or `close()`.
 
-    `began_s` is when the replica began, of CLOCK_BOOTTIME, where that was before this was made.
+    `began_s` is the time at which the replica began, by CLOCK_BOOTTIME, if this was earlier.
+    `clock` is the clock of its heartbeats, in seconds.
 
     Raises:
-        PermissionError: the directory belongs to another user, or others can write to it: what
-            they put there would be shown as ours. Or they can replace it, because they can write
-            to one above it.
-        OSError: it cannot be made, is full or read-only, or its file system knows no locks.
+        PermissionError: another user owns the directory, can write to it, or can replace it because
+        that user can write to a folder above it. Files of that user would then look like state
+        files. OSError: the directory cannot be made, is full or read-only, or its file system has
+        no locks.
     """
 
     def __init__(
@@ -130,29 +142,31 @@ class StateFile:
         deployment: str,
         replica: str,
         began_s: float | None = None,
+        clock: Callable[[], float] = boot_s,
     ) -> None:
+        self._clock = clock
         self._directory = os.path.abspath(directory)
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self._stem = _stem(application, deployment, replica)
         self.path = os.path.join(self._directory, f"{self._stem}.json")
         self._pid_start = _start_ticks()
-        self._began_s = boot_s() if began_s is None else began_s
+        self._began_s = self._clock() if began_s is None else began_s
         self._ready_s: float | None = None
         self._stage: tuple[Any, float] = (None, self._began_s)
         self._folder = self._lock = -1
-        _close_in_children(self)
+        call_in_children(self.close)
         self._open()
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Replace the file: a reader sees the old state or the new one, never half of one.
+        """Replace the file. A reader sees either the complete old state or the complete new one.
 
-        What was removed meanwhile is made again, the directory too.
+        If files or the directory were removed, this creates them again.
 
         Raises:
-            OSError: as the class. On a full disk the heartbeat is written all the same; on a
-                read-only one it is not, and the lock is held: it is stale then, not dead.
+            OSError: as the class. On a full disk the heartbeat can still be written. On a read-only
+            disk it cannot, but the lock is still held, so the replica looks stale, not dead.
         """
-        now = boot_s()
+        now = self._clock()
         if facts.get("stage") != self._stage[0]:
             self._stage = (facts.get("stage"), now)
         if self._stage[0] == "READY" and self._ready_s is None:
@@ -191,11 +205,11 @@ class StateFile:
             except OSError:
                 pass
             if error.errno not in PASSING:
-                self.close()  # the next write begins anew
+                self.close()  # the next write opens everything again
             raise
 
     def close(self) -> None:
-        """Free the lock; a reader takes the replica for dead. Its last state stays."""
+        """Free the lock, so that readers count the replica as dead. Its last state is kept."""
         folder, lock = self._folder, self._lock
         self._folder = self._lock = -1
         for opened in (folder, lock):
@@ -210,9 +224,9 @@ class StateFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
             _take(self._lock)
-            # What a reader needs before there is a state: whose it is, and since when.
+            # Before the first state, a reader needs the names and the time of the start.
             begun = _encoded({**self._names, "began_boot_s": self._began_s})
-            os.pwrite(self._lock, _heartbeat(boot_s()) + begun, 0)
+            os.pwrite(self._lock, _heartbeat(self._clock()) + begun, 0)
         except OSError:
             self.close()
             raise
@@ -222,7 +236,7 @@ PASSING = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 )
-"""What says nothing of the lock: who lets go of it for a moment is taken for dead."""
+"""Errors after which the lock is kept, because a replica without the lock would look dead."""
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes:
@@ -232,10 +246,10 @@ def _encoded(state: Mapping[str, Any]) -> bytes:
 
 
 def _fitting(state: Mapping[str, Any]) -> bytes:
-    """Return a state as JSON that a reader accepts, whatever texts are in it.
+    """Return a state as JSON that is small enough for readers.
 
-    A larger file is not read, so that a long text would make a warm node unready. Texts are cut
-    first; what readiness does not need goes where that is not enough.
+    Readers skip a larger file, so a long text would make a warm node unready. Texts are cut first.
+    If this is not enough, only the facts that readiness depends on are kept.
     """
     data = _encoded(state)
     if len(data) > MAX_STATE_BYTES:
@@ -251,10 +265,10 @@ NEEDED = (
     *("inputs_expected", "inputs_done", "loop_boot_s", "began_boot_s", "ready_boot_s"),
     *("stage_boot_s", "heartbeat_boot_s", "updated_unix"),
 )
-"""Facts that decide about readiness, and stay in a state that is too large."""
+"""Facts that readiness depends on. They are kept in a state that is too large."""
 
 TEXT_CHARS = 1000
-"""Characters of a text in a state that is too large with longer ones."""
+"""Length to which texts are cut in a state that would be too large."""
 
 
 def _cut(value: Any) -> Any:
@@ -267,13 +281,8 @@ def _cut(value: Any) -> Any:
     return value
 
 
-def boot_s() -> float:
-    """Return seconds of CLOCK_BOOTTIME, the same in all processes of a machine."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _heartbeat(at_s: float) -> bytes:
-    # Of one length, so that it is overwritten in place.
+    # Always the same length, so that it can be overwritten in place.
     return b"%020.6f\n" % at_s
 
 
@@ -284,7 +293,7 @@ def _stem(*names: str) -> str:
     from urllib.parse import quote
 
     stem = "#".join(quote(name.encode(errors="surrogatepass"), safe="") for name in names)
-    if len(stem) > 200:  # a name may have 255 bytes, and we append to it
+    if len(stem) > 200:  # a file name may have 255 bytes, and suffixes follow
         import hashlib
 
         stem = f"{stem[:100]}-{hashlib.sha256(stem.encode()).hexdigest()}"
@@ -292,9 +301,12 @@ def _stem(*names: str) -> str:
 
 
 def _start_ticks() -> int:
-    """Return when this process began, in clock ticks since boot: a pid alone is used again."""
+    """Return the time at which this process began, in clock ticks since boot.
+
+    It distinguishes processes with a reused pid.
+    """
     with open("/proc/self/stat", "rb") as file:
-        # The name of the program, in parentheses, may hold anything. Field 22 of proc(5).
+        # The program name in parentheses may hold anything. Field 22 of proc(5).
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
@@ -306,7 +318,7 @@ def _take(lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # A reader, who holds it for microseconds to learn whether we do.
+            # A reader holds it for microseconds while it checks.
             if time.monotonic() > end:
                 raise
             time.sleep(0.001)
@@ -314,18 +326,23 @@ def _take(lock: int) -> None:
             return
 
 
-def _close_in_children(file: StateFile) -> None:
-    """Keep the lock from children that are forked, with which it would outlive the replica."""
+def call_in_children(release: Callable[[], None]) -> None:
+    """Call `release` in forked children.
+
+    Otherwise a child would keep an inherited lock after its owner ended.
+
+    `release` is a method. This does not keep its object alive.
+    """
     import weakref
 
-    known = weakref.ref(file)
+    known = weakref.WeakMethod(release)
 
-    def close() -> None:
+    def call() -> None:
         held = known()
         if held is not None:
-            held.close()
+            held()
 
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=call)
 
 
 def _make_private(directory: str) -> None:
@@ -338,7 +355,7 @@ def _make_private(directory: str) -> None:
 
 
 def _sweep(folder: int) -> None:
-    """Remove what replicas left that have been dead for long."""
+    """Remove files of replicas that died more than `SWEEP_S` ago."""
     for name in os.listdir(folder):
         stem, _, kind = name.rpartition(".")
         try:
@@ -352,10 +369,11 @@ def _sweep(folder: int) -> None:
 
 
 class Heartbeat:
-    """Writes a replica's state when it changes, and every few seconds when it does not.
+    """Writes a replica's state when it changes, and every few seconds otherwise.
 
-    From a daemon thread, so that neither a request nor the start waits for a disk. What cannot be
-    written is said once: a replica serves as well without its state. `began_s` is as for StateFile.
+    It uses a daemon thread, so that neither requests nor the start wait for a disk. A failed write
+    is logged once, and the replica serves without a state file. `began_s` is as for StateFile.
+    `period_s` is the time in seconds between two writes while nothing changes.
     """
 
     def __init__(
@@ -367,16 +385,18 @@ class Heartbeat:
         replica: str,
         facts: Callable[[], Mapping[str, Any]],
         began_s: float | None = None,
+        period_s: float = HEARTBEAT_S,
     ) -> None:
         import logging
         import threading
 
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self.directory = directory
-        # Not when its file is made, which is later where the directory cannot be used at first: it
-        # would look like a replica that was added.
+        # This is not the time of the file. If the directory was unusable at first, the replica
+        # would otherwise look as if it was added later.
         self._began_s = boot_s() if began_s is None else began_s
         self._facts = facts
+        self._period_s = period_s
         self._logger = logging.getLogger(__name__)
         self._trouble = ""
         self._changed = threading.Event()
@@ -386,11 +406,11 @@ class Heartbeat:
         self._thread.start()
 
     def changed(self) -> None:
-        """Have the state written now. Returns at once."""
+        """Ask for a write now. Returns at once."""
         self._changed.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Have the state written as it is now; return whether that was tried within the time."""
+        """Request a write and wait for it. Return whether the write was tried within the time."""
         import threading
 
         written = threading.Event()
@@ -399,7 +419,7 @@ class Heartbeat:
         return written.wait(timeout_s)
 
     def stop(self) -> None:
-        """Write no more and free the lock."""
+        """Stop writing and free the lock."""
         self._stopped = True
         self._changed.set()
         self._thread.join(timeout=1.0)
@@ -407,39 +427,54 @@ class Heartbeat:
     def _run(self) -> None:
         file = None
         while True:
-            self._changed.clear()  # first: what changes from here on is written in the next turn
+            self._changed.clear()  # first, so that later changes are written in the next turn
             if self._stopped:
                 break
             waiting, self._waiting = self._waiting, []  # also first
             try:
                 facts = self._facts()
                 if file is None:
-                    file = StateFile(self.directory, **self._names, began_s=self._began_s)
+                    file = StateFile(
+                        self.directory, **self._names, began_s=self._began_s, clock=boot_s
+                    )
                 file.write(facts)
                 trouble = ""
-            # A report is read while other threads write it: sizes of dicts change.
-            except (OSError, RuntimeError, ValueError, TypeError) as error:
-                trouble = str(error) or type(error).__name__
+            except OSError as error:
+                trouble = _describe_unwritten(os.fspath(self.directory), error)
+            # Other threads change the report while it is read, sizes of dicts too.
+            except (RuntimeError, ValueError, TypeError) as error:
+                text = str(error) or type(error).__name__
+                trouble = f"cannot make this replica's state: {text}. It is tried again"
             self._say(trouble)
             for written in waiting:
                 written.set()
-            self._changed.wait(HEARTBEAT_S)
+            self._changed.wait(self._period_s)
         if file is not None:
             file.close()
 
     def _say(self, trouble: str) -> None:
         if trouble and not self._trouble:
-            self._logger.warning(
-                "this replica's state cannot be written, so probes of this node do not see it as "
-                "it is; it serves all the same: %s",
-                trouble,
-            )
+            self._logger.warning("%s", trouble)
         elif self._trouble and not trouble:
             self._logger.info("this replica's state can be written again")
         self._trouble = trouble
 
 
-# --- what is read of it --------------------------------------------------------------------
+def _describe_unwritten(directory: str, error: OSError) -> str:
+    """Return why a state cannot be written, the effect of this, and what to do."""
+    text = error.strerror or str(error)
+    is_told = directory in text  # by `_not_private`, with what to do
+    where = "" if is_told else f" to {directory}"
+    said = (
+        f"cannot write this replica's state{where}: {text}. Probes, status and metrics of this "
+        "node do not include it, but it serves requests as usual."
+    )
+    if is_told:
+        return said
+    return f"{said} Name a writable folder with room in state_dir or SERVE_WARM_STATE_DIR"
+
+
+# --- reading states ------------------------------------------------------------------------
 
 
 class Replica(NamedTuple):
@@ -447,20 +482,20 @@ class Replica(NamedTuple):
 
     stem: str
     names: tuple[str, str, str]
-    """Application, deployment, replica; empty where they are not known yet."""
+    """Application, deployment and replica; empty until they are known."""
     condition: str
     """One of CONDITIONS."""
     why: str
-    """What is the matter, in a sentence; empty when it is warm."""
+    """Why it is not warm, in a sentence; empty if it is."""
     state: dict[str, Any] | None
     heartbeat_s: float = 0.0
-    """Of CLOCK_BOOTTIME."""
+    """By CLOCK_BOOTTIME."""
     began_s: float = float("inf")
-    """When its start began; one of which nothing is known yet begins now."""
+    """When its start began; infinity if nothing is known yet."""
 
     @property
     def ready_s(self) -> float | None:
-        """When it became ready, None before."""
+        """When it became ready; None before."""
         return _number(self.state, "ready_boot_s")
 
     def __str__(self) -> str:
@@ -470,20 +505,20 @@ class Replica(NamedTuple):
 
 
 CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
-"""What a replica can be. All but the last hold their lock."""
+"""Conditions of a replica. All but the last hold their lock."""
 
 
 class Parsed(NamedTuple):
-    """A state that was read, which the next look may take instead of reading it again.
+    """A state that was read, which the next look may reuse.
 
-    A replica puts the same heartbeat first into its lock and then into a state. While the lock has
-    that of a state, no other was begun since. What a file system says of a file could not promise
-    that: a rename brings another inode, but the one after it may bring the first again, within a
-    tick of the clock that its times are of. It is asked all the same, for what others do to a file.
+    A replica writes the same heartbeat to its lock and then to its state. While both are equal,
+    there is no newer state. The metadata of the file is not enough: after two renames within one
+    clock tick, the first inode may be used again. It is also compared, to notice changes by other
+    processes.
     """
 
     heartbeat_s: float
-    """What the lock said when it was read, and the state itself."""
+    """The heartbeat in both the lock and the state."""
     file: tuple[int, ...]
     """Device, inode, time of the last change to it in nanoseconds, size."""
     state: dict[str, Any]
@@ -494,14 +529,15 @@ def look(
     *,
     stale_s: float = STALE_S,
     parsed: dict[str, Parsed] | None = None,
+    clock: Callable[[], float] = boot_s,
 ) -> list[Replica]:
-    """Return the replicas of this node that have files in the directory, dead ones too.
+    """Return the replicas of this node that have files in the directory, including dead replicas.
 
-    `parsed` is what whoever looks again and again keeps from one look to the next, by stem; looks
-    at the same time may share it. Locks are asked each time.
+    `parsed` keeps states between two looks, by file name. Concurrent looks may share it. Locks are
+    checked each time. `clock` is the clock to compare heartbeats with, in seconds.
 
     Raises:
-        PermissionError: as StateFile. No states are then not the same as none.
+        PermissionError: as StateFile. The states are then unknown, not absent.
     """
     try:
         folder = _opened(os.path.abspath(directory))
@@ -515,29 +551,36 @@ def look(
         for stem in list(parsed):
             if stem not in stems:
                 parsed.pop(stem, None)
-        return [_replica(stem, folder, stale_s, parsed) for stem in stems]
+        return [_replica(stem, folder, stale_s, parsed, clock) for stem in stems]
     finally:
         os.close(folder)
 
 
 def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the states of the replicas that are alive; files of dead ones are skipped.
+    """Yield the states of live replicas.
 
     Raises:
-        PermissionError: as StateFile. No states are then not the same as none.
+        PermissionError: as StateFile. The states are then unknown, not absent.
     """
     for replica in look(directory):
         if replica.condition != "dead" and replica.state is not None:
             yield replica.state
 
 
-def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) -> Replica:
+def _replica(
+    stem: str,
+    folder: int,
+    stale_s: float,
+    parsed: dict[str, Parsed],
+    clock: Callable[[], float],
+) -> Replica:
     lock = _lock(stem, folder)  # first: see Parsed
     state, trouble = _current(stem, folder, lock.heartbeat_s, parsed)
     begun = lock.begun() if state is None else state
     names = _names(begun)
     heartbeat_s = max(lock.heartbeat_s, _number(state, "heartbeat_boot_s") or 0.0)
-    age_s = boot_s() - heartbeat_s
+    now_s = clock()  # after the lock and the state were read
+    age_s = now_s - heartbeat_s
     stage = "" if state is None else str(state.get("stage", ""))
     condition, why = "warm", ""
     if not lock.held:
@@ -551,7 +594,7 @@ def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) 
         why = f"no heartbeat for {age_s:.0f} s, and its process is there: it hangs or is stopped"
     elif age_s < -1.0:
         condition = "stale"
-        why = "its heartbeat is of another boot of this machine, or of another machine"
+        why = "its heartbeat is from before the last boot of this machine, or from another machine"
     elif stage == "READY" and _loop_age_s(state) > stale_s:
         condition = "stale"
         why = f"its event loop has not run for {_loop_age_s(state):.0f} s: a handler blocks it"
@@ -559,7 +602,7 @@ def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) 
         condition, why = "failed", f"FAILED: {state.get('error', '')}"
     elif stage != "READY":
         done = f"{state.get('inputs_done')}/{state.get('inputs_expected')} inputs"
-        since_s = boot_s() - (_number(state, "stage_boot_s") or boot_s())
+        since_s = now_s - (_number(state, "stage_boot_s") or now_s)
         late = ", late: its deadline has passed" if state.get("verdict") == "late" else ""
         condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}{late}"
     began_s = _number(begun, "began_boot_s") or float("inf")
@@ -567,10 +610,10 @@ def _replica(stem: str, folder: int, stale_s: float, parsed: dict[str, Parsed]) 
 
 
 def _loop_age_s(state: dict[str, Any]) -> float:
-    """Return how long the loop that serves requests had not run when this was written.
+    """Return the seconds for which the serving event loop had not run when the state was written.
 
-    Not by now: a state that cannot be written any more says nothing of the loop. 0 where it is not
-    known.
+    Time since then does not count, because a state that cannot be written says nothing about the
+    loop. 0 if unknown.
     """
     loop_s, written_s = _number(state, "loop_boot_s"), _number(state, "heartbeat_boot_s")
     return 0.0 if loop_s is None or written_s is None else written_s - loop_s
@@ -583,7 +626,7 @@ class _Lock(NamedTuple):
     trouble: str = ""
 
     def begun(self) -> dict[str, Any]:
-        """Return whose it is and since when; nothing between its making and its first write."""
+        """Return the names and the start time; nothing before its first write."""
         try:
             found = _decoded(self.rest)
         except (ValueError, RecursionError):
@@ -592,7 +635,7 @@ class _Lock(NamedTuple):
 
 
 def _lock(stem: str, folder: int) -> _Lock:
-    """Return who holds a lock. Only one that is not there, or can be taken, is held by nobody."""
+    """Return the state of a lock. A lock is free only if it is missing or can be taken."""
     name = f"{stem}.lock"
     try:
         opened = _open_ours(name, folder)
@@ -606,12 +649,13 @@ def _lock(stem: str, folder: int) -> _Lock:
     except _NotOursError as error:
         return _Lock(held=True, trouble=str(error))
     except OSError as error:
-        # Out of descriptors or of locks, say: nothing is known, and dead ones do not count.
+        # For example, this process has no free descriptors. Then the state is unknown, and "dead"
+        # would be wrong.
         return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
     except ValueError:
-        return _Lock(held=held)  # between its making and its first write
+        return _Lock(held=held)  # before its first write
     return _Lock(held, heartbeat_s, data[HEARTBEAT_BYTES:], "")
 
 
@@ -619,7 +663,7 @@ def _is_held(lock: int) -> bool:
     import fcntl
 
     try:
-        # Shared, so that readers do not take each other for the replica.
+        # Shared, so that readers do not mistake each other for the replica.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -629,9 +673,9 @@ def _is_held(lock: int) -> bool:
 def _current(
     stem: str, folder: int, heartbeat_s: float, parsed: dict[str, Parsed]
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return what `_state` does, without reading again what its lock's heartbeat says is the same.
+    """Return the same as `_state`, but skip the read if the heartbeat in the lock has not changed.
 
-    `heartbeat_s` is what the lock said just before.
+    `heartbeat_s` was read from the lock just before.
     """
     file = _file(f"{stem}.json", folder)
     known = parsed.get(stem)
@@ -639,14 +683,14 @@ def _current(
         return known.state, ""
     state, trouble = _state(stem, folder)
     written_s = _number(state, "heartbeat_boot_s")
-    # The lock has millionths of a second, the state all digits.
+    # The lock has microseconds, the state all digits.
     if state is not None and written_s is not None and abs(written_s - heartbeat_s) < 1e-6:
         parsed[stem] = Parsed(heartbeat_s, file, state)
     return state, trouble
 
 
 def _file(name: str, folder: int) -> tuple[int, ...]:
-    """Return what a file is known by; nothing for one that cannot be looked at."""
+    """Return the identity of a file; empty if it cannot be read."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -655,7 +699,7 @@ def _file(name: str, folder: int) -> tuple[int, ...]:
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
-    """Return what a file says, and what is wrong with it; neither when there is none yet."""
+    """Return the state in a file, and its problem. Both are empty if there is no file yet."""
     name = f"{stem}.json"
     try:
         opened = _open_ours(name, folder)
@@ -678,16 +722,16 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
 
 
 def _read(opened: int) -> bytes:
-    """Return what is in a file, and of one that is larger than a state may be at least so much."""
+    """Return the content of a file, up to the largest size of a state."""
     data = b""
-    # In pieces: room for the largest state takes longer to make than a usual one to read.
+    # In pieces, because allocating the largest size takes longer than reading a usual state.
     while len(data) <= MAX_STATE_BYTES and (piece := os.read(opened, 1 << 16)):
         data += piece
     return data
 
 
 def _decoded(data: bytes) -> Any:
-    """Return what a JSON text says, by the scanner under `json.loads` where there is one.
+    """Parse JSON with the C scanner under `json.loads`, if this Python has it.
 
     Raises:
         ValueError: it is no JSON.
@@ -696,13 +740,13 @@ def _decoded(data: bytes) -> Any:
     text = data.decode()
     try:
         from _json import make_scanner
-    except ImportError:  # its absence is no error to `json` either
+    except ImportError:  # `json` works without it, too
         import json
 
         return json.loads(text)
     blanks = " \t\n\r"
     text = text.strip(blanks)
-    scanner: Any = make_scanner  # what it asks of its context differs between versions
+    scanner: Any = make_scanner  # the settings that it reads differ between versions
     try:
         value, end = scanner(_Scanning)(text, 0)
     except StopIteration:
@@ -713,7 +757,7 @@ def _decoded(data: bytes) -> Any:
 
 
 class _Scanning:
-    """What the scanner asks for: the answers of `json.JSONDecoder()`."""
+    """The settings of `json.JSONDecoder()`, which the scanner reads."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -722,9 +766,9 @@ class _Scanning:
 
 
 def _wrong(state: Any) -> str:
-    """Return what keeps something that was read from being the state of a replica."""
+    """Return why parsed JSON is not the state of a replica; empty if it is."""
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
-        return "is no state of a replica"
+        return "is not the state of a replica"
     if state["schema"] != STATE_SCHEMA:
         return f"has schema {state['schema']}, not {STATE_SCHEMA}: another release wrote it"
     if not any(_names(state)):
@@ -735,11 +779,11 @@ def _wrong(state: Any) -> str:
 
 
 class _NotOursError(Exception):
-    """A file in our directory that is none of ours."""
+    """A file in the directory that this user did not write."""
 
 
 def _open_ours(name: str, folder: int) -> int:
-    # A pipe is not waited for, and a link not followed.
+    # Do not wait for a pipe, and follow no link.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         opened = os.open(name, flags, dir_fd=folder)
@@ -756,7 +800,7 @@ def _open_ours(name: str, folder: int) -> int:
         return opened
     os.close(opened)
     if not stat.S_ISREG(status.st_mode):
-        raise _NotOursError(f"{name} is no file: remove it")
+        raise _NotOursError(f"{name} is not a regular file: remove it")
     raise _NotOursError(f"{name} belongs to user id {status.st_uid}: it is not believed")
 
 
@@ -779,7 +823,7 @@ def _number(state: dict[str, Any] | None, key: str) -> float | None:
 
 
 def shown(text: str) -> str:
-    """Return one line of bounded length that may be shown in a terminal."""
+    """Return text as one printable line of at most 500 characters."""
     line = " ".join(text.split())
     line = line if line.isprintable() else ascii(line)
     return line if len(line) <= 500 else line[:499] + "…"
@@ -809,34 +853,35 @@ def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> Permission
 
 
 def _check_above(directory: str) -> None:
-    """Refuse a directory that is not there and that this user could not keep to himself.
+    """Refuse a missing directory that this user could not create as a private one.
 
     Raises:
-        PermissionError: as StateFile. A replica cannot write there, so that none is not seen.
+        PermissionError: as StateFile. No replica can write there, so missing files prove nothing.
     """
     above = _existing(directory)
     try:
         found = list(_faults(above, None, mounts="allowed"))
     except OSError:
-        return  # it was made or removed just now
+        return  # made or removed just now
     if found:
         raise _not_private(directory, found)
 
 
 def _existing(path: str) -> str:
-    """Return the lowest folder above a path that is there."""
+    """Return the nearest existing folder above a path."""
     while not os.path.lexists(path := os.path.dirname(path)):
         pass
     return path
 
 
 def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
-    """Yield what lets others change what is in a directory, each with what to do.
+    """Yield each weakness that lets others change a directory's content, with its fix.
 
-    What others may write to above it must be sticky, so that they cannot rename what is ours, or
-    the root of a volume that somebody mounted: Kubernetes makes an emptyDir with mode 0777, which
-    nobody but root can change. Whoever can write there can take the directory away (nothing is
-    then warm) but cannot put one of theirs in its place, since its owner is looked at.
+    If other users can write to a folder above it, that folder must be sticky, so that they cannot
+    rename the directory. The root of a mounted volume is also accepted, because Kubernetes makes an
+    emptyDir with mode 0777, and only root can change the mode. There, other users could remove the
+    directory, and then nothing would count as warm. They cannot replace it by their own, because
+    its owner is checked.
     """
     return _faults(directory, os.fstat(opened), mounts="allowed")
 
@@ -844,13 +889,13 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
 def _faults(
     directory: str, own: os.stat_result | None, *, mounts: str = "checked"
 ) -> Iterator[tuple[str, str]]:
-    """Yield what lets others change what is in a directory, each with what to do.
+    """Yield each weakness that lets others change a directory's content, with its fix.
 
-    `own` is the status of the directory, which then must be this user's. Without it the directory
-    is only a step on the way to one: root's will do, and everybody's if it is sticky.
+    `own` is the status of the directory, which this user must own. Without `own`, the directory is
+    a folder above it: root may own it, and anybody may write to it if it is sticky.
 
     Raises:
-        OSError: it is not there, or a way to it is closed to this user.
+        OSError: it is missing, or this user may not enter a folder above it.
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
@@ -872,7 +917,7 @@ def _faults(
         if status.st_uid not in ((user,) if leaf else (0, user)):
             fix = f"chown {user if leaf else 'root'} {path}"
             if os.path.basename(path) == _own_name():
-                fix = f"have its owner or root remove {path}"
+                fix = f"let its owner or root remove {path}"
             elif mounted:
                 fix = f"name a directory inside it {path}"
             yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
@@ -882,11 +927,11 @@ def _faults(
 
 
 _names_of_users: dict[int, str] = {}
-"""As they were first found: a server looks every second, and a directory service may be slow."""
+"""Cached, because a server looks every second, and a directory service may be slow."""
 
 
 def with_name(user: int) -> str:
-    """Return a user id with the user's name in parentheses, where it has one."""
+    """Return a user id, followed by its name in parentheses if it has one."""
     import pwd
 
     if user not in _names_of_users:
@@ -897,36 +942,37 @@ def with_name(user: int) -> str:
     return _names_of_users[user]
 
 
-# --- where it is ---------------------------------------------------------------------------
+# --- places ---------------------------------------------------------------------------
 
-LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is looked at
+LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is checked
 
 
 class Place(NamedTuple):
-    """One of the places where a user's own folders can be."""
+    """A place for a user's private folders."""
 
     folder: str
     """`<base>/serve_warm-<uid>`."""
     state: str
-    """Where the replicas of this machine write; in a home, which machines may share, by name."""
+    """The folder of state files. In a home folder it includes the host name, because machines may
+    share it."""
 
 
 class Choice(NamedTuple):
-    """The place of this user's own folders."""
+    """The place that was chosen for this user's folders."""
 
     place: Place
     passed: tuple[str, ...]
-    """What keeps the places before it from being used, or all, where none can be."""
+    """Why the places before it cannot be used. If none can be used, why all of them cannot."""
     usable: bool
 
 
 def places() -> tuple[Place, ...]:
-    """Return where this user's own folders can be, in the order in which they are tried.
+    """Return the places for this user's folders, in the order in which they are tried.
 
-    Below the folder for temporary files, in `~/.cache/serve_warm` and below `/var/tmp`. Replicas,
-    probes and servers are started by different parents and must agree: so nothing counts here that
-    comes with a login (`$HOME`, `$XDG_RUNTIME_DIR`) or changes with the room on a disk. The home is
-    that of the password database.
+    They are below the folder for temporary files, in `~/.cache/serve_warm`, and below `/var/tmp`.
+    Replicas, probes and servers are started in different ways but must choose the same place. So
+    the choice ignores `$HOME`, `$XDG_RUNTIME_DIR` and the free space of a disk. The home folder
+    comes from the password database.
     """
     import pwd
 
@@ -941,7 +987,7 @@ def places() -> tuple[Place, ...]:
         home = pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
         home = ""  # a user without a home
-    if os.path.isdir(home):  # one that is not there is not made
+    if os.path.isdir(home):  # a missing home is not made
         base = os.path.realpath(os.path.join(home, ".cache", "serve_warm"))
         folder = os.path.join(base, own)
         host = os.uname().nodename.replace("/", "_")
@@ -953,11 +999,11 @@ def places() -> tuple[Place, ...]:
 
 
 def choose_place(among: Sequence[Place]) -> Choice:
-    """Return the place that replicas use, or the one that the first of them will use.
+    """Return the place that replicas use, or that the first replica will use.
 
-    The first place with a living replica: when somebody who was in the way of another place goes,
-    replicas stay where they are, and new ones join them. Where none lives it is the first place
-    that can be used; where none can be, the first one, and whoever uses it is told what is wrong.
+    The first place with a live replica wins, so that new replicas use the same place as running
+    ones, even if an earlier place has become usable. Without a live replica it is the first usable
+    place. If no place is usable, it is the first one, marked as unusable.
     """
     passed: list[str] = []
     usable = None
@@ -972,9 +1018,10 @@ def choose_place(among: Sequence[Place]) -> Choice:
 
 
 def claim_place(among: Sequence[Place]) -> Choice:
-    """Return the place of `choose_place` with its folder made, which nobody can take away then.
+    """Choose a place and make its folder, so that nobody else can take it.
 
-    Where it cannot be made (the disk is full, somebody else was faster) a later place is taken.
+    If the folder cannot be made (the disk is full, or another user was faster), a later place is
+    tried.
     """
     left = tuple(among)
     passed: tuple[str, ...] = ()
@@ -993,7 +1040,7 @@ def claim_place(among: Sequence[Place]) -> Choice:
 
 
 def _has_living(directory: str) -> bool:
-    """Return whether a replica of this user lives that has its state there."""
+    """Return whether a live replica of this user has its state there."""
     if _troubles(directory):
         return False
     try:
@@ -1016,7 +1063,7 @@ def _is_writable(folder: str) -> bool:
 
 
 def _troubles(folder: str) -> list[str]:
-    """Return what keeps a folder from being this user's alone and in use."""
+    """Return why a folder is not private or not writable; empty if it is both."""
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(folder, os.lstat(folder))]
     except OSError as error:
@@ -1025,7 +1072,7 @@ def _troubles(folder: str) -> list[str]:
 
 
 def _barred(folder: str) -> list[str]:
-    """Return what keeps this user from making a folder that nobody else can replace."""
+    """Return why this user cannot make a folder that nobody else can replace."""
     above = _existing(folder)
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(above, None)]
@@ -1035,31 +1082,31 @@ def _barred(folder: str) -> list[str]:
 
 
 def default_directory() -> str:
-    """Return where the replicas of this user write when nobody says where; it is not made."""
+    """Return the default folder for state files of this user's replicas. Does not create it."""
     return os.environ.get("SERVE_WARM_STATE_DIR") or choose_place(places()).place.state
 
 
-# --- what is decided of it -----------------------------------------------------------------
+# --- readiness -----------------------------------------------------------------
 
 
 class Policy(NamedTuple):
-    """When this node counts as warm."""
+    """The condition under which this node counts as warm."""
 
     expect: str = "all"
-    """`all`: each replica that is here, and there is one. `min`: at least `at_least` are.
-    `allow-idle`: each that is here, or none is here."""
+    """`all`: there are replicas, and all are warm. `min`: at least `at_least` are warm.
+    `allow-idle`: all are warm, or there are none."""
     at_least: int = 1
     deployments: tuple[str, ...] = ()
-    """`Deployment` or `application#Deployment`: only these count, and each has to do so."""
+    """`Deployment` or `application#Deployment`: only these count, and each must pass."""
     latch: str = "on"
-    """`on`: once this node was warm, a replica that is added does not count until it is ready."""
+    """`on` means: once a node was warm, an added replica does not count until it is ready."""
 
     @classmethod
     def of(cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on") -> Policy:
-        """Return what is written as `all`, `min=N` or `allow-idle`.
+        """Parse `all`, `min=N` or `allow-idle`.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: anything else.
 
         >>> Policy.of("min=2").at_least
         2
@@ -1069,21 +1116,21 @@ class Policy(NamedTuple):
             return cls(expect, deployments=tuple(deployments), latch=latch)
         if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
             return cls("min", int(number), tuple(deployments), latch)
-        raise ValueError(f"{expect!r} is none of all, allow-idle and min=N with N from 1")
+        raise ValueError(f"{expect!r} is not one of all, allow-idle and min=N with N from 1")
 
 
 class Readiness(NamedTuple):
     """Whether this node is ready, and why not."""
 
     reasons: tuple[tuple[str, str], ...]
-    """Name of a check and a sentence, for each that does not pass."""
+    """Name and reason of each check that failed."""
     checks: tuple[str, ...]
-    """All that were made: `warm` first."""
+    """All checks, `warm` first."""
     replicas: tuple[Replica, ...] = ()
     excused: tuple[Replica, ...] = ()
-    """Those that are not ready yet and do not count, because the node was warm before them."""
+    """Replicas that are not ready and do not count, because the node was warm before they began."""
     unread: str = ""
-    """Why the state directory could not be looked at; `replicas` says nothing then."""
+    """Why the state directory could not be read. `replicas` is then empty."""
 
     @property
     def ready(self) -> bool:
@@ -1091,12 +1138,12 @@ class Readiness(NamedTuple):
         return not self.reasons
 
     def said(self, *, verbose: bool) -> list[str]:
-        """Return why it is not ready, a reason a line; with `verbose`, each check and replica."""
+        """Return a line for each reason; with `verbose`, for each check and replica."""
         reasons = [shown(f"{check}: {why}") for check, why in self.reasons]
         return self.lines() if verbose else reasons
 
     def lines(self) -> list[str]:
-        """Return each check and each replica in a line."""
+        """Return a line for each check and each replica."""
         failed = dict(self.reasons)
         lines = [f"[{'-' if check in failed else '+'}] {check}" for check in self.checks]
         lines += [f"    {shown(f'{check}: {why}')}" for check, why in self.reasons]
@@ -1108,11 +1155,11 @@ class Readiness(NamedTuple):
 
 
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
-    """Return why a node with these replicas is not warm, and whom the latch excuses.
+    """Return why a node with these replicas is not warm, and the replicas that the latch ignores.
 
-    The latch needs no memory, so that a probe that is a new process each time has it too, and a
-    server that was restarted: the node was warm before, if there was a moment when all that is
-    alive and had begun was ready.
+    The latch stores nothing, so it works for a probe, which is a new process each time, and after a
+    restart of the server. A node was warm if at some time all live replicas that had begun were
+    ready.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1153,9 +1200,9 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
 
 
 def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Policy) -> bool:
-    """Return whether all replicas that had begun by then were ready, and each group had one.
+    """Return whether, at this time, each group had a replica and all its replicas were ready.
 
-    A group that may be idle may have had none.
+    With `allow-idle` a group may be empty.
     """
     for group in groups.values():
         begun = [r for r in group if r.began_s <= at_s]
@@ -1167,16 +1214,17 @@ def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Poli
 
 
 class Settings(NamedTuple):
-    """What is looked at, and where."""
+    """What a probe or a server checks."""
 
     state_dir: str
-    """Empty: where the replicas of this user write, which the first of them decides."""
+    """The directory with state files. If empty, the directory that this user's first replica has
+    chosen."""
     policy: Policy = Policy()
     stale_s: float = STALE_S
     urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
-    """Health addresses by the name of their check."""
+    """Names of checks and their health URLs."""
     places: tuple[Place, ...] = ()
-    """Where the state directory can be when `state_dir` is empty."""
+    """Candidates for the state directory if `state_dir` is empty."""
 
     @classmethod
     def of(
@@ -1187,12 +1235,12 @@ class Settings(NamedTuple):
         stale_s: float = STALE_S,
         urls: tuple[tuple[str, str], ...] = (),
     ) -> Settings:
-        """Return settings for a directory, or for where the replicas of this user write."""
+        """Return settings for a directory, or for the default one if it is empty."""
         state_dir = state_dir or os.environ.get("SERVE_WARM_STATE_DIR", "")
         return cls(state_dir, policy, stale_s, urls, () if state_dir else places())
 
     def choice(self) -> tuple[str, tuple[str, ...]]:
-        """Return the state directory as of now, and what is wrong with those that came before."""
+        """Return the current state directory, and why earlier candidates cannot be used."""
         if self.state_dir:
             return self.state_dir, ()
         choice = choose_place(self.places)
@@ -1204,18 +1252,19 @@ def judge(
     *,
     health: Mapping[str, str] | None = None,
     parsed: dict[str, Parsed] | None = None,
+    clock: Callable[[], float] = boot_s,
 ) -> Readiness:
     """Return whether this node is ready now.
 
-    `health` is what is wrong by check, where it was asked for a moment ago; it is asked for now
-    where it is not given. `parsed` is as for `look`.
+    `health` has the recent problem of each check. Without it, all URLs are requested now. `parsed`
+    and `clock` are as for `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
     unread = ""
     try:
         directory, passed = settings.choice()
-        replicas = look(directory, stale_s=settings.stale_s, parsed=parsed)
+        replicas = look(directory, stale_s=settings.stale_s, parsed=parsed, clock=clock)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
             said = "; ".join((f"{directory} has no state", *passed))
@@ -1232,7 +1281,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Return what is wrong by check, having asked all addresses at the same time."""
+    """Request all health URLs at the same time. Return the problem of each, empty if healthy."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -1249,8 +1298,8 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
         ended.acquire()
         _thread.start_new_thread(ask, (name, url, ended))
         asking.append(ended)
-    # `get` ends in time but for DNS, which knows no limit: so it is left alone, and what it may
-    # still say is nothing of now.
+    # DNS has no timeout, so `get` may be late. Then its thread continues, and its answer is
+    # ignored.
     end_s = time.monotonic() + limit_s + GRACE_S
     for ended in asking:
         ended.acquire(timeout=max(0.0, end_s - time.monotonic()))
@@ -1258,9 +1307,9 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
 
 
 def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """Return what is wrong with an address, nothing when it answers 200 in time.
+    """Return why a URL is not healthy. Empty if it answers 200 in time.
 
-    A plain socket: `urllib.request` takes longer to import than a probe may take.
+    It uses a socket, because importing `urllib.request` would be too slow for a probe.
     """
     host, port, path = split_url(url)
     end = time.monotonic() + limit_s
@@ -1294,10 +1343,10 @@ def _late(url: str, limit_s: float) -> str:
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
-    """Return a connection to the first address of a host that takes one."""
-    import _socket  # what `socket` is made of, without the enums it makes of each constant
+    """Connect to the first address of a host that accepts."""
+    import _socket  # `socket` without its enums, which are slow to make
 
-    # As bytes: of a string it would import a codec for names that are not ASCII.
+    # As bytes: for a string, it would import the IDNA codec.
     name = host.encode("ascii" if host.isascii() else "idna")
     trouble = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
     for family, kind, protocol, _, address in _socket.getaddrinfo(
@@ -1316,10 +1365,10 @@ def _connected(host: str, port: int, end_s: float) -> Any:
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of a plain address.
+    """Split an http URL into host, port and path.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has no host or port, or another scheme.
 
     >>> split_url("http://127.0.0.1:8000/-/healthz")
     ('127.0.0.1', 8000, '/-/healthz')
@@ -1329,19 +1378,19 @@ def split_url(url: str) -> tuple[str, int, str]:
     name, _, port = host.rpartition(":")
     digits = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if scheme != "http" or not name or not digits or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is not like http://127.0.0.1:8000/-/healthz, nor none")
+        raise ValueError(f"{url!r} is neither a URL like http://127.0.0.1:8000/-/healthz nor none")
     return name.strip("[]"), int(port), slash + path or "/"
 
 
-# --- the figures ---------------------------------------------------------------------------
+# --- metrics ---------------------------------------------------------------------------
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 """The formats of `/metrics`."""
 
 OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed", "died")
-"""How a start can end: the verdict of a replica that became ready, `failed`, or `died`: its process
-ended before either, because it was killed, it crashed, or nobody wanted it any more."""
+"""Outcomes of a start: the verdict of a replica that became ready, `failed`, or `died`. `died`
+means that its process ended before either: it was killed, it crashed, or Serve stopped it."""
 
 WHO = ("application", "deployment", "replica")
 
@@ -1350,69 +1399,79 @@ NODE_METRICS = {
     "serve_warm_node_check": (
         "gauge",
         ("check",),
-        "1 for a check of /readyz that passes: warm, raylet, proxy.",
+        "1 if this check of /readyz passes. The checks are warm, raylet and proxy.",
     ),
     "serve_warm_node_replicas": (
         "gauge",
         ("condition",),
-        "Replicas of this node by condition; dead ones are remembered.",
+        "Replicas of this node by condition. Dead replicas are included for a limited time.",
     ),
     "serve_warm_node_states_readable": (
         "gauge",
         (),
-        "1 while the state directory can be read; while it is 0, replicas are as last seen.",
+        "1 while the state directory is readable. If 0, the metrics of replicas are out of date.",
     ),
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Replicas that were added to a warm node, are not ready yet and do not count.",
+        "Replicas that were added to a warm node, are not ready, and do not count yet.",
     ),
-    "serve_warm_replica_alive": ("gauge", WHO, "1 while the replica's process lives, 0 after."),
+    "serve_warm_replica_alive": (
+        "gauge",
+        WHO,
+        "1 while the replica's process is alive, 0 after it ended.",
+    ),
     "serve_warm_heartbeat_age_seconds": (
         "gauge",
         WHO,
-        "Seconds since a living replica wrote what is shown here.",
+        "Seconds since a live replica last wrote its state.",
     ),
     "serve_warm_stage_age_seconds": (
         "gauge",
         WHO,
-        "Seconds since the stage of a living replica began.",
+        "Seconds since a live replica entered its stage.",
     ),
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran: by verdict, failed, or died before either.",
+        "Starts that ended while this server ran, by outcome: the verdict, failed or died.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
-        "Seconds from a replica's creation to READY or FAILED, or until it last wrote, of them.",
+        (
+            "Duration of starts that ended while this server ran: from creation to READY, FAILED "
+            "or the last state that the replica wrote."
+        ),
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
         ("application", "deployment", "stage", "outcome"),
-        "Seconds of each stage of the same starts; no series before the first of its kind.",
+        (
+            "Seconds in each stage, for starts that ended while this server ran. No series before "
+            "the first."
+        ),
     ),
 }
-"""What the server itself exports: kind, labels and meaning by name. All else is what replicas
-write under `metrics` (`serve_warm.metrics.as_data`)."""
+"""Kind, labels and help of the server's own metrics. Replicas write all others under `metrics`
+(`serve_warm.metrics.as_data`)."""
 
 OWN = tuple(f"{name}_" for name in NODE_METRICS)
-"""How what the server exports may go on, with a suffix."""
+"""Prefixes of the series of the server's own metrics."""
 
 BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),
     *(120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0),
 )
-"""Upper bounds of the histograms, seconds: from a start at level 3 to one that compiles a large
-model, and the usual deadlines among them."""
+"""Upper bounds of the histograms in seconds, from a level-3 start to a cold compile of a large
+model."""
 
 
 class Family(NamedTuple):
     """All samples of one metric."""
 
     name: str
-    """Without the `_total` of a counter, which each of its samples has."""
+    """Without the suffix `_total` of a counter's samples."""
     kind: str
     text: str
     samples: tuple[tuple[str, dict[str, str], float], ...]
@@ -1420,7 +1479,7 @@ class Family(NamedTuple):
 
 
 class _Histogram:
-    """Counts and the exact sum of what was observed."""
+    """Counts by bucket, and the exact sum."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BUCKETS) + 1)
@@ -1433,7 +1492,7 @@ class _Histogram:
         self._sum += value
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Yield suffix, label and value of each series."""
+        """Yield the suffix, label and value of each series."""
         count = 0
         for bound, more in zip((*map(repr, BUCKETS), "+Inf"), self._counts, strict=True):
             count += more
@@ -1443,9 +1502,12 @@ class _Histogram:
 
 
 class Ledger:
-    """What a server remembers of the replicas of its node."""
+    """The record that a server keeps of the replicas on its node. `clock` is as for `look`."""
 
-    def __init__(self, deployments: Iterable[str] = ()) -> None:
+    def __init__(
+        self, deployments: Iterable[str] = (), *, clock: Callable[[], float] = boot_s
+    ) -> None:
+        self._clock = clock
         self._seen: dict[str, Replica] = {}
         self._counted: set[str] = set()
         self._starts: dict[tuple[str, str, str], int] = {}
@@ -1458,9 +1520,9 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Take in what was seen just now."""
+        """Record a look."""
         if readiness.unread:
-            return  # not to see replicas is not to see that they are gone
+            return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
         for stem, old in self._seen.items():
             new = found.get(stem)
@@ -1492,18 +1554,18 @@ class Ledger:
         ended = stage in ("READY", "FAILED")
         if stem in self._counted or not (ended or replica.condition == "dead"):
             return
-        if not (ended or self._first) and boot_s() - replica.heartbeat_s <= STALE_S:
-            # Who had to let go of its lock, because it was removed, has another one by then. And
-            # where the node itself ends, this server has ended too.
+        if not (ended or self._first) and self._clock() - replica.heartbeat_s <= STALE_S:
+            # A replica whose lock was removed has another one by then. If the node itself ends, so
+            # does this server.
             return
         self._counted.add(stem)
         if self._first:
-            return  # it ended before this server began
+            return  # ended before this server began
         outcome = str(state.get("verdict")) if stage == "READY" else "failed" if ended else "died"
         if outcome not in OUTCOMES:
             return
         self._starts[application, deployment, outcome] += 1
-        # A replica of an earlier release says neither of the two.
+        # Replicas of earlier releases write neither.
         elapsed_s = _seconds(state.get("elapsed_s"))
         if elapsed_s is not None:
             self._took[application, deployment, outcome].observe(elapsed_s)
@@ -1515,7 +1577,7 @@ class Ledger:
                 self._stages.setdefault(key, _Histogram()).observe(seconds)
 
     def families(self, readiness: Readiness) -> Iterator[Family]:
-        """Yield all figures: first what the server knows by itself, then what replicas wrote."""
+        """Yield all metrics: the server's own first, then those that replicas wrote."""
         found = _Found()
         failed = dict(readiness.reasons)
         found.add("serve_warm_node_ready", {}, float(readiness.ready))
@@ -1533,7 +1595,7 @@ class Ledger:
             found.add_histogram("serve_warm_start_duration_seconds", start, took)
         for stage, took in sorted(self._stages.items(), key=lambda item: item[0]):
             found.add_histogram("serve_warm_stage_duration_seconds", stage, took)
-        now = boot_s()
+        now = self._clock()
         for replica in self._seen.values():
             if any(replica.names):
                 self._add_replica(found, replica, now)
@@ -1543,7 +1605,8 @@ class Ledger:
         alive = replica.condition != "dead"
         found.add_own("serve_warm_replica_alive", replica.names, float(alive))
         if alive:
-            # Of what is shown here: on a full disk the lock's heartbeat goes on, and this does not.
+            # The heartbeat of the state, because on a full disk only the heartbeat of the lock
+            # continues.
             written_s = _number(replica.state, "heartbeat_boot_s") or replica.heartbeat_s
             age_s = max(0.0, now - written_s)
             found.add_own("serve_warm_heartbeat_age_seconds", replica.names, age_s)
@@ -1556,7 +1619,7 @@ class Ledger:
             found.add_written(name, kind, text, {**who, **labels}, value)
 
     def exposition(self, readiness: Readiness, *, kind: str = TEXT) -> str:
-        """Return all figures in a format: `TEXT` or `OPENMETRICS`."""
+        """Return all metrics in a format: `TEXT` or `OPENMETRICS`."""
         if kind == TEXT:
             return "".join(map(_written, self.families(readiness)))
         return "".join([*map(_written_openmetrics, self.families(readiness)), "# EOF\n"])
@@ -1566,11 +1629,11 @@ STAGES = (
     *("pending", "pulling", "verifying", "loading", "replaying", "proving", "parity", "ready"),
     "failed",
 )
-"""What `serve_warm.report.Stage` has, as labels have it."""
+"""`serve_warm.report.Stage` in lower case, as in labels."""
 
 
 class _Found:
-    """Samples by the metric that they are of: each family in one piece, each series once."""
+    """Samples by metric, so that each family is in one piece and has each series once."""
 
     def __init__(self) -> None:
         self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
@@ -1595,7 +1658,7 @@ class _Found:
     def add_written(
         self, name: str, kind: str, text: str, labels: dict[str, str], value: float
     ) -> None:
-        """Add what a replica wrote, but for what stands for something else here already."""
+        """Add a sample that a replica wrote, unless its name has another meaning here."""
         if name not in self._about and not name.startswith(OWN):
             self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
@@ -1609,7 +1672,7 @@ class _Found:
 def _own_rows(
     replica: Replica, now: float, *, alive: bool
 ) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
-    """Yield name, kind, meaning, own labels and value of each figure that a replica wrote."""
+    """Yield name, kind, help, labels and value of each sample that a replica wrote."""
     import re
 
     table = (replica.state or {}).get("metrics")
@@ -1619,11 +1682,11 @@ def _own_rows(
         name, kind = row.get("name"), row.get("kind")
         if not isinstance(name, str) or not re.fullmatch(r"serve_warm_[a-z_]{1,100}", name):
             continue
-        if name.endswith(("_total", "_created")):  # which belong to the counter without them
+        if name.endswith(("_total", "_created")):  # suffixes of the counter's own samples
             continue
         if kind not in ("gauge", "counter"):
             continue
-        # What is true of a living replica only is not true of a dead one.
+        # Some metrics are zero or absent once the replica is dead.
         ended = not alive and row.get("while_alive") is True
         if ended and row.get("absent_after") is True:
             continue
@@ -1631,17 +1694,17 @@ def _own_rows(
         since_s = _number(row, "since_boot_s") if alive else None
         for labels, written in _own_samples(row):
             if kind == "counter" and not 0 <= written < float("inf"):
-                continue  # OpenMetrics has no such counter, and the page would be none
+                continue  # not a counter in OpenMetrics, and the whole page would be invalid
             if kind == "gauge" and not alive and labels and not written:
-                continue  # what did not happen in a start that is over, for each that ever ended
+                continue  # zeros of ended starts would only add series
             value = written if since_s is None else max(0.0, now - since_s)
-            # Its own last word, where the probe does not believe it any more: it hangs, say.
+            # The replica says ready, but the probe disagrees: for example, it hangs.
             claimed = isinstance(claims, list) and list(labels.values()) in claims
             yield name, kind, str(row.get("help", "")), labels, 0.0 if ended or claimed else value
 
 
 def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
-    """Yield labels and value of each series of a row; of one that is none, nothing."""
+    """Yield labels and value of each sample of a row; nothing for a malformed row."""
     import re
 
     labels: Any = row.get("labels")
@@ -1670,7 +1733,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a number that may be observed, as one that is not a number would spoil all sums."""
+    """Return a finite number from 0 to 1e9, or None, because NaN would make every sum NaN."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
     return float(value) if ok else None
 
@@ -1682,9 +1745,9 @@ def _written(family: Family) -> str:
 
 
 def _written_openmetrics(family: Family) -> str:
-    """Return a family as OpenMetrics 1.0 has it, without the optional `_created`.
+    """Return a family in OpenMetrics 1.0, without the optional `_created`.
 
-    Prometheus would store that as one more series for each counter and histogram.
+    Prometheus would store `_created` as one more series for each counter and histogram.
     """
     name = family.name
     lines = [f"# HELP {name} {_escaped(family.text)}\n# TYPE {name} {family.kind}\n"]
@@ -1693,7 +1756,7 @@ def _written_openmetrics(family: Family) -> str:
 
 
 UNITS = ("seconds", "bytes")
-"""What a name ends with where its values have a unit."""
+"""Suffixes of names whose values have a unit."""
 
 
 def _written_samples(family: Family) -> str:
@@ -1709,7 +1772,7 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
 
 
 def _utf8(value: str) -> str:
-    # What UTF-8 cannot say (half of a surrogate pair) no scraper can read.
+    # Half of a surrogate pair has no UTF-8, and scrapers read nothing else.
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
@@ -1721,9 +1784,10 @@ def _escaped(value: str) -> str:
 
 
 class Server:
-    """Answers `/livez`, `/readyz` and `/metrics` until it is told to drain and has done so.
+    """Answers `/livez`, `/readyz` and `/metrics` until it is told to drain.
 
-    Places are kept for connections of `trusted` addresses.
+    Some connections are reserved for `trusted` addresses. `max_connections` and `request_s` limit
+    the connections of all addresses and the seconds of a request. `clock` is as for `look`.
 
     Raises:
         OSError: the port is taken.
@@ -1737,31 +1801,37 @@ class Server:
         port: int = PORT,
         drain_s: float = DRAIN_S,
         trusted: Iterable[str] = LOOPBACK,
+        max_connections: int = MAX_CONNECTIONS,
+        request_s: float = REQUEST_S,
+        clock: Callable[[], float] = boot_s,
     ) -> None:
         import queue
         import threading
 
         self._settings = settings
         self._drain_s = drain_s
+        self._clock = clock
         self.draining = False
-        """Whether it was told to end."""
-        # No Event: a signal that comes while one is set or waited for would wait for its lock.
+        """Whether it was told to drain."""
+        # Not an Event: a signal handler that interrupts its `set` or `wait` would deadlock on its
+        # lock.
         self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ledger = Ledger(settings.policy.deployments)
+        self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics, and when it was begun, by format."""
+        """The last page of metrics and when it was begun, by format."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
         self._said = ""
-        # Starts that have ended by now are none that this server has seen.
+        # Starts that ended before this server began do not count.
         self._noted({})
-        self._http = _http_server(self, host, port, trusted)
+        clients = _Clients(trusted, max_connections=max_connections, request_s=request_s)
+        self._http = _http_server(self, host, port, clients)
         self.port: int = self._http.server_address[1]
 
     def run(self) -> None:
-        """Serve until `drain` was called, and then for `drain_s` more."""
+        """Serve until `drain` is called, and for `drain_s` after that."""
         import threading
 
         self._watch()
@@ -1771,14 +1841,14 @@ class Server:
         serving = threading.Thread(target=self._http.serve_forever, daemon=True)
         serving.start()
         self._wait(float("inf"))
-        # Endpoints take a moment to forget this node: it is told "not ready" until they have, and
-        # a second signal ends that.
+        # Endpoints take a moment to drop this node. Until then it answers "not ready"; a second
+        # signal skips the wait.
         self._wait(self._drain_s)
         self._http.shutdown()
         self._http.server_close()
 
     def _wait(self, limit_s: float) -> None:
-        """Return when `drain` is called, or after so long."""
+        """Wait until `drain` is called or the limit is over."""
         import queue
 
         end_s = time.monotonic() + limit_s
@@ -1786,13 +1856,13 @@ class Server:
             try:
                 return self._told.get(timeout=min(left_s, CHECK_PERIOD_S))
             except queue.Empty:
-                pass  # a signal that came right before the wait did not end it, and is seen now
+                pass  # a signal directly before the wait did not end it, so look again
         return None
 
     def drain(self) -> None:
-        """Be not ready from now on, and end soon; the second time at once.
+        """Answer "not ready" from now on and end after `drain_s`; called twice, end at once.
 
-        A handler of signals may call this, also one that interrupts another.
+        Safe in a signal handler, even one that interrupts another.
         """
         self.draining = True
         self._told.put(None)
@@ -1802,16 +1872,16 @@ class Server:
         return self._judged(self._health_now())
 
     def _judged(self, health: Mapping[str, str]) -> Readiness:
-        readiness = judge(self._settings, health=health, parsed=self._parsed)
+        readiness = judge(self._settings, health=health, parsed=self._parsed, clock=self._clock)
         if self.draining:
             reasons = (("draining", "this server was told to end"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
         return readiness
 
     def metrics(self, *, kind: str = TEXT) -> str:
-        """Return all figures as of now, in a format: `TEXT` or `OPENMETRICS`.
+        """Return all metrics as of now, in a format: `TEXT` or `OPENMETRICS`.
 
-        Those who ask while a page is made share the next one, so that a crowd has no page each.
+        Requests that arrive while a page is made share the next one.
         """
         asked_s = time.monotonic()
         health = self._health_now()
@@ -1824,15 +1894,15 @@ class Server:
             return page
 
     def _noted(self, health: Mapping[str, str]) -> Readiness:
-        # With the ledger's lock held: what is noted later was seen later.
+        # Called with the ledger's lock held, so that looks are recorded in order.
         readiness = self._judged(health)
         self._ledger.note(readiness)
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return what was heard in the last second; where that is longer ago, ask now."""
+        """Return the health of the last second; ask now if it is older."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
-            with self._health_lock:  # one asks, the others wait for what it hears
+            with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
                     self._ask()
         return self._health[1]
@@ -1842,7 +1912,7 @@ class Server:
         self._health = (asked_s, asked(self._settings))
 
     def _watch(self) -> None:
-        """Look at the replicas, so that what became of them is known at the next scrape."""
+        """Look at the replicas, so that the next scrape includes replicas that ended."""
         health = self._health_now()
         with self._ledger_lock:
             readiness = self._noted(health)
@@ -1862,7 +1932,7 @@ class Server:
             try:
                 what()
             except (OSError, RuntimeError):
-                pass  # out of threads or descriptors for a moment: the next turn may have them
+                pass  # out of threads or descriptors: the next turn may have them
 
 
 def _log(text: str) -> None:
@@ -1874,7 +1944,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]:
-    """Return status, content type and body; `accept` is what the header of that name says."""
+    """Return status, content type and body for a path and an Accept header."""
     path, _, query = target.partition("?")
     if path == "/livez":
         return 200, PLAIN, "ok\n"
@@ -1882,7 +1952,7 @@ def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]
         kind = _format(accept)
         return 200, kind, node.metrics(kind=kind)
     if path != "/readyz":
-        return 404, PLAIN, "there are /livez, /readyz, /readyz?verbose and /metrics\n"
+        return 404, PLAIN, "not found: try /livez, /readyz, /readyz?verbose or /metrics\n"
     readiness = node.readiness()
     if "verbose" in query.replace("=", "&").split("&"):
         lines = [*readiness.lines(), "ready" if readiness.ready else "not ready"]
@@ -1892,9 +1962,9 @@ def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]
 
 
 def _format(accept: str) -> str:
-    """Return the format of metrics for a header `Accept` in lower case.
+    """Return the format of metrics for an Accept header in lower case.
 
-    OPENMETRICS for a client that names it, and wants TEXT no more than that.
+    It is OPENMETRICS if the client names it and does not prefer TEXT.
     """
     wanted: dict[str, float] = {}
     for each in accept.split(","):
@@ -1906,14 +1976,14 @@ def _format(accept: str) -> str:
         if name == OPENMETRICS.partition(";")[0] and given.get("version", "1.0.0") != "1.0.0":
             continue
         wanted[name] = max(wanted.get(name, 0.0), _weight(given.get("q", "1")))
-    # What is said of a type counts, and what is said of many only where nothing is said of it.
+    # The most specific range counts: a type before its wildcard.
     text = next((wanted[n] for n in ("text/plain", "text/*", "*/*") if n in wanted), 0.0)
     asked = wanted.get(OPENMETRICS.partition(";")[0], 0.0)
     return OPENMETRICS if asked > 0 and asked >= text else TEXT
 
 
 def _weight(text: str) -> float:
-    """Return what a q-value says; 0 for what is none."""
+    """Parse a q-value; 0 if it is malformed."""
     try:
         weight = float(text)
     except ValueError:
@@ -1926,42 +1996,52 @@ class _Client:
 
     __slots__ = ("answered", "end_s", "peer", "since_s")
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, since_s: float, end_s: float) -> None:
         self.peer = peer
         self.answered = False
-        """Whether it waits for another request."""
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin the time of a request."""
-        self.since_s = time.monotonic()
-        self.end_s = self.since_s + REQUEST_S
+        """Whether its last request was answered and no other has begun."""
+        self.since_s = since_s
+        self.end_s = end_s
 
 
 class _Clients:
-    """The open connections of a server: there are so many at most, and none is open for long.
+    """The open connections of a server, limited in number and in time.
 
-    Who comes always gets a place, so that a crowd cannot shut a probe out. One address has so many
-    at most, and some places are kept for `trusted` ones. Where there is none, the oldest slow
-    client goes, else whoever came or was answered the longest ago: of the same address where that
-    has too many, and of a trusted one last.
+    A new connection always gets a place, so that many clients cannot block a probe. Each address
+    has a limit, and some places are reserved for `trusted` addresses. If no place is free, the
+    server drops the oldest slow client, or else the client that has been idle longest. If the new
+    client's address has too many connections, it drops one of these. It drops trusted clients last.
+
+    `request_s` is the longest time of a request, in seconds of `clock`.
     """
 
-    def __init__(self, trusted: Iterable[str] = LOOPBACK) -> None:
+    def __init__(
+        self,
+        trusted: Iterable[str] = LOOPBACK,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        request_s: float = REQUEST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         import threading
 
         self._trusted = frozenset(trusted)
+        self._max_connections = max_connections
+        self._request_s = request_s
+        self._clock = clock
         self._open: dict[socket.socket, _Client] = {}
         self._with_thread: set[socket.socket] = set()
-        """Those that have one, or will: the open ones, and those that were dropped since."""
+        """Connections with a thread: open ones, and dropped ones whose answer is still being made.
+        """
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket, peer: str) -> bool:
-        """Give a connection from an address a place, if need be that of another one.
+        """Give a connection a place. If necessary, another connection loses its place.
 
-        Returns False where too many threads are under way.
+        Returns False if too many threads are running.
         """
         peer = peer.removeprefix("::ffff:").partition("%")[0]
+        free = self._max_connections - KEPT_CONNECTIONS
         with self._lock:
             if peer not in self._trusted and len(self._with_thread) >= MAX_THREADS:
                 return False
@@ -1969,21 +2049,22 @@ class _Clients:
             others = [c for c, client in self._open.items() if client.peer not in self._trusted]
             if len(same) >= PEER_CONNECTIONS:
                 self._drop_one(same)
-            elif peer not in self._trusted and len(others) >= MAX_CONNECTIONS - KEPT_CONNECTIONS:
+            elif peer not in self._trusted and len(others) >= free:
                 self._drop_one(others)
-            elif len(self._open) >= MAX_CONNECTIONS:
+            elif len(self._open) >= self._max_connections:
                 self._drop_one(others or list(self._open))
-            self._open[connection] = _Client(peer)
+            now = self._clock()
+            self._open[connection] = _Client(peer, now, now + self._request_s)
             self._with_thread.add(connection)
             return True
 
     def has(self, connection: socket.socket) -> bool:
-        """Whether a connection has its place still."""
+        """Return whether a connection still has its place."""
         with self._lock:
             return connection in self._open
 
     def _drop_one(self, among: Sequence[socket.socket]) -> None:
-        slow_s = time.monotonic() - SLOW_S
+        slow_s = self._clock() - SLOW_S
 
         def order(connection: socket.socket) -> tuple[bool, float]:
             client = self._open[connection]
@@ -1994,30 +2075,31 @@ class _Clients:
         _shut(dropped)
 
     def renew(self, connection: socket.socket) -> None:
-        """Give it the time of another request, having answered one."""
+        """Restart the time of a connection whose request was answered."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None:
-                client.renew()
+                client.since_s = self._clock()
+                client.end_s = client.since_s + self._request_s
                 client.answered = True
 
     def hear(self, connection: socket.socket) -> None:
-        """Take in that its next request has begun, for which it has the rest of its time."""
+        """Note that the next request of a connection has begun."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None and client.answered:
                 client.answered = False
-                client.since_s = time.monotonic()
+                client.since_s = self._clock()
 
     def forget(self, connection: socket.socket) -> None:
-        """Free its place and its thread, if it has them. To be called before it is closed."""
+        """Free the place and the thread of a connection. Call it before closing."""
         with self._lock:
             self._open.pop(connection, None)
             self._with_thread.discard(connection)
 
     def hang_up(self) -> None:
-        """End those that are late. Their threads find nobody there, and close them."""
-        now = time.monotonic()
+        """Shut down late connections. Their threads notice, and close them."""
+        now = self._clock()
         with self._lock:
             for connection, client in self._open.items():
                 if client.end_s < now:
@@ -2034,19 +2116,19 @@ def _shut(connection: socket.socket) -> None:
 
 
 class _Request(NamedTuple):
-    """What is read of a request: `http.server` parses each header as it would one of an e-mail."""
+    """The parts of a request that matter. `http.server` would parse headers as e-mail does."""
 
     method: str
     target: str
     last: bool
-    """Whether the connection ends with its answer: the client says so, or sends a body. That is not
-    read, and what follows it would be taken for a request."""
+    """Whether the connection ends after the answer: if the client asks for this, or sends a body.
+    The server does not read bodies, so a body would look like the next request."""
     accept: str = ""
-    """What the headers of that name say, in lower case and with commas between."""
+    """The values of its Accept headers, in lower case, joined by commas."""
 
 
 def _request(head: bytes) -> _Request | None:
-    """Return what lines before an empty one ask for, None where that is no HTTP/1."""
+    """Parse a request head; None if it is not HTTP/1."""
     line, *lines = head.decode("latin-1").split("\n")
     words = line.split()
     if len(head) > MAX_HEAD_BYTES or len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -2072,14 +2154,14 @@ REASONS = {
 
 
 def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
-    """Return the answer to a request, and whether the connection ends with it."""
+    """Return the answer to a request, and whether it ends the connection."""
     request = _request(head)
     known = request is not None and request.method in ("GET", "HEAD")
     last = request is None or request.last or not known or node.draining
     if request is None:
-        status, kind, text = 400, PLAIN, "this is no request of HTTP/1\n"
+        status, kind, text = 400, PLAIN, "not an HTTP/1 request\n"
     elif not known:
-        status, kind, text = 501, PLAIN, "there are GET and HEAD\n"
+        status, kind, text = 501, PLAIN, "only GET and HEAD are supported\n"
     else:
         status, kind, text = _answer(node, request.target, request.accept)
     body = text.encode(errors="replace")
@@ -2098,7 +2180,7 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
 
 
 def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
-    """Answer one request after the other, until the client or an answer ends the connection."""
+    """Answer requests until the client or an answer ends the connection."""
     data, last = b"", False
     while not last:
         while b"\n\n" not in data and len(data) <= MAX_HEAD_BYTES:
@@ -2106,24 +2188,23 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             if not received:
                 return
             clients.hear(connection)
-            # Who writes by hand may leave out the carriage returns.
+            # A request typed by hand may lack carriage returns.
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
         data = data.lstrip(b"\n")
         if not clients.has(connection):
-            return  # it was dropped: nobody reads the answer
+            return  # dropped: nobody reads the answer
         answer, last = _reply(node, head)
-        # In one piece: the second of two would wait for the client to acknowledge the first.
+        # Sent in one piece, because a second piece would wait until the client acknowledges the
+        # first.
         connection.sendall(answer)
         clients.renew(connection)
 
 
-def _http_server(node: Server, host: str, port: int, trusted: Iterable[str]) -> TCPServer:
+def _http_server(node: Server, host: str, port: int, clients: _Clients) -> TCPServer:
     import _thread
     import socket
     from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
-
-    clients = _Clients(trusted)
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
@@ -2140,11 +2221,11 @@ def _http_server(node: Server, host: str, port: int, trusted: Iterable[str]) -> 
             if not clients.admit(request, client_address[0]):
                 self.shutdown_request(request)
                 return
-            # Not by `threading`, which waits until the thread runs. Nobody waits for its end.
+            # `threading` would wait until the thread runs. The thread is never joined.
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
 
         def shutdown_request(self, request: Any) -> None:
-            # Here, where also those end that no thread could be started for.
+            # Connections without a thread end here as well.
             clients.forget(request)
             super().shutdown_request(request)
 
@@ -2153,17 +2234,17 @@ def _http_server(node: Server, host: str, port: int, trusted: Iterable[str]) -> 
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             error = sys.exc_info()[1]
-            if not isinstance(error, OSError):  # a client that hung up is no news
+            if not isinstance(error, OSError):  # a client that hung up is normal
                 super().handle_error(request, client_address)
 
     return Http((host, port), Handler)
 
 
-# --- by itself -----------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------
 
 
 def probe(settings: Settings, *, verbose: bool) -> tuple[int, list[str]]:
-    """Return an exit code, 0 for ready and 1 for not, and lines to show."""
+    """Return the exit code (0 if ready, 1 if not) and the lines to print."""
     readiness = judge(settings)
     return (0 if readiness.ready else 1), readiness.said(verbose=verbose)
 
@@ -2178,43 +2259,59 @@ def settings_of(
     raylet: str,
     proxy: str,
 ) -> Settings:
-    """Return what the options of `probe` and `serve` say.
+    """Return the settings for the options of `probe` and `serve`.
 
     Raises:
-        ValueError: one of them cannot be used; the text says which and why.
+        ValueError: an option cannot be used; the text says which and why.
     """
     urls = tuple((n, u) for n, u in (("raylet", raylet), ("proxy", proxy)) if u != "none")
     for _, url in urls:
         split_url(url)
     if not 0 < stale_s < float("inf"):
-        raise ValueError(f"{stale_s} is no number of seconds above 0")
+        raise ValueError(f"{stale_s} is not a number of seconds above 0")
     policy = Policy.of(expect, deployments=deployments, latch=latch)
     return Settings.of(state_dir, policy=policy, stale_s=stale_s, urls=urls)
 
 
 OPTIONS: dict[str, tuple[str, str, str]] = {
-    "--state-dir": ("DIR", "", "Where replicas write; default: SERVE_WARM_STATE_DIR, or as they."),
+    "--state-dir": (
+        "DIR",
+        "",
+        (
+            "State directory of the replicas. Default: SERVE_WARM_STATE_DIR, or the default of "
+            "replicas."
+        ),
+    ),
     "--expect": (
         "POLICY",
         "all",
-        "all: each replica here is warm, and there is one. min=N: N are. allow-idle: all, or none.",
+        (
+            "all: all replicas are warm, and there is at least one. min=N: N replicas are warm. "
+            "allow-idle: all replicas are warm, or there are none."
+        ),
     ),
-    "--raylet": ("URL", RAYLET, "Health of the local raylet; none leaves it out."),
-    "--proxy": ("URL", PROXY, "Health of the local Serve proxy; none leaves it out."),
-    "--stale-s": ("SECONDS", f"{STALE_S:g}", "A replica without a heartbeat so long hangs."),
+    "--raylet": ("URL", RAYLET, "Health URL of the local raylet; none skips the check."),
+    "--proxy": ("URL", PROXY, "Health URL of the local Serve proxy; none skips the check."),
+    "--stale-s": (
+        "SECONDS",
+        f"{STALE_S:g}",
+        "Seconds without a heartbeat after which a replica counts as hung.",
+    ),
 }
-"""Meta variable, default and help by option; the command line of the package has the same."""
+"""Metavar, default and help by option. `serve-warm probe` has the same."""
 
-DEPLOYMENT_HELP = "[APP#]NAME: only these count, and each has to be warm; may be repeated."
-HOST_IP_HELP = (
-    "Where the kubelet asks from (status.hostIP): places are kept for it, as for this machine. "
-    "May be repeated, or be several with commas."
+DEPLOYMENT_HELP = (
+    "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
 )
-LATCH_HELP = "A replica that is added to a warm node makes it unready until it is warm."
+HOST_IP_HELP = (
+    "Address of the kubelet (status.hostIP). Connections are reserved for it and for this "
+    "machine. Repeatable, or several addresses separated by commas."
+)
+LATCH_HELP = "An added replica makes a warm node unready until it is warm."
 
 
 COMMANDS = {
-    "probe": "0: this node is ready. 1: it is not, and why.",
+    "probe": "Exit with 0 if this node is ready. Otherwise print why and exit with 1.",
     "serve": "Answer /livez, /readyz and /metrics.",
 }
 
@@ -2228,7 +2325,7 @@ class _Given(NamedTuple):
 
 
 def _plain(arguments: Sequence[str]) -> _Given | None:
-    """Return what a plain command line of `probe` says; None for what argparse has to look at."""
+    """Parse a simple command line of `probe`; None if it needs argparse."""
     if arguments[:1] != ["probe"]:
         return None
     options: dict[str, Any] = {_name(name): default for name, (_, default, _) in OPTIONS.items()}
@@ -2258,11 +2355,11 @@ def _name(option: str) -> str:
 
 
 def _parser(command: str) -> Any:
-    """Return argparse's reader of a command line with this command."""
+    """Return the argument parser for a command."""
     import argparse
 
     def helped(prog: str) -> argparse.HelpFormatter:
-        # Of one width: to find that of the terminal, argparse imports what takes longer than it.
+        # A fixed width: argparse imports slow modules to find the terminal's.
         return argparse.HelpFormatter(prog, width=100)
 
     summary = __doc__.partition("\n")[0]
@@ -2292,7 +2389,12 @@ def _add_options(add: Callable[..., Any], command: str) -> None:
     else:
         add("--port", type=int, default=PORT, help=f"Default: {PORT}.")
         add("--host", default="", help="Default: all IPv4 addresses of this machine.")
-        add("--drain-s", type=float, default=DRAIN_S, help="Seconds from SIGTERM to the end.")
+        add(
+            "--drain-s",
+            type=float,
+            default=DRAIN_S,
+            help="Seconds between SIGTERM and the end of the server.",
+        )
         add("--host-ip", action="append", default=[], metavar="ADDRESS", help=HOST_IP_HELP)
 
 
@@ -2327,10 +2429,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Return IP addresses that are written with commas between them, as the kernel writes them.
+    """Split and normalise IP addresses that are separated by commas.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: one of them is not an address.
 
     >>> addresses("192.0.2.7,2001:DB8:0::1")
     ('192.0.2.7', '2001:db8::1')
@@ -2343,7 +2445,7 @@ def addresses(text: str) -> tuple[str, ...]:
         try:
             found.append(_socket.inet_ntop(family, _socket.inet_pton(family, each)))
         except (OSError, UnicodeError):
-            raise ValueError(f"{each!r} is no IP address, such as status.hostIP has") from None
+            raise ValueError(f"{each!r} is not an IP address such as status.hostIP") from None
     return tuple(found)
 
 

@@ -19,6 +19,12 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from lanes import (  # noqa: F401 - a hook of one module is found in the conftest that imports it
+    _compiler_runs,
+    light_if_unit,
+    pytest_collection_modifyitems,
+    pytest_ignore_collect,
+)
 from s3_servers import (  # noqa: F401 - fixtures of one session
     _fault_proxy,
     azurite,
@@ -115,9 +121,11 @@ class App:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A local cluster of one node, its HTTP proxy, and where its replicas keep their state."""
+    """A local cluster of one node, its proxies, and where its replicas keep their state."""
 
     url: str
+    grpc: str
+    """Where its gRPC proxy takes calls of scorer.proto: host and port."""
     state_dir: Path
     numbers: Iterator[int]
 
@@ -232,7 +240,9 @@ def cluster() -> Iterator[Cluster]:
         # torch writes its default here in whichever process asks for it, this one included.
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
             patch.delenv(name, raising=False)
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        tests = Path(__file__).parent
+        for folder in (tests / "support", tests):
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         ray.init(
             num_cpus=2,
             include_dashboard=False,
@@ -241,11 +251,16 @@ def cluster() -> Iterator[Cluster]:
             object_store_memory=80 * 2**20,
             _temp_dir=str(directory / "ray"),
         )
-        port = _free_port()
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        port, grpc_port = _free_port(), _free_port()
+        servicers = ["scorer_pb2_grpc.add_ScorerServicer_to_server"]
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": port},
+            grpc_options={"port": grpc_port, "grpc_servicer_functions": servicers},
+        )
         try:
             yield Cluster(
                 url=f"http://127.0.0.1:{port}",
+                grpc=f"127.0.0.1:{grpc_port}",
                 state_dir=directory / "state",
                 numbers=itertools.count(1),
             )

@@ -1,11 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of the package's structure, before its layout changed and today.
+r"""Measures of the repository's structure and tests, before its layout changed and today.
 
-    python tests/house.py --json tests/benchmarks/results/house.json
+    make unit test test-long
+    python tests/house.py --json tests/benchmarks/results/house.json \
+        --junit build/unit.xml --junit build/test.xml --junit build/test-long.xml
 
 `before` is the wheel in `tests/data/before_layout`, the last one whose modules were flat; `after`
-is this source tree. Standard library only. For each, the file has:
+is this source tree. Without `--junit` and `--sentences` the file keeps what it has of them.
+Standard library only. For each, the file has:
 
     modules            Python files by folder, "." for the package itself
     largest_module     name and lines
@@ -14,6 +17,11 @@ is this source tree. Standard library only. For each, the file has:
     over_limit         modules over 600 lines, classes over 300, functions over 60
     imports            how many modules of one package import a module of another one, by pair
     past_participles   share of functions and methods that are named by one, and some of them
+    readme_lines       lines of README.md
+    patches_of_own_modules  places where tests replace a part of the package while they run
+    sentences_marked   sentences that readers had to read twice, of those that they were shown
+    unit_s, test_s, test_long_s  wall seconds of `make unit`, `make test` and `make test-long`
+    tests              tests that the last two ran
 """
 
 from __future__ import annotations
@@ -29,6 +37,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from patches import patches_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,6 +47,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "serve_warm"
 LIMITS = {"module": 600, "class": 300, "function": 60}
+ROOT_MODULES = 14
+"""As many modules may stand directly under the package, beside those below."""
+ROOT_EXCEPTIONS = {
+    "_seats": "shared by preload, report and replica; a seat that imports it must stay light",
+    "preload": "named by people, in the environment of their workers",
+    "_spans": "all that shows a start needs it, and `report` would be over its limit with it",
+}
 
 EXCEPTIONS = {
     "node": "one file of the standard library that also runs by itself, without the package",
@@ -45,6 +63,20 @@ EXCEPTIONS = {
 }
 """What may be over a limit, and why."""
 SHOWN = 20
+
+EXAMPLES_OF_PATCHES = "test_layout.py"
+RECORDED = ("sentences_marked", "unit_s", "test_s", "test_long_s", "tests")
+"""Measures of `after` that come from a run or from readers, and not from the source tree."""
+BEFORE = {
+    "readme_lines": 302,
+    "patches_of_own_modules": 52,
+    "sentences_marked": None,
+    "unit_s": None,
+    "test_s": 1624,
+    "test_long_s": None,
+    "tests": 6396,
+}
+"""At d19a7b4, where `make test` ran all tests; the seconds are those of 7248 tests on 2 cores."""
 
 IRREGULAR = frozenset(
     [
@@ -246,12 +278,66 @@ def before() -> dict[str, Any]:
         return measure(Path(folder) / PACKAGE)
 
 
+def measure_runs(files: Iterable[Path]) -> dict[str, Any]:
+    """Return the seconds of lanes and how many tests ran, from files that pytest wrote of them.
+
+    The name of a file is that of a target: `unit.xml`, `test.xml`, `test-long.xml`.
+
+    Raises:
+        ValueError: a run failed, or a file has the name of no target.
+    """
+    found: dict[str, Any] = {}
+    counts = {}
+    for path in files:
+        lane = path.stem
+        suite = ET.parse(path).getroot().find("testsuite")
+        if lane not in ("unit", "test", "test-long") or suite is None:
+            raise ValueError(f"{path} is no report of make unit, make test or make test-long")
+        if int(suite.get("failures", 0)) or int(suite.get("errors", 0)):
+            raise ValueError(f"{path} is the report of a run that failed: its time counts nothing")
+        found[f"{lane.replace('-', '_')}_s"] = round(float(suite.get("time", 0)), 1)
+        counts[lane] = int(suite.get("tests", 0))
+    if counts.keys() >= {"test", "test-long"}:
+        found["tests"] = counts["test"] + counts["test-long"]
+    return found
+
+
+def measure_texts(root: Path) -> dict[str, int]:
+    """Return the length of the README, and how often tests replace a part of the package."""
+    patches = [each for each in patches_in(root / "tests") if each[0].name != EXAMPLES_OF_PATCHES]
+    return {
+        "readme_lines": len((root / "README.md").read_text().splitlines()),
+        "patches_of_own_modules": len(patches),
+    }
+
+
+def read_recorded(target: Path | None) -> dict[str, Any]:
+    """Return the measures of an earlier run that a file has; those it lacks are null."""
+    known = json.loads(target.read_text())["after"] if target and target.exists() else {}
+    return {name: known.get(name) for name in RECORDED}
+
+
 def main() -> None:
     """Print both, or write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where to write them; default: stdout")
-    target = parser.parse_args().json
-    text = json.dumps({"before": before(), "after": measure(ROOT / PACKAGE)}, indent=1) + "\n"
+    parser.add_argument(
+        "--junit", type=Path, action="append", default=[], help="report of a lane that passed"
+    )
+    parser.add_argument(
+        "--sentences",
+        type=int,
+        nargs=2,
+        metavar=("OF", "MARKED"),
+        help="how many sentences readers were shown, and how many of them they marked",
+    )
+    arguments = parser.parse_args()
+    target = arguments.json
+    after = {**measure(ROOT / PACKAGE), **measure_texts(ROOT), **read_recorded(target)}
+    after.update(measure_runs(arguments.junit))
+    if arguments.sentences:
+        after["sentences_marked"] = dict(zip(("of", "marked"), arguments.sentences, strict=True))
+    text = json.dumps({"before": {**before(), **BEFORE}, "after": after}, indent=1) + "\n"
     if target is None:
         sys.stdout.write(text)
     else:

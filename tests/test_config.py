@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.config import (
+    Seats,
     WarmupConfig,
     environment,
     point_torch_caches_at,
@@ -77,10 +78,12 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("SERVE_WARM_ENABLED", "0", "enabled", False),
         ("SERVE_WARM_ENABLED", "true", "enabled", True),
         ("SERVE_WARM_PARTS", "torch_bytes", "parts", ("torch_bytes",)),
+        ("SERVE_WARM_READAHEAD", "/a/*.bin, ~/b", "readahead", ("/a/*.bin", "~/b")),
         ("SERVE_WARM_PARTS", "cache, torch_bytes", "parts", ("cache", "torch_bytes")),
         ("SERVE_WARM_DEADLINE_S", "90", "deadline_s", 90.0),
         ("SERVE_WARM_ON_MISSING", "fail", "on_missing", "fail"),
         ("SERVE_WARM_STATE_DIR", "/run/warm", "state_dir", "/run/warm"),
+        ("SERVE_WARM_SEATS", '{"count": 2}', "seats", Seats(count=2)),
     ],
 )
 def test_variables_are_text_that_becomes_the_field(
@@ -90,6 +93,31 @@ def test_variables_are_text_that_becomes_the_field(
     config = resolve(WarmupConfig(), environ={variable: text})
 
     assert getattr(config, field) == value
+
+
+def test_each_source_says_what_it_has_of_seats():
+    """Imports belong into the code, and how many seats there are into the YAML."""
+    base = WarmupConfig(seats=Seats(imports=("transformers",), keep_alive_s=60))
+    environ = {"SERVE_WARM_SEATS": '{"keep_alive_s": 120}'}
+
+    config = resolve(base, user_config=section(seats={"count": 1}), environ=environ)
+
+    assert config.seats == Seats(count=1, imports=("transformers",), keep_alive_s=120)
+
+
+@pytest.mark.parametrize(
+    ("seats", "says"),
+    [
+        ({"count": -1}, "seats.count: Input should be greater"),
+        ({"imports": ["os; import sys"]}, "seats.imports: 'os; import sys' is not the dotted name"),
+        ({"import": ["torch"]}, "seats.import: Extra inputs are not permitted"),
+        (3, "seats: Input should be a valid dictionary"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_seats_is_named(seats: Any, says: str):
+    """With the whole name of the field."""
+    assert says in problem(user_config=section(seats=seats)).message
 
 
 @pytest.mark.parametrize("name", ["overlap", "pgo"])
@@ -151,19 +179,19 @@ def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: s
     """Releases that read the same settings know seconds alone, so the number is asked for."""
     error = problem(user_config=section(**{name: text}))
 
-    expected = f"user_config.warmup.{name}: it is a number of seconds: write {seconds} (found"
+    expected = f"user_config.warmup.{name}: must be a number of seconds: write {seconds} (found"
     assert expected in error.message
 
 
 @pytest.mark.parametrize(
     ("artifact", "message"),
     [
-        ("s4://bucket/hush", "s4: does not begin the address of a store; did you mean s3://?"),
+        ("s4://bucket/hush", "s4: is not the scheme of a store address; did you mean s3://?"),
         ("https://host/hush", "https:// is not a store"),
         ("s3//bucket/hush", "its colon is missing; write s3://"),
         ("S3//bucket/hush", "its colon is missing; write s3://"),
-        ("s3:/bucket/hush", "s3: does not begin the address of a store: it is followed by //"),
-        ("file://srv/hush", "file: does not begin the address of a store: it is followed by ///"),
+        ("s3:/bucket/hush", "s3: is not the scheme of a store address: write s3://"),
+        ("file://srv/hush", "file: is not the scheme of a store address: write file:///"),
     ],
 )
 def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, message: str):
@@ -177,7 +205,7 @@ def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, mess
 
 def test_an_address_in_code_is_not_repeated_either():
     """Pydantic's own error would show what somebody wrote into it."""
-    with pytest.raises(ValidationError, match="does not begin the address") as refused:
+    with pytest.raises(ValidationError, match="is not the scheme of a store address") as refused:
         WarmupConfig(artifact="s4://user:hush@bucket")
 
     assert "hush" not in "".join(traceback.format_exception(refused.value)).replace(
@@ -240,7 +268,7 @@ def test_a_section_that_is_no_mapping_is_shown_as_one():
     """`warmup: true` is not a setting; the hint shows one."""
     error = problem(user_config={"warmup": True})
 
-    assert "user_config.warmup must be a mapping, found bool" in error.message
+    assert "user_config.warmup must be a mapping, but it is a bool" in error.message
     assert "{warmup: {artifact: ./artifacts}}" in error.hint
 
 
@@ -268,3 +296,22 @@ def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_a_class_that_are_a_dict_are_refused():
+    """The sentence says what to write."""
+    with pytest.raises(ConfigError, match="warmup_config is a dict, not a WarmupConfig"):
+        resolve({"artifact": "./artifacts"}, user_config=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["weights/*.bin", "", "/", "/models/", "/models/**/x", "/a\0b", "*.bin", "~other/x"]
+)
+def test_files_to_read_ahead_are_absolute_paths(pattern: str):
+    """A folder of Ray's choice, and a walk through a whole disk, are refused in one sentence."""
+    error = problem(user_config=section(readahead=["/models/*.safetensors", pattern]))
+
+    assert error.message.startswith(
+        "invalid warm-up settings: user_config.warmup.readahead: write files as absolute paths "
+        "without **, such as /models/*.safetensors (found "
+    )

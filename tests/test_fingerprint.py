@@ -300,9 +300,9 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
 
     assert machine["gpu"] == "unknown"
     assert why_no_gpu(os.environ, driver=DRIVER).endswith(
-        " (CUDA 13.0) cannot use this machine's GPU, and no artifact fits: "
+        " (CUDA 13.0) cannot use this machine's GPU, so no artifact fits: "
         "The NVIDIA driver on your system is too old (found version 12020); "
-        "update the driver, or install a torch for the CUDA that it has"
+        "update the driver, or install a torch for the driver's CUDA"
     )
 
 
@@ -527,6 +527,7 @@ def test_excluded_variables_leave_no_trace() -> None:
     assert set(EXCLUDED) == fingerprint._EXCLUDED_VARIABLES
 
 
+@pytest.mark.long
 def test_excluded_variables_are_in_no_key_of_torch() -> None:
     """What torch hashes of its configuration may not be excluded: it would miss unexplained."""
 
@@ -742,3 +743,27 @@ def test_importing_the_module_imports_no_torch() -> None:
     program = "import serve_warm.fingerprint, sys; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_torch_names_its_folder_as_it_was_reached(tmp_path: Path):
+    """Why a link to an environment is another factor: the command lines that torch hashes have it.
+
+    Once torch resolves links, so should the factor.
+    """
+    import torch
+
+    installed = Path(torch.__file__).parent.parent
+    (tmp_path / "link").symlink_to(installed)
+    asked = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'link')!r}); "
+        "from torch.utils.cpp_extension import include_paths; print(include_paths()[0])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", asked],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ended.stdout.startswith(str(tmp_path / "link" / "torch"))

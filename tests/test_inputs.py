@@ -221,6 +221,7 @@ for item in shape_grid("embed", Buckets(n=[4, 9]), fields=fields):
 """
 
 
+@pytest.mark.long
 def test_field_values_are_the_same_at_every_start():
     """Two processes replay the same values, whatever the hash seed; two arguments do not."""
     outputs = [
@@ -293,7 +294,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
     error = refusal(lambda: shape_grid(EMBEDDER.embed, buckets))
     inputs = shape_grid(EMBEDDER.embed, buckets, budget=132)
 
-    assert "makes 132 inputs, and the budget is 128" in error.message
+    assert "makes 132 inputs, but the budget is 128" in error.message
     assert "fewer buckets, or pass budget=" in error.hint
     assert len(inputs) == 132
 
@@ -301,23 +302,28 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
 @pytest.mark.parametrize(
     ("target", "options", "message", "hint"),
     [
-        (EMBEDDER.embed, {"concurrency": "batches"}, "'batches' is no axis", "name one of its"),
+        (
+            EMBEDDER.embed,
+            {"concurrency": "batches"},
+            "'batches' is not an axis",
+            "pass the name of one of its",
+        ),
         (EMBEDDER.embed, {"make": dict, "fields": {}}, "got make= and fields=", "pass one"),
         ("POST /embed", {}, "'POST /embed' needs make=", "make=lambda"),
         ("POST /embed", {"fields": {}}, "'POST /embed' needs make=", "make=lambda"),
-        ("embed", {}, "the arguments of 'embed' are not known", "make= or fields="),
-        (EMBEDDER.ping, {}, "'ping' takes no argument", "make= or fields="),
+        ("embed", {}, "cannot find out the arguments of 'embed'", "make= or fields="),
+        (EMBEDDER.ping, {}, "'ping' requires no arguments", "make= or fields="),
         (
             EMBEDDER.embed,
             {"fields": {"ids": Field(axes=("batch", "size"))}},
-            "field 'ids' names 'size', no dimension of Buckets(batch=[1])",
+            "field 'ids' names 'size', which is not a dimension of Buckets(batch=[1])",
             "name its axes",
         ),
         (
             EMBEDDER.embed,
             {"fields": {"ids": Field(axes=("batch",))}, "concurrency": "batch"},
-            "field 'ids' names 'batch', no dimension",
-            "a concurrency axis is a number of calls",
+            "field 'ids' names 'batch', which is not a dimension",
+            "the concurrency axis is not a dimension",
         ),
         (
             EMBEDDER.embed,
@@ -350,7 +356,7 @@ def test_a_range_that_is_none_is_refused():
     """The two ends of a field's values are given in order."""
     error = refusal(lambda: Field(axes=("batch",), low=2, high=1))
 
-    assert "from 2 to 1" in error.message
+    assert "low=2 above high=1" in error.message
     assert error.hint
 
 
@@ -422,7 +428,7 @@ def test_a_signature_names_what_compiled_code_depends_on():
     )
 
     assert text == (
-        "ids=int64[2×3], score=float32[scalar], array=float32[4], "
+        "ids=int64[2, 3], score=float32[scalar], array=float32[4], "
         "flag=True, number=3, ratio=0.5, secret=str[10]"
     )
 
@@ -476,10 +482,10 @@ def test_a_signature_is_of_bounded_length(values: dict[str, Any]):
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [
-        (torch.ones(2, 3).T, "float32[3×2] stride (1, 3)"),
-        (torch.ones(4, 4)[:, ::2], "float32[4×2] stride (4, 2)"),
-        (torch.ones(3).expand(2, 3), "float32[2×3] stride (0, 1)"),
-        (torch.ones(2, 3).T.contiguous(), "float32[3×2]"),
+        (torch.ones(2, 3).T, "float32[3, 2] strides [1, 3]"),
+        (torch.ones(4, 4)[:, ::2], "float32[4, 2] strides [4, 2]"),
+        (torch.ones(3).expand(2, 3), "float32[2, 3] strides [0, 1]"),
+        (torch.ones(2, 3).T.contiguous(), "float32[3, 2]"),
     ],
 )
 def test_strides_are_shown_where_they_are_not_the_usual(tensor: torch.Tensor, expected: str):
@@ -539,7 +545,7 @@ def test_sizes_of_batches_that_nobody_declared():
     [
         (
             [Input(target="POST /embed", json={"text": "a"}, concurrency=4)],
-            {"signature": "ids=int64[3×16]", "route": "/embed", "largest": 8},
+            {"signature": "ids=int64[3, 16]", "route": "/embed", "largest": 8},
             "Input(target='POST /embed', json={'text': 'a'}, concurrency=3)",
         ),
         (
@@ -549,16 +555,31 @@ def test_sizes_of_batches_that_nobody_declared():
         ),
         (
             [Input(target="embed", args=("text",))],
-            {"signature": "ids=int64[1×7]"},
-            "Input(target='embed', args=(...,))  # so that forward (app.py:7) gets ids=int64[1×7]",
+            {"signature": "ids=int64[1, 7]"},
+            "Input(target='embed', args=(...,))  # so that forward (app.py:7) gets ids=int64[1, 7]",
         ),
         (
             [Input(target="embed", args=("text",))],
-            {"signature": "ids=int64[1×7]", "route": "/other"},
+            {"signature": "ids=int64[1, 7]", "route": "/other"},
             (
                 "Input(target='POST /other', json=...)  "
-                "# so that forward (app.py:7) gets ids=int64[1×7]"
+                "# so that forward (app.py:7) gets ids=int64[1, 7]"
             ),
+        ),
+        (
+            [Input(target="GET /?max=3")],
+            {"signature": "tokens=int64[1×7]", "route": "/"},
+            "Input(target='GET /?max=...')  # so that forward (app.py:7) gets tokens=int64[1×7]",
+        ),
+        (
+            [Input(target="GET /embed")],
+            {"signature": "size=3", "route": "/embed"},
+            "Input(target='GET /embed?...')  # so that forward (app.py:7) gets size=3",
+        ),
+        (
+            [Input(target="embed", kwargs={"size": 2})],
+            {"signature": "size=3"},
+            "Input(target='embed', args=(...,))  # so that forward (app.py:7) gets size=3",
         ),
     ],
 )

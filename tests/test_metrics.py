@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reports import FULL
+from serve_warm._seats import MISSES, SeatUse
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.metrics import LAYERS, METRICS, RESULTS, Metric, as_data
 from serve_warm.report import LEVELS, TRACED, ArtifactUse, ParityResult, Report, Stage, Verdict
@@ -25,7 +26,7 @@ ROWS = [pytest.param(metric, id=metric.name) for metric in METRICS]
 CLOSED = {
     "stage": {stage.value.lower() for stage in Stage},
     "verdict": {verdict.value for verdict in Verdict},
-    "reason": set(REFUSAL_REASONS),
+    "reason": {*REFUSAL_REASONS, *MISSES},
     "level": set(map(str, LEVELS)),
     "traced": set(TRACED),
     "layer": set(LAYERS),
@@ -109,6 +110,19 @@ def test_one_verdict_is_one_and_the_others_are_zero(verdict: Verdict):
     values = read("serve_warm_verdict", Report(verdict=verdict))
 
     assert values == {(v.value,): float(v is verdict) for v in Verdict}
+
+
+def test_a_start_without_a_seat_counts_by_its_reason():
+    """Where seats are set; elsewhere there is nothing to miss."""
+    missed = Report(seat=SeatUse(count=1, miss="none"))
+    alone = Report(seat=SeatUse(count=0, miss="none"))
+    gone = Report(seat=SeatUse(count=1, hit=True, problem="no such request"))
+
+    assert read("serve_warm_seat_misses", missed) == {("none",): 1.0}
+    assert read("serve_warm_seat_misses", gone) == {("unavailable",): 1.0}
+    assert set(read("serve_warm_seat_misses", alone).values()) == {0.0}
+    assert read("serve_warm_seat_hits", gone) == {(): 1.0}
+    assert read("serve_warm_seats", missed) == {}
 
 
 def test_only_ready_is_ready():
@@ -264,6 +278,8 @@ def test_what_is_not_known_has_no_value():
         "serve_warm_deadline_seconds",
         "serve_warm_ready_seconds",
         "serve_warm_ready_timestamp_seconds",
+        "serve_warm_seats",
+        "serve_warm_seats_wanted",
         "serve_warm_artifact_info",
         "serve_warm_artifact_created_timestamp_seconds",
     }

@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -103,6 +105,7 @@ print(len(seen), backwards)
 """
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_half_a_state(tmp_path: Path):
     """During thousands of rewrites another process reads old states and new ones, no others."""
     file, stop = state_file(tmp_path / "state"), tmp_path / "stop"
@@ -129,6 +132,7 @@ def test_a_reader_never_sees_half_a_state(tmp_path: Path):
 HOSTILE = "\ud800\u2028\"'\\" * 500_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [
@@ -355,7 +359,14 @@ def test_a_state_is_told_from_another_where_the_file_system_cannot(tmp_path: Pat
     """A clock that stands still and an inode that is used again hide no write."""
     file = state_file(tmp_path / "state")
     parsed: dict[str, node.Parsed] = {}
-    monkeypatch.setattr(node, "_file", lambda *_: (0, 0, 0, 0))
+    really = os.stat
+
+    def stat_as_before(path: Any, **named: Any) -> Any:
+        if str(path).endswith(".json"):
+            return SimpleNamespace(st_dev=0, st_ino=0, st_ctime_ns=0, st_size=0)
+        return really(path, **named)
+
+    monkeypatch.setattr(os, "stat", stat_as_before)
     numbers = range(100, 200)  # of one length
     seen = []
     for number in numbers:
@@ -404,6 +415,7 @@ def test_what_was_read_goes_with_its_files(tmp_path: Path):
     assert (held, len(parsed)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_several_may_look_with_one_memory(tmp_path: Path):
     """While replicas write: each sees a state that is no older than what it has seen before."""
     directory, parsed, stop = tmp_path / "state", {}, threading.Event()
@@ -492,7 +504,7 @@ def process_fixture() -> Iterator[Callable[..., Process]]:
         each.process.communicate()
 
 
-def conditions(directory: Path, **options: float) -> dict[str, str]:
+def conditions(directory: Path, **options: Any) -> dict[str, str]:
     return {replica.names[2]: replica.condition for replica in look(directory, **options)}
 
 
@@ -510,6 +522,7 @@ def test_a_killed_replica_is_dead_at_once(tmp_path: Path, process):
     assert [state["replica"] for state in read_states(directory)] == ["alive"]
 
 
+@pytest.mark.slow
 def test_children_do_not_keep_a_dead_replica_alive(tmp_path: Path, process):
     """A forked worker has the replica's descriptors, and not its lock."""
     directory = tmp_path / "state"
@@ -569,24 +582,24 @@ def test_a_replica_that_has_only_begun_is_seen(tmp_path: Path):
     assert replica.condition == "warming"
 
 
-def stopped_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+def stopped_clock(ahead_s: float) -> Callable[[], float]:
     really = boot_s()
-    monkeypatch.setattr(node, "boot_s", lambda: really + ahead_s)
+    return lambda: really + ahead_s
 
 
 @pytest.mark.parametrize(("ahead_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
-def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, monkeypatch, ahead_s, condition):
+def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, ahead_s, condition):
     """Half a minute after the last one, though its process is there."""
     state_file(tmp_path / "state").write({"stage": "READY"})
-    stopped_clock(monkeypatch, ahead_s)
 
-    (replica,) = look(tmp_path / "state")
+    (replica,) = look(tmp_path / "state", clock=stopped_clock(ahead_s))
 
     assert replica.condition == condition
     assert replica.why == ("" if condition == "warm" else replica.why)
     assert "no heartbeat for 31 s" in replica.why or condition == "warm"
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_stale_and_comes_back(tmp_path: Path, process):
     """What hangs holds its lock: it is not warm until it writes again."""
     directory = tmp_path / "state"
@@ -619,23 +632,24 @@ def test_a_loop_that_compiles_before_ready_is_no_trouble(tmp_path: Path):
     assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
 
 
-def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path, monkeypatch):
+def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path):
     """On a full disk only the lock's heartbeat goes on."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY", "loop_boot_s": node.boot_s()})
-    stopped_clock(monkeypatch, 3600.0)
-    os.pwrite(file._lock, node._heartbeat(node.boot_s()), 0)
+    later = stopped_clock(3600.0)
+    os.pwrite(file._lock, node._heartbeat(later()), 0)
 
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+    assert conditions(tmp_path / "state", clock=later) == {"Embedder#1": "warm"}
 
 
-def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path, monkeypatch):
+def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path):
     """On a full disk the lock's heartbeat goes on, and what is exported is of before."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY"})
-    stopped_clock(monkeypatch, 3600.0)
-    os.pwrite(file._lock, node._heartbeat(node.boot_s()), 0)
-    server = node.Server(node.Settings(str(tmp_path / "state"), urls=()), host="127.0.0.1", port=0)
+    later = stopped_clock(3600.0)
+    os.pwrite(file._lock, node._heartbeat(later()), 0)
+    settings = node.Settings(str(tmp_path / "state"), urls=())
+    server = node.Server(settings, host="127.0.0.1", port=0, clock=later)
     try:
         [line] = [
             line
@@ -646,7 +660,7 @@ def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path, monkeypa
         server._http.server_close()
 
     assert float(line.rpartition(" ")[2]) == pytest.approx(3600.0, abs=60.0)
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+    assert conditions(tmp_path / "state", clock=later) == {"Embedder#1": "warm"}
 
 
 def test_a_replica_that_has_written_nothing_says_when_it_began(tmp_path: Path):
@@ -673,20 +687,21 @@ def test_a_lock_may_say_anything(tmp_path: Path, rest: bytes):
     assert replica.began_s == math.inf
 
 
-def test_a_heartbeat_of_the_future_is_none(tmp_path: Path, monkeypatch):
+def test_a_heartbeat_of_the_future_is_none(tmp_path: Path):
     """Of another boot or machine: what it says of now is unknown."""
     state_file(tmp_path / "state").write({"stage": "READY"})
-    stopped_clock(monkeypatch, -3600.0)
 
-    assert conditions(tmp_path / "state") == {"Embedder#1": "stale"}
+    found = conditions(tmp_path / "state", clock=stopped_clock(-3600.0))
+
+    assert found == {"Embedder#1": "stale"}
 
 
 def test_a_clock_that_is_set_changes_nothing(tmp_path: Path, monkeypatch):
     """Readiness knows nothing of the time of day."""
     file = state_file(tmp_path / "state")
-    monkeypatch.setattr(node.time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     file.write({"stage": "READY"})
-    monkeypatch.setattr(node.time, "time", lambda: 4e9)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
 
     assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
@@ -985,7 +1000,7 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     for count in (2, 3, 4):
         wait_until("it tries", lambda count=count: len(turns) >= count - 1)
         beat.changed()
-    said, meanwhile = caplog.text.count("it serves all the same"), conditions(small)
+    said, meanwhile = caplog.text.count("cannot write this replica's state"), conditions(small)
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     beat.changed()
     wait_until("it says so", lambda: "can be written again" in caplog.text)
@@ -996,17 +1011,19 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     assert (meanwhile, after) == ({}, {"Embedder#1": "warm"})
 
 
-def heartbeat(directory: Path, facts: Callable[[], dict[str, object]]) -> Heartbeat:
-    return Heartbeat(
-        directory, application="app", deployment="Embedder", replica="Embedder#1", facts=facts
-    )
+def heartbeat(
+    directory: Path, facts: Callable[[], dict[str, object]], **options: float
+) -> Heartbeat:
+    who = {"application": "app", "deployment": "Embedder", "replica": "Embedder#1"}
+    return Heartbeat(directory, **who, facts=facts, **options)
 
 
-def test_a_heartbeat_goes_on_without_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_heartbeat_goes_on_without_changes(tmp_path: Path):
     """By itself, from the first moment on, until it is stopped; then the replica is dead."""
-    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
     turns: list[int] = []
-    beat = heartbeat(tmp_path / "state", lambda: turns.append(1) or {"stage": "READY"})
+    beat = heartbeat(
+        tmp_path / "state", lambda: turns.append(1) or {"stage": "READY"}, period_s=0.01
+    )
 
     wait_until("it goes on", lambda: len(turns) > 5)
     alive = conditions(tmp_path / "state")
@@ -1016,9 +1033,8 @@ def test_a_heartbeat_goes_on_without_changes(tmp_path: Path, monkeypatch: pytest
     assert conditions(tmp_path / "state") == {"Embedder#1": "dead"}
 
 
-def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, monkeypatch, caplog):
+def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
     """A report that is read while it changes fails once, and not for good."""
-    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
     raising = iter([RuntimeError("changed size"), TypeError("x"), ValueError("y")])
 
     def facts() -> dict[str, object]:
@@ -1026,11 +1042,27 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, monkeypat
             raise error
         return {"stage": "READY"}
 
-    beat = heartbeat(tmp_path / "state", facts)
+    beat = heartbeat(tmp_path / "state", facts, period_s=0.01)
     wait_until("it writes", lambda: conditions(tmp_path / "state") == {"Embedder#1": "warm"})
     beat.stop()
 
-    assert caplog.text.count("it serves all the same: changed size") == 1
+    assert caplog.text.count("cannot make this replica's state: changed size") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, caplog):
+    """The folder, the system's own words, what it costs, and the setting that names another."""
+    (tmp_path / "file").touch()
+
+    beat = heartbeat(tmp_path / "file" / "state", lambda: {"stage": "READY"})
+    wait_until("it is said", lambda: "cannot write" in caplog.text)
+    beat.stop()
+
+    (record,) = caplog.records
+    assert record.message == (
+        f"cannot write this replica's state to {tmp_path / 'file' / 'state'}: Not a directory. "
+        "Probes, status and metrics of this node do not include it, but it serves requests as "
+        "usual. Name a writable folder with room in state_dir or SERVE_WARM_STATE_DIR"
+    )
 
 
 def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, caplog):
@@ -1043,15 +1075,16 @@ def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, capl
     beat.stop()
 
     assert "chmod go-w" in caplog.text
+    assert "cannot write this replica's state: " in caplog.text
+    assert caplog.text.count("SERVE_WARM_STATE_DIR") == 1
 
 
-def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, monkeypatch, caplog):
+def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, caplog):
     """It would look like one that was added to a warm node, and would not count."""
-    monkeypatch.setattr(node, "HEARTBEAT_S", 0.01)
     directory = tmp_path / "state"
     directory.mkdir()
     directory.chmod(0o777)
-    beat = heartbeat(directory, lambda: {"stage": "REPLAYING"})
+    beat = heartbeat(directory, lambda: {"stage": "REPLAYING"}, period_s=0.01)
     wait_until("it is refused", lambda: "is not a private directory" in caplog.text)
     refused_s = boot_s()
     directory.chmod(0o700)
@@ -1273,7 +1306,7 @@ def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused:
 )
 def test_other_policies_are_refused(text: str):
     """A typing error is no policy, and the text says what is."""
-    with pytest.raises(ValueError, match="none of all, allow-idle and min=N"):
+    with pytest.raises(ValueError, match="not one of all, allow-idle and min=N"):
         Policy.of(text)
 
 

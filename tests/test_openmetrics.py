@@ -17,9 +17,15 @@ from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.node import NODE_METRICS, Settings, StateFile
 from serve_warm.report import ArtifactUse, Report
+from state_files import (  # noqa: F401 - fixtures
+    WHO,
+    clock_fixture,
+    directory_fixture,
+    replica_fixture,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from prometheus_client.core import Metric
@@ -35,8 +41,6 @@ PROMETHEUS_3 = (
     f"{NEW};version=1.0.0;escaping=allow-utf-8;q=0.6,{NEW};version=0.0.1;q=0.5,"
     "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-
-WHO = {"application": "app", "deployment": "Embedder", "replica": "r1"}
 
 
 class Asked:
@@ -57,30 +61,8 @@ class Asked:
 
 
 @pytest.fixture(name="asked")
-def asked_fixture(tmp_path: Path) -> Asked:
-    return Asked(tmp_path)
-
-
-@pytest.fixture(name="write")
-def write_fixture(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Write a replica's state as a replica does, and keep its lock until the test ends."""
-    files: dict[str, StateFile] = {}
-
-    def write(report: Report, name: str = "r1", **facts: object) -> None:
-        if name not in files:
-            files[name] = StateFile(tmp_path, **{**WHO, "replica": name})
-        written = {
-            "stage": report.stage.value,
-            "verdict": report.verdict.value,
-            "elapsed_s": report.elapsed_s,
-            "stage_seconds": report.stage_seconds,
-            "metrics": metrics.as_data(report),
-        }
-        files[name].write({**written, **facts})
-
-    yield write
-    for file in files.values():
-        file.close()
+def asked_fixture(directory: Path) -> Asked:
+    return Asked(directory)
 
 
 def samples(families: Iterable[Metric]) -> dict[str, float]:
@@ -143,11 +125,13 @@ def test_a_head_says_what_the_body_would_be(asked: Asked) -> None:
 # --- what it says --------------------------------------------------------------------------
 
 
-def test_both_formats_have_the_same_samples(asked: Asked, write: Callable[..., None]) -> None:
+def test_both_formats_have_the_same_samples(
+    asked: Asked, replica: Callable[..., StateFile]
+) -> None:
     """A client loses no figure by the format that it asks for, and no name changes."""
-    write(Report())
+    replica(Report())
     asked.metrics()
-    write(FULL)
+    replica(FULL)
 
     old = samples(plain(asked.metrics()[1]))
     new = samples(openmetrics(asked.metrics(OPENMETRICS)[1]))
@@ -158,11 +142,11 @@ def test_both_formats_have_the_same_samples(asked: Asked, write: Callable[..., N
 
 
 def test_families_are_described_as_openmetrics_has_it(
-    asked: Asked, write: Callable[..., None]
+    asked: Asked, replica: Callable[..., StateFile]
 ) -> None:
     """Name without `_total`, type, meaning, and the unit that the name ends with."""
-    write(FULL)
-    write(Report(artifact=ArtifactUse(store="s3://b", source="s3", refused="untrusted")), "r2")
+    replica(FULL)
+    replica(Report(artifact=ArtifactUse(store="s3://b", source="s3", refused="untrusted")), "r2")
 
     found = {
         family.name: (family.type, family.documentation, family.unit)
@@ -179,9 +163,11 @@ def test_families_are_described_as_openmetrics_has_it(
     assert found["serve_warm_capture_after_ready_seconds"][2] == "seconds"
 
 
-def test_what_is_described_is_not_described_twice(asked: Asked, write: Callable[..., None]) -> None:
+def test_what_is_described_is_not_described_twice(
+    asked: Asked, replica: Callable[..., StateFile]
+) -> None:
     """Each family is in one piece, and one end marks that nothing was cut off."""
-    write(FULL)
+    replica(FULL)
 
     _, body = asked.metrics(OPENMETRICS)
 
@@ -198,11 +184,11 @@ def test_a_node_without_replicas_is_openmetrics_too(asked: Asked) -> None:
     assert found == set(NODE_METRICS)
 
 
-def test_text_is_escaped(asked: Asked, write: Callable[..., None]) -> None:
+def test_text_is_escaped(asked: Asked, replica: Callable[..., StateFile]) -> None:
     """Quotes, backslashes and ends of lines, in names and in what a row means."""
     odd = 'a "b" \\ c\nd'
     row = {"name": "serve_warm_odd", "kind": "gauge", "help": odd, "label": None}
-    write(Report(), name=odd, metrics=[{**row, "values": {"": 1.0}}])
+    replica(Report(), name=odd, metrics=[{**row, "values": {"": 1.0}}])
 
     families = {family.name: family for family in openmetrics(asked.metrics(OPENMETRICS)[1])}
 
@@ -215,9 +201,11 @@ GAUGE = {"name": "serve_warm_odd", "kind": "gauge", "help": "Odd.", "label": Non
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300, -7.5])
-def test_a_gauge_may_be_any_number(asked: Asked, write: Callable[..., None], value: float) -> None:
+def test_a_gauge_may_be_any_number(
+    asked: Asked, replica: Callable[..., StateFile], value: float
+) -> None:
     """Written as each format has it."""
-    write(Report(), metrics=[{**GAUGE, "values": {"": value}}])
+    replica(Report(), metrics=[{**GAUGE, "values": {"": value}}])
 
     for read, accept in ((plain, ()), (openmetrics, (OPENMETRICS,))):
         families = {family.name: family for family in read(asked.metrics(*accept)[1])}
@@ -228,11 +216,11 @@ def test_a_gauge_may_be_any_number(asked: Asked, write: Callable[..., None], val
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_counter_that_is_none_is_left_out(
-    asked: Asked, write: Callable[..., None], value: float
+    asked: Asked, replica: Callable[..., StateFile], value: float
 ) -> None:
     """A strict reader would give up the whole page, of all replicas, for one such number."""
     odd = {**GAUGE, "kind": "counter", "values": {"": value}}
-    write(Report(), metrics=[odd, *metrics.as_data(FULL)])
+    replica(Report(), metrics=[odd, *metrics.as_data(FULL)])
 
     for read, accept in ((plain, ()), (openmetrics, (OPENMETRICS,))):
         found = samples(read(asked.metrics(*accept)[1]))
@@ -244,12 +232,12 @@ def test_a_counter_that_is_none_is_left_out(
 @pytest.mark.parametrize("suffix", ["_created", "_total"])
 @pytest.mark.parametrize("first", [True, False])
 def test_names_of_replicas_do_not_clash(
-    asked: Asked, write: Callable[..., None], suffix: str, *, first: bool
+    asked: Asked, replica: Callable[..., StateFile], suffix: str, *, first: bool
 ) -> None:
     """OpenMetrics keeps names for a counter that no other family may have."""
     counter = {**GAUGE, "kind": "counter", "values": {"": 3.0}}
     gauge = {**GAUGE, "name": f"serve_warm_odd{suffix}", "values": {"": 1.0}}
-    write(Report(), metrics=[counter, gauge] if first else [gauge, counter])
+    replica(Report(), metrics=[counter, gauge] if first else [gauge, counter])
 
     found = samples(openmetrics(asked.metrics(OPENMETRICS)[1]))
 

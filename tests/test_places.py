@@ -178,7 +178,7 @@ def test_where_every_place_is_taken_the_owner_and_the_settings_are_named(
     assert found == {Path(among[0].folder) / "blobs"}
     for text in (record.message, why):
         assert f"{among[0].folder} belongs to user id {STRANGER}" in text
-        assert f"have its owner or root remove {among[0].folder}" in text
+        assert f"let its owner or root remove {among[0].folder}" in text
         assert "SERVE_WARM_STATE_DIR" in text
     for setting in ("TMPDIR", "SERVE_WARM_NODE_CACHE_DIR", among[2].folder):
         assert setting in record.message
@@ -348,6 +348,7 @@ def machine_fixture() -> Iterator[Machine]:
     shutil.rmtree(f"/var/tmp/serve_warm-{US}", ignore_errors=True)
 
 
+@pytest.mark.long
 @root_only
 def test_probe_server_and_replicas_agree_whoever_comes_and_goes(machine: Machine):
     """The server began before there was anything; a stranger's mkdir and rmdir change no answer."""
@@ -378,6 +379,7 @@ def test_probe_server_and_replicas_agree_whoever_comes_and_goes(machine: Machine
     assert "app#D second: PROVING" in said
 
 
+@pytest.mark.slow
 @root_only
 def test_without_a_stranger_they_agree_on_the_temporary_folder(machine: Machine):
     """And a stranger who comes later cannot get in."""
@@ -390,6 +392,7 @@ def test_without_a_stranger_they_agree_on_the_temporary_folder(machine: Machine)
     assert [machine.probe(each)[0] for each in (Path(node.__file__), COMMAND_LINE)] == [0, 0]
 
 
+@pytest.mark.slow
 @root_only
 def test_a_probe_says_why_a_replica_is_not_seen(machine: Machine):
     """It names where it looked, and who is in the way of the usual place."""

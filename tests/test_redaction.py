@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import base64
 import html
 import json
@@ -19,8 +20,24 @@ import pytest
 from ray.exceptions import RayTaskError
 
 import serve_warm
-from serve_warm._redaction import HIDDEN, describe_error, hide_texts, loggable, redact, tainted
-from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, StoreError
+from serve_warm._redaction import (
+    HIDDEN,
+    describe_error,
+    excerpt,
+    first_line,
+    hide_texts,
+    loggable,
+    redact,
+    tainted,
+)
+from serve_warm.compiler.cuda_graphs import first_words
+from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, InputError, StoreError
+from serve_warm.inputs import Input
+from serve_warm.precompile.aot_load import _reason
+from serve_warm.precompile.facts import _short, take
+from serve_warm.replica.serve_calls import Exchange
+from serve_warm.stores.bucket_failures import boil_down
+from serve_warm.stores.hub_client import explain_failure
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
@@ -191,7 +208,7 @@ def test_redacting_twice_is_redacting_once(name: str):
 
 ORDINARY = (
     "",
-    f"part cache: sha256 is {SIGNED}, the manifest says {SIGNED[:16]}",
+    f"part cache: sha256 is {SIGNED}, but the manifest says {SIGNED[:16]}",
     f"sha256:{SIGNED}{SIGNED[:16]}",
     f"blobs/sha256/{SIGNED}: no object 'blobs/sha256/{SIGNED}'",
     "s3://bucket/prefix/statements/Embedder/0123456789abcdef-g2.dsse.json",
@@ -243,6 +260,7 @@ def text_of(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+@pytest.mark.slow
 def test_no_message_or_hint_of_the_package_is_redacted():
     """Advice that names a variable or a setting of credentials is read as it was written."""
     texts = [(where, text) for where, text in literals() if " " in text]
@@ -463,6 +481,7 @@ PIECES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_no_long_text_takes_longer_than_its_length():
     """Whoever answers with hundreds of kilobytes of almost a secret does not hold up a start."""
@@ -484,3 +503,116 @@ def test_an_error_is_cut_after_it_is_redacted():
     text = "x" * 270 + "https://user:" + "hunter2" * 10 + "@example.org/a"
 
     assert "hunter" not in describe_error(ValueError(text))
+
+
+SLICES = {
+    # Where a text is cut without `excerpt`, and why that is no text of others.
+    "artifact.choose": {"refused[:SHOWN_VARIANTS]", "nearest[:SHOWN_VARIANTS]"},  # records
+    "artifact.newest_seen": {
+        "self._digest()[:32]",
+        "marks[:-MAX_MARKS]",
+        "mark.read_bytes()[:_MAX_MARK_BYTES]",
+    },
+    "artifact.statements": {"name[:100]"},  # of an object, which the name makes
+    "builder.portable": {"found[:SHOWN]"},  # instructions
+    "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
+    "replica.load": {
+        "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]"  # records
+    },
+    "replica.serve_calls": {"(self._answer + message.get('body', b''))[:KEPT_BYTES]"},  # long
+    "report": {"rest[:LINES_OF_LEVEL_1]"},  # records
+}
+SHORTENED = {
+    # Types, lengths and numbers of a call, and what torch says of it without its texts.
+    "inputs": 2,
+    "precompile.call_signature": 1,
+    "report": 1,
+}
+FEW = 30
+"""Characters of which a credential shows little; a digest is shown with 16."""
+
+
+def cuts(source: str) -> tuple[set[str], int]:
+    """Return the slices from the start that keep more than a few, and the calls of `shorten`."""
+    slices, calls = set(), 0
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "shorten":
+            calls += 1
+        if not (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)):
+            continue
+        upper = node.slice.upper
+        is_many = isinstance(upper, ast.Constant) and isinstance(upper.value, int)
+        is_many = is_many and upper.value >= FEW
+        if node.slice.lower is None and (
+            is_many or (re.search("[A-Z]{3}", ast.unparse(upper or node.value)) and upper)
+        ):
+            slices.add(ast.unparse(node))
+    return slices, calls
+
+
+@pytest.mark.slow
+def test_no_text_of_others_is_cut_before_it_is_redacted():
+    """Half of a credential is found by nobody, so `excerpt` is what cuts, and the rest is known."""
+    package = Path(serve_warm.__file__).parent
+    slices, shortened = {}, {}
+    for path in sorted(package.rglob("*.py")):
+        name = ".".join(path.relative_to(package).with_suffix("").parts)
+        if name in ("_redaction", "node"):  # its home, and what knows the standard library alone
+            continue
+        found, calls = cuts(path.read_text())
+        if found:
+            slices[name] = found
+        if calls:
+            shortened[name] = calls
+
+    assert slices == SLICES
+    assert shortened == SHORTENED
+
+
+@pytest.mark.parametrize(
+    "source", ["f'{error}'[:200]", "text[:WORDS]", "said.partition('.')[0][:40]", "x[:module.MOST]"]
+)
+def test_a_cut_text_is_seen(source: str):
+    """The test above sees each way to write it."""
+    assert cuts(source)[0] == {ast.unparse(ast.parse(source)).strip()}
+
+
+PLACES = {
+    "a bucket": lambda text: boil_down(ValueError(text)),
+    "the Hub": lambda text: explain_failure(ValueError(text))[1],
+    "a capture": lambda text: first_words(RuntimeError(text), None),
+    "torch": lambda text: _reason(RuntimeError(text)),
+    "a path of facts": lambda text: take({}, "item", text).why,
+    "a fact": _short,
+    "anything": lambda text: excerpt(text, 300),
+    "a first line": lambda text: first_line(text, 300),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_half_of_a_credential_does_not_stay_anywhere(monkeypatch: pytest.MonkeyPatch, place: str):
+    """Wherever a text is cut, and whatever stands before the credential in it."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+    shown = [PLACES[place]("x" * before + SECRET + "y" * 400) for before in range(0, 420, 7)]
+
+    assert [text for text in shown if SECRET[:6] in text] == []
+
+
+def test_an_answer_of_an_app_is_cut_after_it_is_redacted(monkeypatch: pytest.MonkeyPatch):
+    """Whatever the sizes are that it comes in."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    request = Exchange(Input(target="GET /", name="one"), "GET", "/")
+
+    async def answer() -> None:
+        await request.send({"type": "http.response.start", "status": 500})
+        for piece in ("x" * 490, SECRET[:10], SECRET[10:], "y" * 100_000):
+            await request.send(
+                {"type": "http.response.body", "body": piece.encode(), "more_body": True}
+            )
+
+    asyncio.run(answer())
+    with pytest.raises(InputError) as caught:
+        request.raise_for_status()
+
+    assert SECRET[:6] not in caught.value.message

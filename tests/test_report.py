@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from reports import FULL
+from serve_warm._spans import PARTS, Span, describe
 from serve_warm.report import (
     SCHEMA,
     ArtifactUse,
@@ -23,10 +24,9 @@ from serve_warm.report import (
     InputResult,
     Parity,
     Report,
-    Span,
     Stage,
+    StageTime,
     Verdict,
-    describe,
 )
 
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
@@ -56,7 +56,7 @@ def test_json_has_every_field(report: Report):
     data = report.to_json()
 
     fields = {f.name for f in dataclasses.fields(Report)}
-    assert data.keys() == {"schema", "traced", "levels"} | fields
+    assert data.keys() == {"schema", "traced", "levels", "seconds_by_owner"} | fields
     assert data["schema"] == SCHEMA
 
 
@@ -79,7 +79,7 @@ def test_the_text_says_what_a_person_looks_for():
 
     assert lines[0] == (
         "app#Embedder READY 9.0 s after its process began: process 2.0, imports 4.0, pending 0.5, "
-        "torch's compiler 1.0, replaying 1.5"
+        "torch's compiler 1.0, replaying 1.5; in other threads: pull 0.5"
     )
     assert lines[1].startswith("  verdict=partial proven=1/2 ")
     assert lines[1].endswith(" traced=some")
@@ -92,11 +92,11 @@ def test_the_text_says_what_a_person_looks_for():
     assert any("3 compiler runs" in line for line in lines)
     assert (
         "  on the GPU: 9 captures in 0.75 s, 10 graphs skipped, 11 kernels built, "
-        "12 tunings in 1.50 s"
+        "12 autotuned in 1.50 s"
     ) in lines
     assert (
-        "  after ready: 1 compiles, 2 captures, 6 graphs skipped, 7 kernels built, 8 tunings, "
-        "4 falls to eager, 5 refused"
+        "  after ready: 1 compiles, 2 captures, 6 graphs skipped, 7 kernels built, 8 autotuned, "
+        "4 fallbacks to eager, 5 refused"
     ) in lines
 
 
@@ -106,13 +106,14 @@ def test_the_text_says_what_graphs_hold():
 
     assert lines == [
         (
-            "  memory: 60.0 MB held of cuda:0, 80.0 MB at the peak; "
+            "  memory: 60.0 MB held on cuda:0, 80.0 MB at the peak; "
             "32.5 MB by graphs: 30.0 MB in 0.1, 2.5 MB in 0.3"
         ),
-        "  memory: 4.0 MB held of cuda:1, 5.0 MB at the peak",
+        "  memory: 4.0 MB held on cuda:1, 5.0 MB at the peak",
     ]
 
 
+@pytest.mark.long
 def test_no_text_of_a_report_is_without_end():
     """What user code raises may be of megabytes, and goes to logs and files."""
     endless = "x" * 1_500_000
@@ -167,8 +168,107 @@ def test_the_parts_of_a_start_add_up_to_it():
 
     assert describe(spans) == (
         " 14.0 s after its process began: process 5.0, pending 1.0, loading 4.0, "
-        "torch's compiler 3.0, proving 1.0"
+        "torch's compiler 3.0, proving 1.0; in other threads: prefetch 9.0"
     )
+
+
+def test_each_second_of_a_start_has_an_owner():
+    """Also with a seat, whose process was there before; what no part has is Ray's."""
+    stages = (
+        StageTime(stage=Stage.LOADING, seconds=0.25),
+        StageTime(stage=Stage.REPLAYING, seconds=0.5),
+        StageTime(stage=Stage.PROVING, seconds=0.25),
+    )
+    seated = [
+        Span(name="imports", began_boot_s=102.0, seconds=3.0),
+        Span(name="reading ahead", began_boot_s=105.5, seconds=9.0, beside=True),
+        Span(name="__init__", began_boot_s=105.0, seconds=2.0),
+    ]
+    plain = [Span(name="process", began_boot_s=100.0, seconds=2.0), *seated]
+
+    found = [
+        Report(
+            created_boot_s=105.0, elapsed_s=4.0, stages=stages, spans=tuple(spans)
+        ).seconds_by_owner
+        for spans in (plain, seated)
+    ]
+
+    same = {"ray": 1.0, "imports": 3.0, "weights": 2.0, "passes": 0.75, "ours": 0.25}
+    assert found == [{"process": 2.0, **same}, {"process": 0.0, **same}]
+    assert sum(found[0].values()) == 9.0
+    assert Report().seconds_by_owner == {}
+
+
+def test_a_report_tells_how_much_of_an_import_init_hid():
+    """Torch's compiler is imported in a thread beside `__init__`, and may take longer than it."""
+    spans = [
+        Span(name="process", began_boot_s=0.0, seconds=2.0),
+        Span(name="__init__", began_boot_s=2.0, seconds=3.0),
+        Span(name="torch's compiler", began_boot_s=3.0, seconds=2.5, beside=True),
+        Span(name="pull", began_boot_s=2.0, seconds=0.01, beside=True),
+        Span(name="pending", began_boot_s=5.0, seconds=1.0),
+    ]
+
+    assert describe(spans).endswith(
+        "pending 1.0; in other threads: torch's compiler 2.5 (2.0 during __init__)"
+    )
+
+
+def test_an_import_that_is_a_part_of_init_hides_nothing():
+    """An `__init__` that calls torch.compile imports the compiler itself: it is no model's time."""
+    spans = [
+        Span(name="__init__", began_boot_s=2.0, seconds=2.4),
+        Span(name="torch's compiler", began_boot_s=2.25, seconds=2.0),
+    ]
+
+    assert describe(spans) == " 2.4 s: __init__ 0.4, torch's compiler 2.0"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.001, True), (1.0, False)])
+def test_a_compiler_that_the_app_imported_is_named(seconds: float, said: bool):
+    """Where nobody saw the import, the report says whose it was; the stage waited for nothing."""
+    spans = (Span(name="torch's compiler", began_boot_s=2.0, seconds=seconds),)
+
+    text = Report(compiler_imported="app", spans=spans).text()
+
+    assert ("torch's compiler was imported by the app" in text) == said
+
+
+def test_every_stage_is_a_part_of_a_start():
+    """What is no part is taken for a piece of one, and would be counted twice."""
+    assert {stage.value.lower() for stage in Stage} <= set(PARTS)
+
+
+def test_a_reason_of_several_lines_stays_below_its_artifact():
+    """A miss says which folder was looked into on a line of its own."""
+    used = ArtifactUse(store="./artifacts", reason="nothing is there\nit is a relative path")
+
+    lines = Report(artifact=used).text().splitlines()
+
+    assert lines[-3:] == [
+        "  artifact: ./artifacts",
+        "    nothing is there",
+        "    it is a relative path",
+    ]
+
+
+def test_entries_of_several_objects_are_counted_in_one_way():
+    """Models of one structure share kinds of calls, and each is checked on weights of its own."""
+    one = EntryUse(callable="app.Net", call="(t0)", level=2, calls=2)
+    shared = Report(entries=(one,), parity=Parity(entries=2, checked=2, results={"same": 2}))
+    alone = Report(entries=(one,), parity=Parity(entries=1, checked=1, results={"same": 1}))
+
+    said = "  parity: 2 of 2 entries checked, counted for each compiled object (2 same)"
+    assert said in shared.text().splitlines()
+    assert "  parity: 1 of 1 entries checked (1 same)" in alone.text().splitlines()
+
+
+def test_each_clock_says_from_where_it_counts():
+    """Process to READY, and the end of `__init__` to the proof: two figures, two names."""
+    first, second = FULL.text().splitlines()[:2]
+
+    assert "s after its process began" in first
+    assert f"init_end_to_proof={FULL.to_proof_s:.2f} s" in second
 
 
 def test_counts_are_subtracted_field_by_field():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ray_exports import Exports
 from reports import FULL
 from serve_warm import metrics, node
 from serve_warm.collector import NodeCollector
-from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, StateFile, boot_s, judge
+from serve_warm.node import BUCKETS, NODE_METRICS, OUTCOMES, Settings, boot_s, judge
 from serve_warm.report import (
     ArtifactUse,
     Counts,
@@ -35,9 +36,17 @@ from serve_warm.report import (
     StageTime,
     Verdict,
 )
+from state_files import (  # noqa: F401 - fixtures
+    STARTS,
+    WHO,
+    Clock,
+    clock_fixture,
+    directory_fixture,
+    replica_fixture,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from prometheus_client.core import Metric
@@ -45,9 +54,6 @@ if TYPE_CHECKING:
 REFUSED = Report(artifact=ArtifactUse(store="s3://bucket", source="s3", refused="untrusted"))
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-STARTS = {"application": "app", "deployment": "Embedder"}
-WHO = {**STARTS, "replica": "r1"}
 
 TYPICAL = dataclasses.replace(
     FULL,
@@ -74,43 +80,15 @@ TYPICAL = dataclasses.replace(
 """A start on one GPU that found all in its artifact, at level 2."""
 
 
-@pytest.fixture(name="directory")
-def directory_fixture(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture(name="replica")
-def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
-    """Write a report as a replica does, and keep its lock until the test ends."""
-    files: dict[str, StateFile] = {}
-
-    def write(report: Report, name: str = "r1", **facts: object) -> StateFile:
-        if name not in files:
-            files[name] = StateFile(directory, **STARTS, replica=name)
-        written = {
-            "stage": report.stage.value,
-            "verdict": report.verdict.value,
-            "elapsed_s": report.elapsed_s,
-            "stage_seconds": report.stage_seconds,
-            "metrics": metrics.as_data(report),
-        }
-        files[name].write({**written, **facts})
-        return files[name]
-
-    yield write
-    for file in files.values():
-        file.close()
-
-
 class Sinks:
     """The server and a registry, side by side on one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: Clock) -> None:
         self._settings = Settings(str(directory), urls=())
-        self._server = node.Server(self._settings, host="127.0.0.1", port=0)
+        self._server = node.Server(self._settings, host="127.0.0.1", port=0, clock=clock)
         self._server._http.server_close()  # its text is asked for as its handler does
         self.registry = CollectorRegistry()
-        self.registry.register(NodeCollector(directory))
+        self.registry.register(NodeCollector(directory, clock=clock))
 
     def server(self) -> list[Metric]:
         return list(text_string_to_metric_families(self.text()))
@@ -134,8 +112,8 @@ class Sinks:
 
 
 @pytest.fixture(name="sinks")
-def sinks_fixture(directory: Path) -> Sinks:
-    return Sinks(directory)
+def sinks_fixture(directory: Path, clock: Clock) -> Sinks:
+    return Sinks(directory, clock)
 
 
 def series(families: Iterable[Metric]) -> Series:
@@ -340,6 +318,7 @@ def test_a_replica_that_dies_while_it_starts_shows_where(sinks, replica):
     assert stages == {("serve_warm_stage", labels): 0.0}
 
 
+@pytest.mark.slow
 def test_a_scrape_during_a_death_is_whole(sinks, replica):
     """Replicas come and go under both readers, in several threads, and every answer is one."""
     stop = threading.Event()
@@ -371,18 +350,12 @@ def test_a_scrape_during_a_death_is_whole(sinks, replica):
     assert whole == [True] * 40
 
 
-def move_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let so much time pass, for readers and replicas."""
-    really = node.boot_s
-    monkeypatch.setattr(node, "boot_s", lambda: really() + seconds)
-
-
-def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, monkeypatch):
+def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, clock):
     """Of one that hangs, or cannot be read any more: how its start went stays, its age grows."""
     degraded = replica(FULL)
     replica(Report(stage=Stage.REPLAYING), "r2")
     ready = sinks.both()
-    move_on(monkeypatch, node.STALE_S + 1)
+    clock.move_on(node.STALE_S + 1)
     hanging = sinks.both()
     degraded.write({"stage": "READY", "metrics": metrics.as_data(FULL)})
     back = sinks.both()
@@ -423,11 +396,11 @@ def died(sinks: Sinks) -> dict[str, float]:
     }
 
 
-def test_a_start_that_died_is_counted_once(sinks, replica, directory, monkeypatch):
+def test_a_start_that_died_is_counted_once(sinks, replica, directory, clock):
     """After a while, with the time until it last wrote; once, also when its files are swept."""
     replica(Report(stage=Stage.REPLAYING, elapsed_s=7.5)).close()
     at_once = died(sinks)
-    move_on(monkeypatch, node.STALE_S + 1)
+    clock.move_on(node.STALE_S + 1)
     seen = [died(sinks), died(sinks)]
     for path in directory.iterdir():
         path.unlink()
@@ -439,44 +412,42 @@ def test_a_start_that_died_is_counted_once(sinks, replica, directory, monkeypatc
     assert of(sinks.both(), "serve_warm_start_duration_seconds_sum", **labels) == 7.5
 
 
-def test_a_start_that_died_before_its_first_state_is_counted(
-    sinks, replica, directory, monkeypatch
-):
+def test_a_start_that_died_before_its_first_state_is_counted(sinks, replica, directory, clock):
     """Its lock has its names."""
     replica(Report()).close()
     (directory / "app#Embedder#r1.json").unlink()
-    move_on(monkeypatch, node.STALE_S + 1)
+    clock.move_on(node.STALE_S + 1)
 
     assert died(sinks) == {"died": 1.0}
 
 
 @pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
-def test_a_start_that_had_ended_did_not_die(sinks, replica, monkeypatch, stage):
+def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
     """What ends after READY or FAILED is counted as that, and once."""
     replica(dataclasses.replace(FULL, stage=stage)).close()
-    move_on(monkeypatch, node.STALE_S + 1)
+    clock.move_on(node.STALE_S + 1)
 
     assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
 
 
-def test_another_server_does_not_count_it_again(sinks, replica, directory, monkeypatch):
+def test_another_server_does_not_count_it_again(sinks, replica, directory, clock):
     """What had ended when it began is none that it has seen, a moment ago or long."""
     replica(Report()).close()
-    later = Sinks(directory)
-    move_on(monkeypatch, node.STALE_S + 1)
+    later = Sinks(directory, clock)
+    clock.move_on(node.STALE_S + 1)
 
     assert died(sinks) == {"died": 1.0}
     assert died(later) == {}
 
 
-def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, monkeypatch):
+def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, clock):
     """It takes another with a later heartbeat, and its start goes on."""
     file = replica(Report())
     file.close()
     meanwhile = died(sinks)
-    move_on(monkeypatch, node.HEARTBEAT_S)
+    clock.move_on(node.HEARTBEAT_S)
     replica(FULL)
-    move_on(monkeypatch, node.STALE_S + 1)
+    clock.move_on(node.STALE_S + 1)
 
     assert meanwhile == {}
     assert died(sinks) == {"partial": 1.0}
@@ -666,17 +637,18 @@ def test_starts_are_counted_from_the_first_look_on(sinks, replica, directory):
     assert sum(started) == 1.0
 
 
-def test_what_is_noted_later_was_seen_later(directory, monkeypatch):
+def test_what_is_noted_later_was_seen_later(directory, replica, monkeypatch):
     """A look and its note are one: with two collections at a time no replica becomes younger."""
+    replica(FULL)
     collector = NodeCollector(directory)
     locked: list[bool] = []
-    really = node.judge
+    really = os.listdir
 
-    def spy(*given: Any, **options: Any) -> Any:
+    def spy(*given: Any) -> Any:
         locked.append(collector._lock.locked())
-        return really(*given, **options)
+        return really(*given)
 
-    monkeypatch.setattr(node, "judge", spy)
+    monkeypatch.setattr(os, "listdir", spy)
     first = next(iter(collector.collect()))
 
     assert locked == [True]
@@ -713,9 +685,12 @@ def test_a_policy_is_the_registrys_own(directory, replica):
 
 @pytest.fixture(name="exports")
 def exports_fixture(monkeypatch: pytest.MonkeyPatch) -> Exports:
-    """Exports by themselves are far apart: what is counted is what was asked for."""
-    monkeypatch.setattr(metrics, "PERIOD_S", 3600.0)
     return Exports(monkeypatch)
+
+
+def sink_of(report: Callable[[], Report]) -> metrics.RaySink:
+    """Export when asked; by itself it would only after an hour, so that all can be counted."""
+    return metrics.RaySink(report, period_s=3600.0)
 
 
 def test_counters_reach_ray_whole(exports):
@@ -725,7 +700,7 @@ def test_counters_reach_ray_whole(exports):
         for count in range(1, 301)
     ]
     now = [reports[0]]
-    sink = metrics.RaySink(lambda: now[0])
+    sink = sink_of(lambda: now[0])
 
     for now[0] in reports:
         sink.changed()
@@ -741,7 +716,7 @@ def test_counters_reach_ray_whole(exports):
 
 def test_who_asks_for_an_export_does_not_make_it(exports):
     """No call of Ray's is made on the thread that replays inputs and serves."""
-    sink = metrics.RaySink(lambda: FULL)
+    sink = sink_of(lambda: FULL)
 
     sink.changed()
 
@@ -752,7 +727,7 @@ def test_who_asks_for_an_export_does_not_make_it(exports):
 def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplog):
     """What it refuses is told in full as soon as it takes it."""
     exports.refusal = OSError("no agent on this node")
-    sink = metrics.RaySink(lambda: FULL)
+    sink = sink_of(lambda: FULL)
     for count in (1, 2, 3):
         sink.changed()
         wait_until("it is refused", lambda count=count: exports.refused == count)

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Image classes with a ResNet-152 behind a plain class, requests batched by Ray Serve.
+"""Image classification with a ResNet-152 in a plain class, batched by Ray Serve.
 
-A request is the raw pixels of one image, so that the example needs no image library. Batches
-are padded to a bucket: two shapes are compiled and no other ever is. The model runs on the
-replica's model thread, and the event loop takes in the next batch meanwhile.
+A request is the raw pixels of one image, so the example needs no image library. Batches are padded
+to a bucket, so only two shapes are compiled. The model runs on the replica's model thread, and the
+event loop collects the next batch meanwhile.
 
-`classifier` is the application on the CPU, `configured` the one that `args` of a Serve
-configuration describe: `serve_gpu.yaml` has it on a GPU, each batch one CUDA graph.
+`classifier` is the application on the CPU. `configured` returns an application from the `args` of a
+Serve configuration: `serve_gpu.yaml` runs it on a GPU, with one CUDA graph for each batch.
 """
 
 from typing import Any
@@ -28,17 +28,17 @@ BEST = 5
 
 
 class Settings(BaseModel):
-    """What `args` of a Serve configuration may say; without them the model is on the CPU."""
+    """The `args` of a Serve configuration. The defaults put the model on the CPU."""
 
     model_config = ConfigDict(extra="forbid")
 
     device: str = "cpu"
     mode: str | None = None
-    """Of torch.compile: `reduce-overhead` captures CUDA graphs."""
+    """The mode of torch.compile: `reduce-overhead` captures CUDA graphs."""
     batch: tuple[int, ...] = (1, 8)
     """Sizes that batches are padded to."""
     depths: tuple[int, ...] = (3, 8, 36, 3)
-    """Blocks of each of the four stages; these are those of a ResNet-152."""
+    """Blocks in each of the four stages, by default those of a ResNet-152."""
 
 
 def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
@@ -50,8 +50,8 @@ def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
     config = ResNetConfig(depths=list(depths), layer_type="bottleneck", num_labels=1000)
     model: Any = ResNetForImageClassification(config)
     model.eval()
-    # Untrained, 50 residual blocks add up to logits of 10⁷, the same for every image: damp the
-    # blocks, and let the head see how an image differs from noise.
+    # 50 untrained residual blocks add up to logits of 10⁷, the same for every image. So the blocks
+    # are damped, and the head sees how an image differs from noise.
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, ResNetBottleNeckLayer):
@@ -63,10 +63,10 @@ def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
 
 
 def pixel_values(images: list[bytes], *, batch: int) -> torch.Tensor:
-    """Return pixels from -1 to 1 of shape (batch, 3, SIDE, SIDE); rows without an image are 0."""
+    """Return pixels from -1 to 1 in shape (batch, 3, SIDE, SIDE). Rows without an image are 0."""
     pixels = torch.zeros(batch, 3, SIDE, SIDE)
     for row, image in enumerate(images):
-        # A copy, because torch wants memory it could write to.
+        # A copy, because torch wants writable memory.
         rgb = torch.frombuffer(bytearray(image), dtype=torch.uint8).view(SIDE, SIDE, 3)
         pixels[row] = rgb.permute(2, 0, 1) / 127.5 - 1
     return pixels
@@ -76,8 +76,8 @@ def pixel_values(images: list[bytes], *, batch: int) -> torch.Tensor:
 class ImageClassifier(WarmupMixin):
     """POST / with 128×128 RGB pixels, a byte each → {"classes": [{"class": 7, "score": 0.5}, …]}.
 
-    Pixels come row by row, red, green and blue side by side: what `Image.tobytes()` of Pillow
-    returns and `rgb24` is in ffmpeg.
+    Pixels come row by row, each as red, green and blue, like Pillow's `Image.tobytes()` and
+    ffmpeg's `rgb24`.
     """
 
     buckets = Buckets(batch=Settings().batch)
@@ -92,8 +92,8 @@ class ImageClassifier(WarmupMixin):
         self.model = serve_warm.compile(model, mode=settings.mode, fullgraph=True, dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
-        # As many at once as a bucket holds make a batch. Should one straggle, both batches it
-        # falls into are padded to a bucket as well.
+        # As many calls at once as a bucket holds form a batch. If one is late, both of the smaller
+        # batches are padded to a bucket too.
         return shape_grid(
             "POST /",
             self.buckets,
@@ -118,7 +118,7 @@ class ImageClassifier(WarmupMixin):
         return (await self.on_model_thread(self.classify, pixels))[: len(images)]
 
     def classify(self, pixels: torch.Tensor) -> list[list[dict[str, Any]]]:
-        """Return the best classes of each row, best first. Blocks: for the model thread."""
+        """Return the best classes of each row, best first. It blocks, so use the model thread."""
         with torch.inference_mode():
             logits = self.model(pixel_values=pixels.to(self.device)).logits
             scores, classes = logits.softmax(1).topk(BEST)
@@ -132,5 +132,5 @@ classifier = ImageClassifier.bind()
 
 
 def configured(settings: Settings) -> Application:
-    """Return the application that `args` of a Serve configuration describe."""
+    """Return the application for the `args` of a Serve configuration."""
     return ImageClassifier.bind(settings)

@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sentence embeddings over HTTP, batched: `app.py` is the application."""
+"""Batched sentence embeddings over HTTP. `app.py` is the application."""

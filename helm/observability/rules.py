@@ -1,26 +1,26 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What of a fleet's starts is recorded, and when somebody is told: the Prometheus rules.
+"""The Prometheus rules, which record figures of starts and define when alerts fire.
 
-`python helm/observability/rules.py` writes them twice into the chart:
+`python helm/observability/rules.py` writes them to the chart twice:
 
-    rules/serve-warm.yaml       a rules file as Prometheus reads it, with the default numbers
-    rules/serve-warm.tpl.yaml   the same, in which Helm's values set the numbers
+    rules/serve-warm.yaml       a rules file for Prometheus, with the default numbers
+    rules/serve-warm.tpl.yaml   a template of it, in which Helm's values set the numbers
 
-The chart includes the second one with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`, and these
-are the values that it needs; `DEFAULTS` has the numbers:
+The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`. It needs
+these values; `DEFAULTS` has their default numbers:
 
     alerts.startSloSeconds       a start that took longer missed the objective
-    alerts.startSloObjective     the share of starts that should not, between 0 and 1
-    alerts.artifactMaxAgeDays    an artifact that is older than this is called old
-    alerts.minStarts             fewer starts in the long window are too few to tell somebody
-    alerts.runbookUrl            where docs/runbooks.md is to be read
+    alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
+    alerts.artifactMaxAgeDays    the age above which an artifact counts as old
+    alerts.minStarts             with fewer starts in the long window, no alert fires
+    alerts.runbookUrl            the address of docs/runbooks.md
 
-Rules read what node servers export and what Ray exports, whichever is there, and count a replica
-that is seen in both once. They keep to what Prometheus 2.42 knows.
+The rules use metrics of node servers and metrics of Ray. A replica that appears in both counts
+once. They use only features of Prometheus 2.42.
 
-Sums are by namespace, application and deployment, never by cluster: KubeRay gives a cluster a new
-name at each upgrade, and an objective over weeks would begin anew each time.
+Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
+each upgrade, and an objective over weeks would then start again from zero.
 """
 
 from __future__ import annotations
@@ -47,22 +47,36 @@ EACH = f"{WHO}, replica"
 TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
-"""Of the objective: two for each of the alerts, and the one that it is stated over."""
+"""Time windows of the objective. Each alert uses two, and the objective itself uses the last."""
 
 
 def value(name: str) -> str:
-    """Return the mark that one of the values takes the place of."""
+    """Return the placeholder of a value."""
     if name not in DEFAULTS:
         raise KeyError(name)
     return f"@{name}@"
 
 
-def each(name: str, by: str = EACH) -> str:
-    """Return one series a replica, of the node server or of Ray, with no label but these."""
-    return f"max by ({by}) (serve_warm_{name} or ray_serve_warm_{name})"
+NO_BUILD = 'application!~"serve_warm-[0-9a-f]{8}"'
+"""Excludes the applications of `serve-warm build --address`, which reports its own failures."""
 
 
-# --- what is recorded ----------------------------------------------------------------------
+def ours(name: str, matchers: str = "") -> str:
+    """Return the series of a metric, without the series of builds."""
+    inside = f"{NO_BUILD},{matchers}" if matchers else NO_BUILD
+    return f"{name}{{{inside}}}"
+
+
+def each(name: str, by: str = EACH, *, matchers: str = "") -> str:
+    """Return one series for each replica, with only the labels in `by`.
+
+    It comes from the node server or Ray.
+    """
+    node, ray = (ours(f"{sink}_{name}", matchers) for sink in ("serve_warm", "ray_serve_warm"))
+    return f"max by ({by}) ({node} or {ray})"
+
+
+# --- recording rules -----------------------------------------------------------------------
 
 STAGE = "replica:serve_warm_stage:now"
 START = "replica:serve_warm_start:within_slo"
@@ -74,12 +88,12 @@ STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
 def starts(window: str) -> str:
-    """Return the record of how many starts ended in a window."""
+    """Return the name of the record that counts the starts that ended in a window."""
     return f"deployment:serve_warm_starts:count{window}"
 
 
 def missed(window: str) -> str:
-    """Return the record of the share of them that missed the objective."""
+    """Return the name of the record with the share of late or failed starts in a window."""
     return f"deployment:serve_warm_starts_missed:ratio{window}"
 
 
@@ -89,28 +103,31 @@ def record(name: str, expression: str) -> dict[str, Any]:
 
 
 UNREADABLE = "serve_warm_node_states_readable == 0"
-NODE_STAGE = f"serve_warm_stage unless on ({TARGET}) {UNREADABLE}"
+NODE_STAGE = f"{ours('serve_warm_stage')} unless on ({TARGET}) {UNREADABLE}"
 
-# Dead for less than 10 minutes, before it was ready. An hour is looked back for who was dead
-# before: a scrape that was missed does not make them die again. Only a node server remembers them.
+# Replicas that died in the last 10 minutes before they were ready. Replicas that were already dead
+# in the hour before are left out, so that a missed scrape does not count a death twice. Only node
+# servers export dead replicas.
+ALIVE = ours("serve_warm_replica_alive")
 DIED = f"""
-  max by ({EACH}) (serve_warm_replica_alive) == 0
+  max by ({EACH}) ({ALIVE}) == 0
   unless on ({EACH}) max by ({EACH}) (serve_warm_ready_seconds)
-  unless on ({EACH}) min by ({EACH}) (min_over_time(serve_warm_replica_alive[1h] offset 10m)) == 0
+  unless on ({EACH}) min by ({EACH}) (min_over_time({ALIVE}[1h] offset 10m)) == 0
 """.strip()
 
 RECORDS = [
-    # One series for each replica that is alive, with the stage that it is in; none for one that was
-    # ready and hangs. Of a replica that a node server knows nothing else is believed: Ray's export
-    # lags behind by up to 10 s, and a replica says there itself that it is ready. A node server
-    # that cannot read what replicas write knows nothing: it goes on with what it read last.
+    # One series for each live replica, with its stage. A replica that was ready and now hangs
+    # has none. If a node server knows a replica, the rule ignores Ray's metrics of this replica:
+    # they lag by up to 10 s, and show a hanging replica as ready. The rule ignores a node server
+    # that cannot read state files, because this server keeps exporting the last values that it
+    # read.
     record(
         STAGE,
         f"""
 max by ({EACH}, stage) ({NODE_STAGE}) == 1
 or on ({EACH})
 max by ({EACH}, stage) (
-  ray_serve_warm_stage unless on ({EACH}) ({NODE_STAGE})
+  {ours("ray_serve_warm_stage")} unless on ({EACH}) ({NODE_STAGE})
 ) == 1
 """,
     ),
@@ -118,8 +135,8 @@ max by ({EACH}, stage) (
     record(READY_AT, f"timestamp({READY})"),
     record(STARTING, f'count by ({WHO}) ({STAGE}{{stage!~"ready|failed"}})'),
     # One series for each start that ended in the last 10 minutes: 1 if it was ready in time, 0 if
-    # it was late, or dead before it was ready. Over a window each replica then counts once, also
-    # when it is gone: increase() would not see a counter that is born at 1.
+    # it was late or died before it was ready. So in each window a replica counts once, even after
+    # it ended. increase() would miss a counter whose first value is 1.
     record(
         START,
         f"""
@@ -134,8 +151,9 @@ or on ({EACH})
 )
 """,
     ),
-    # The time now, for each replica that is not ready yet or died so: over a window the least is
-    # when it was first seen. A start may be too short to be scraped while it lives.
+    # The current time, for each replica that is not ready yet, or died before it was ready. The
+    # minimum over a window is the time at which the replica was first seen. A start may be so short
+    # that no scrape sees it alive.
     record(
         UNREADY,
         f"""
@@ -146,7 +164,7 @@ time() + 0 * (
 )
 """,
     ),
-    # 1 for each replica that is not ready yet, or whose start ended in the last hour.
+    # One series for each replica that is not ready yet, or whose start ended in the last hour.
     record(
         RECENT,
         f"""
@@ -163,25 +181,26 @@ for _window in WINDOWS:
     ]
 
 
-# --- who is told ---------------------------------------------------------------------------
+# --- alerts --------------------------------------------------------------------------------
 
 OF = "{{ $labels.application }}#{{ $labels.deployment }}"
 
 
 def anchor(name: str) -> str:
-    """Return where the runbook of an alert is in its file."""
+    """Return the anchor of an alert's section in the runbooks."""
     return name.lower()
 
 
 def alert(
     name: str, severity: str, expression: str, summary: str, description: str, *, lasting: str = ""
 ) -> dict[str, Any]:
-    """Return an alerting rule; `lasting` is how long it has to hold."""
+    """Return an alerting rule that fires once the expression has held for `lasting`."""
     return {
         "alert": name,
         "expr": expression.strip(),
         **({"for": lasting} if lasting else {}),
-        # The dashboard's list of alerts has labels alone, and opens the runbook by this one.
+        # The dashboard's list of alerts can read only labels. It links to the runbook with this
+        # label.
         "labels": {"severity": severity, "runbook": anchor(name)},
         "annotations": {
             "summary": summary,
@@ -192,7 +211,7 @@ def alert(
 
 
 def burns(factor: int, long: str, short: str) -> str:
-    """Return when the starts of two windows miss the objective so many times too often."""
+    """Return the condition that starts miss the objective `factor` times too often."""
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""
 {missed(long)} > {limit}
@@ -202,17 +221,21 @@ and {starts(long)} >= {value("minStarts")}
 
 
 SLO = (
-    f"{value('startSloSeconds')} s from a replica's creation to READY, objective "
-    f"{value('startSloObjective')}"
+    f"Objective: at least {value('startSloObjective')} of all starts are READY within "
+    f"{value('startSloSeconds')} s of creation"
 )
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return how often replicas did what they should not after ready, where they did."""
-    of_ray = f"ray_serve_warm_{name}_after_ready_total"
-    # Of Ray's export a counter begins with its first count, and increase() misses that one.
+    """Return how often each deployment did this after READY.
+
+    Deployments that never did have no series.
+    """
+    of_node = ours(f"serve_warm_{name}_after_ready_total")
+    of_ray = ours(f"ray_serve_warm_{name}_after_ready_total")
+    # Ray exports a counter only from its first count on, which increase() misses.
     return f"""
-sum by ({WHO}) (increase(serve_warm_{name}_after_ready_total[{span}])) > 0
+sum by ({WHO}) (increase({of_node}[{span}])) > 0
 or on ({WHO})
 sum by ({WHO}) (
   ({of_ray} unless {of_ray} offset {span})
@@ -231,14 +254,14 @@ ALERTS = [
         "warning",
         f"""
 count by ({WHO}) (
-  {each('verdict{verdict="miss"}')} == 1
+  {each("verdict", matchers='verdict="miss"')} == 1
   and on ({EACH}) {each("artifact_configured")} == 1
   and on ({EACH}) {RECENT}
 )
 """,
         f"{OF} starts cold although an artifact is configured",
-        "{{ $value }} starts of the last hour, or of now, found no artifact that fits "
-        "and compiled everything.",
+        "{{ $value }} start(s) found no matching artifact, so they compiled everything. This "
+        "counts running starts, and starts that ended in the last hour.",
     ),
     alert(
         "ServeWarmArtifactRefused",
@@ -250,22 +273,23 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
-        "{{ $value }} starts of the last hour, or of now, found an artifact and did not load it. "
-        "untrusted, bad_signature and digest_mismatch can be an attack.",
+        "{{ $value }} start(s) found an artifact and refused to load it. This counts running "
+        "starts, and starts that ended in the last hour. The reasons untrusted, bad_signature "
+        "and digest_mismatch can mean an attack.",
     ),
     alert(
         "ServeWarmParityFailed",
         "critical",
-        # Not by increase(): one that failed before READY has no earlier value.
+        # Not increase(): a failure before READY has no earlier value.
         f"""
 sum by ({WHO}) (
   {each("parity_failures_total")}
   and on ({EACH}) {STAGE}
 ) > 0
 """,
-        f"{OF} withdrew entries that are not what eager computes",
-        "{{ $value }} entries of living replicas gave other numbers than the model itself, and run "
-        "no more. Replicas that have not checked them yet may answer with them.",
+        f"{OF} withdrew entries whose results differ from eager execution",
+        "Live replicas withdrew entries whose results differed from eager execution: {{ $value "
+        "}} so far. Other replicas may still use these entries until they check them too.",
     ),
     alert(
         "ServeWarmStartNearDeadline",
@@ -277,22 +301,23 @@ max by ({WHO}) (
   and on ({EACH}) {STAGE}{{stage!~"ready|failed"}}
 ) > 0.8
 """,
-        f"{OF} has used {{{{ $value | humanizePercentage }}}} of a start's deadline",
-        "A replica is still starting. At its deadline it fails, or serves late where on_deadline "
-        "is serve.",
+        f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
+        "The alert counts from the replica's creation, but deadline_s counts from the end of "
+        "__init__ to READY. After deadline_s the start fails. With on_deadline: serve, the "
+        "replica serves before it is proven warm.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",
         "warning",
         in_traffic("compiles"),
-        f"{OF} compiles in traffic",
-        "Requests of the last 10 minutes met the compiler in replicas that were proven warm.",
+        f"{OF} compiles while serving requests",
+        "In the last 10 minutes, requests waited for a compile in replicas that were proven warm.",
     ),
     alert(
         "ServeWarmCapturesAfterReady",
         "warning",
-        # What is compiled in traffic has kernels built and tuned, and graphs captured by later
-        # requests: that is told above.
+        # A compile in traffic also builds and tunes kernels, and later requests capture its CUDA
+        # graphs. ServeWarmCompilesAfterReady covers that case.
         f"""
 (
 {indent(ON_THE_GPU, "  ")}
@@ -301,10 +326,10 @@ unless on ({WHO}) (
 {indent(in_traffic("compiles", "1h"), "  ")}
 )
 """,
-        f"{OF} captures or tunes in traffic",
-        "Requests of the last 10 minutes waited for a CUDA graph to be captured, or for a Triton "
-        "kernel to be built or tuned, in replicas that were proven warm. Nothing was compiled "
-        "within the hour.",
+        f"{OF} captures or tunes while serving requests",
+        "In the last 10 minutes, requests waited for a CUDA graph capture, a Triton kernel build "
+        "or autotuning, in replicas that were proven warm. These replicas compiled nothing in "
+        "the last hour.",
     ),
     alert(
         "ServeWarmNoReadyReplica",
@@ -313,17 +338,17 @@ unless on ({WHO}) (
 max_over_time({STARTING}[5m]) > 0
 unless on ({WHO}) {READY} > 0
 """,
-        f"{OF} has no ready replica, and some are starting",
-        "For 10 minutes no replica could answer. Requests wait in the queue, or time out.",
+        f"{OF} has no ready replica, but some are starting",
+        "No replica could answer requests for 10 minutes. Requests wait in the queue or time out.",
         lasting="10m",
     ),
     alert(
         "ServeWarmStartsFailed",
         "critical",
-        # Starts that began after the deployment was last ready: what is taken down together with
-        # ready replicas began before. A start whose node server does not answer, or cannot read its
-        # state, may go on.
-        # Two hours, to have the beginning of what was seen within one.
+        # Starts that began after the deployment was last ready. This leaves out starts that were
+        # stopped together with ready replicas. It also leaves out starts that may still run,
+        # because their node server does not answer or cannot read their state. The range of two
+        # hours includes the beginning of every start that was seen in the last hour.
         f"""
 count by ({WHO}) (
   (
@@ -340,8 +365,8 @@ count by ({WHO}) (
 unless on ({WHO}) {STARTING}
 """,
         f"{OF} has no ready replica, and none is starting",
-        "{{ $value }} starts of the last hour ended without being ready, and for 5 minutes there "
-        "was no other. Serve may have given up.",
+        "In the last hour {{ $value }} start(s) ended before the replica was ready. No new start "
+        "has begun for 5 minutes, so Serve may have given up.",
         lasting="5m",
     ),
     alert(
@@ -353,9 +378,10 @@ max by ({WHO}) (
   and on ({EACH}) {STAGE}
 ) / 86400 > {value("artifactMaxAgeDays")}
 """,
-        OF + ' runs an artifact of {{ $value | printf "%.0f" }} days ago',
-        f"Older than {value('artifactMaxAgeDays')} days. Where a trust file limits the age it is "
-        "refused one day, and starts are cold.",
+        OF + ' runs an artifact that is {{ $value | printf "%.0f" }} days old',
+        f"This alert fires above {value('artifactMaxAgeDays')} days. Replicas refuse an artifact "
+        "that is older than the age limit of the trust files (a year by default). They then "
+        "start cold.",
         lasting="1h",
     ),
     alert(
@@ -363,14 +389,35 @@ max by ({WHO}) (
         "critical",
         burns(6, "6h", "30m"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
-        f"Six times too often for the objective, also in the last 30 minutes ({SLO}).",
+        "The objective allows less than a sixth of this share. The share over the last 30 minutes "
+        f"is also more than six times too high. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
         "warning",
         burns(1, "3d", "6h"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
-        f"More than the objective allows, also in the last 6 hours ({SLO}).",
+        "The objective allows a smaller share. The share over the last 6 hours is also too high. "
+        f"{SLO}.",
+    ),
+    alert(
+        "ServeWarmSeatsUnusable",
+        "warning",
+        # `none` is also the reason of the first start on a node. `unavailable` lasts as long as the
+        # replica.
+        f"""
+count by ({WHO}, reason) (
+  {each("seat_misses_total", f"{EACH}, reason", matchers='reason!="none"')} == 1
+  and on ({EACH}) {RECENT}
+  or
+  {each("seat_misses_total", f"{EACH}, reason", matchers='reason="unavailable"')} == 1
+  and on ({EACH}) {STAGE}
+)
+""",
+        f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
+        "{{ $value }} replica(s) could not use a seat, or have no seat left for the next start. "
+        "This counts running starts, starts in the last hour, and live replicas that have no seat "
+        "left.",
     ),
     alert(
         "ServeWarmNodeServerDown",
@@ -381,7 +428,8 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not answer Prometheus",
-        "It did within the last day. Where a readiness probe asks it, its node is not ready.",
+        "The server answered within the last day. If readiness probes use the node server, this "
+        "node is not ready.",
         lasting="5m",
     ),
     alert(
@@ -389,24 +437,24 @@ max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
         "warning",
         f"""
 count by ({WHO}) (
-  max by ({EACH}) (ray_serve_warm_ready)
-  unless on ({EACH}) max by ({EACH}) (serve_warm_replica_alive) == 1
+  max by ({EACH}) ({ours("ray_serve_warm_ready")})
+  unless on ({EACH}) max by ({EACH}) ({ALIVE}) == 1
 )
 and on (namespace)
 max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
 """,
         f"{{{{ $value }}}} replicas of {OF} are on nodes without a node server",
-        "Ray exports them, and no node server of the namespace does, where there was one within "
-        "the last day.",
+        "Ray exports metrics of these replicas, but no node server in the namespace does. A node "
+        "server ran in the namespace within the last day.",
         lasting="15m",
     ),
     alert(
         "ServeWarmStatesUnreadable",
         "warning",
         UNREADABLE,
-        "The node server at {{ $labels.instance }} cannot read what its replicas write",
-        "Its node is not ready, and its figures of replicas are those that it read last. The "
-        "rules do not believe them.",
+        "The node server at {{ $labels.instance }} cannot read the state files of its replicas",
+        "/readyz fails on this node. The node server still exports the last figures "
+        "that it could read, but the alert rules ignore these figures.",
         lasting="5m",
     ),
 ]
@@ -421,7 +469,7 @@ GROUPS = [
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes an expression of several lines as such."""
+    """Writes multi-line expressions as block text."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -441,7 +489,7 @@ def _marked() -> str:
 
 
 def plain(**values: str) -> str:
-    """Return the rules file with the default numbers, or with others."""
+    """Return the rules file, with default numbers for all values not given."""
     text = _marked()
     for name, default in DEFAULTS.items():
         text = text.replace(value(name), values.get(name, default))
@@ -449,7 +497,7 @@ def plain(**values: str) -> str:
 
 
 def template() -> str:
-    """Return the rules file as Helm is to read it: braces of Prometheus' own stay as they are."""
+    """Return the rules file as a Helm template that keeps Prometheus' own braces."""
     text = re.sub(r"\{\{.*?\}\}", lambda braces: "{{`" + braces[0] + "`}}", _marked())
     for name in DEFAULTS:
         text = text.replace(value(name), f"{{{{ .Values.alerts.{name} }}}}")

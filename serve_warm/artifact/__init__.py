@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts: what one is, how it is published, chosen and pulled, and what of it is kept."""
+"""Artifacts: their format, and how they are published, chosen, pulled and cached."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Archives: directories as the raw bytes of a part, the same each time, and read with bounds."""
+"""Archives: directories packed as the raw bytes of a part. Packing is reproducible."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 from serve_warm import _private_folders
+from serve_warm._redaction import excerpt
 from serve_warm.errors import ArtifactRefused, BuildFailed
 
 MAX_MEMBERS = 200_000
-"""Files and directories in a packed directory; each costs a kilobyte to look at."""
+"""Maximum number of files and directories in an archive. Checking each takes a kilobyte of
+memory."""
 
 _CHUNK_BYTES = 1 << 20
 
 PAX_KEYS = frozenset({"path", "size"})
-"""What `pack_directory` writes into extended headers: a long name, and a size of 8 GiB and more."""
+"""Extended header keys that `pack_directory` writes, for long names and for sizes of 8 GiB or
+more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Whether a path in a cache directory is of no use in another: locks, temporary files, PCHs.
+    """Return whether a path is useless in another cache directory: locks, temporary files, PCHs.
 
-    Torch looks for precompiled headers in its default directory only, wherever the cache is, so
-    that in an artifact they would be megabytes that nobody reads.
+    Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
+    Precompiled headers in an artifact would be megabytes that nothing reads.
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py#L3542
     """
     last = name.rpartition("/")[2]
@@ -35,14 +38,15 @@ def is_scratch(name: str) -> bool:
 
 
 def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch) -> bytes:
-    """Return a directory as a tar, the same bytes for the same names and contents.
+    """Return a directory as a tar. Directories with equal names and contents give equal archives.
 
-    `skip` gets each path relative to `directory`, with `/` between names, and drops it, with all
-    that is below. Modes and times are not kept: a library needs no x bit to be loaded.
+    `skip` is called with each path relative to `directory`, with `/` between names. If `skip`
+    returns True, the archive omits the path and everything below it. Modes and times are not kept:
+    a library loads even without its executable bit.
 
     Raises:
-        BuildFailed: something in it could not be unpacked again: a link, a device, an odd name.
-        OSError: something could not be read.
+        BuildFailed: `unpack_directory` would refuse an entry: a link, a device, an unusual name.
+        OSError: an entry could not be read.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -59,7 +63,7 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
                 member.size, member.mode = len(data), 0o600
                 archive.addfile(member, io.BytesIO(data))
             else:
-                raise BuildFailed(f"{directory} cannot be packed: {name!r} is no regular file")
+                raise BuildFailed(f"{directory} cannot be packed: {name!r} is not a regular file")
     return buffer.getvalue()
 
 
@@ -81,12 +85,13 @@ def unpack_directory(
 ) -> None:
     """Write a packed directory into `target`, an empty directory that only this user can enter.
 
-    All members are checked before the first is written. Files get mode 0600, directories 0700.
-    `check_wanted` is called before each piece, and ends this by what it raises.
+    All members are checked before any file is written. Files get mode 0600, directories 0700.
+    `check_wanted` is called before each piece is read or written, and raises an exception to
+    cancel.
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
-        OSError: something could not be written; what was is still there.
+        OSError: a write failed; the files written before it are left in place.
     """
     _check_private(target)
     for member in _read_members(raw, target, check_wanted):
@@ -137,7 +142,7 @@ def _read_members(
         members = list(_members_in(raw, check_wanted))
         end = _check_members(members, target)
         _check_end(raw, end)
-    # A damaged header can also make tarfile seek too far or call itself without end.
+    # A damaged header can also make tarfile seek out of range or recurse endlessly.
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise ArtifactRefused(f"not a packed directory: {error}", reason="bad_archive") from error
     return members
@@ -151,20 +156,20 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
             headers.begin()
             if count > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
-            # tarfile keeps what a header says of all members once for each of them.
+            # tarfile copies global headers into every member, so every copy takes memory.
             said = archive.pax_headers.keys() or member.pax_headers.keys() - PAX_KEYS
             if said:
-                raise ValueError(f"an extended header says {min(said)[:40]!r}")
+                raise ValueError(f"an extended header has the key {excerpt(min(said), 40)!r}")
             if problem := _name_problem(member.name):
-                raise ValueError(problem)  # now: all members are held before they are checked
+                raise ValueError(problem)  # now: members stay in memory until checked
             yield member
 
 
 class _Headers(io.RawIOBase):
-    """What tarfile sees of an archive: headers, which are small and stand inside it.
+    """A view of an archive for tarfile that allows only small headers inside the file.
 
-    It would ask for as much memory as a long name says that it has (at once; Python 3.14.8 does it
-    in pieces), and seek to wherever a size points.
+    tarfile trusts headers. It allocates as many bytes as a header claims for a long name (Python
+    3.14.8 reads in pieces instead), and seeks to whatever offset a size implies.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -174,7 +179,7 @@ class _Headers(io.RawIOBase):
         raw.seek(0)
 
     def begin(self) -> None:
-        """Allow another header: a member was read."""
+        """Allow another header after tarfile has read a member."""
         self._left = _CHUNK_BYTES
 
     def read(self, size: int = -1, /) -> bytes:
@@ -185,7 +190,7 @@ class _Headers(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         if whence != os.SEEK_SET or offset > self._size:
-            raise ValueError("a member ends behind the end")
+            raise ValueError("a member extends past the end of the archive")
         return self._raw.seek(offset)
 
     def tell(self) -> int:
@@ -193,7 +198,10 @@ class _Headers(io.RawIOBase):
 
 
 def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
-    """Raise ValueError for a member that must not be written; return where the last one ends."""
+    """Return the end offset of the last member.
+
+    Raise ValueError for a member that must not be written.
+    """
     files: set[str] = set()
     directories: set[str] = {""}
     end = 0
@@ -205,18 +213,18 @@ def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
         elif member.size < 0 or (member.isdir() and member.size):
             problem = f"{name!r} has {member.size} bytes"
         elif member.offset < end:
-            # A header may claim more than stands between it and the next one.
-            problem = f"{name!r} stands inside the member before it"
+            # A header may claim more bytes than the member has before the next header.
+            problem = f"{name!r} overlaps the member before it"
         elif member.mode & ~0o777:
             problem = f"{name!r} has set-id or sticky bits"
         elif name in files or name in directories:
-            problem = f"{name!r} is there twice"
+            problem = f"{name!r} appears twice"
         elif name.rpartition("/")[0] not in directories:
-            problem = f"{name!r} stands before its directory"
+            problem = f"{name!r} comes before its directory"
         if problem:
             raise ValueError(problem)
-        # The standard library's opinion as well; it knows tricks that the above may not. Early
-        # patch releases of Python 3.10 and 3.11 have none.
+        # The standard library may detect attacks that the checks above miss. Early patch releases
+        # of Python 3.10 and 3.11 have no data_filter.
         if hasattr(tarfile, "data_filter"):
             tarfile.data_filter(member, str(target))
         (directories if member.isdir() else files).add(name)
@@ -225,13 +233,14 @@ def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
 
 
 def _check_end(raw: BinaryIO, end: int) -> None:
-    # tarfile takes damage in the middle for the end; what really ends is zeros from there on.
+    # tarfile mistakes damage in the middle of an archive for its end. Only zeros follow the real
+    # end.
     if raw.seek(0, os.SEEK_END) < end:
         raise ValueError("the last member is cut short")
     raw.seek(end)
     while rest := raw.read(_CHUNK_BYTES):
         if any(rest):
-            raise ValueError("something follows the last member")
+            raise ValueError("the archive has data after the last member")
 
 
 def _name_problem(name: str) -> str:
@@ -239,5 +248,5 @@ def _name_problem(name: str) -> str:
     if "\\" in name or not name.isprintable() or any(part in ("", ".", "..") for part in names):
         return f"the name {name!r} is not plain"
     if len(name.encode()) > 1024 or any(len(part.encode()) > 255 for part in names):
-        return f"the name {name[:40]!r}... is too long"
+        return f"the name {excerpt(name, 40)!r} is too long"
     return ""

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Blobs: the stored bytes of one part, from where they are in a store to its raw bytes.
+"""Blobs: the stored bytes of parts, and how blobs are downloaded, checked and unpacked.
 
     blobs/sha256/<hex>                              one part, as it is stored
 
-Its size is looked at before a byte is fetched, its digest before anything is unpacked. Pieces come
-in any order and are hashed while they come: reading a blob again to hash it would take as long as
-a fast network needs to bring it.
+A blob's size is checked before its download, and its digest before it is unpacked. Pieces of a blob
+arrive in any order and are hashed on arrival. Reading a blob again to hash it would take as long as
+downloading it over a fast network.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ else:
 BLOBS = "blobs/sha256/"
 COMPRESSION_LEVEL = 9
 MAX_WINDOW_LOG = 27
-"""The decoder's memory, as a power of two; what level 9 writes stays below it."""
+"""Memory limit of the zstd decoder, as a power of two. Compression level 9 needs less."""
 _CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being moved, how many bytes of it are done, and how many there are."""
+"""Called with the name of the transfer, the bytes done and the total bytes."""
 
 
 class Source(Protocol):
-    """The half of a store that a part is downloaded through."""
+    """The store methods needed to download a part."""
 
     def head(self, key: str) -> Object:
-        """As `Store.head`."""
+        """Return the metadata of an object, like `Store.head`."""
 
     def download(self, found: Object, sink: Sink) -> None:
-        """As `Store.download`."""
+        """Pass an object to `sink` in pieces, like `Store.download`."""
 
 
 def blob_key(part: Part) -> str:
-    """Return where the stored bytes of a part stand."""
+    """Return the key of a part's stored bytes in a store."""
     return f"{BLOBS}{part.sha256}"
 
 
 def download_part(source: Source, part: Part, sink: Sink) -> None:
-    """Download a part, having looked at its size first.
+    """Download a part after checking its size.
 
     Raises:
         ArtifactRefused: `missing_part`, `truncated` or `size_mismatch`.
@@ -76,13 +76,13 @@ def download_part(source: Source, part: Part, sink: Sink) -> None:
 
 
 def receive_part(source: Source, part: Part, progress: Progress) -> BinaryIO:
-    """Return a downloaded part in a file without a name, hashed as it came, at its beginning.
+    """Return an unnamed file, at offset 0, with the stored bytes of a part, hashed as they arrive.
 
-    Whoever calls closes it.
+    The caller closes it.
 
     Raises:
         ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
-        StoreError: the store could not be read, or there is no room for the part.
+        StoreError: the store could not be read, or the disk has no room for the part.
     """
     done = 0
     lock = threading.Lock()
@@ -103,7 +103,7 @@ def receive_part(source: Source, part: Part, progress: Progress) -> BinaryIO:
 
 
 def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
-    """Return what `open_part` does; that there is no room for it is a StoreError here."""
+    """Call `open_part`, but raise StoreError instead of OSError if the disk is full."""
     with _room_for(part):
         return open_part(part, stored)
 
@@ -115,8 +115,8 @@ def _room_for(part: Part) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
-            hint="it takes as much room there as the artifact has unpacked; TMPDIR names another "
-            "folder",
+            hint="free as much space there as the unpacked artifact takes, or set TMPDIR to "
+            "another folder",
         ) from error
 
 
@@ -124,7 +124,7 @@ def _room_for(part: Part) -> Iterator[None]:
 
 
 def pack_part(name: str, raw: bytes) -> tuple[Part, bytes]:
-    """Compress `raw` into a part; returns it with the bytes to store."""
+    """Compress `raw`; return the part and the bytes to store."""
     stored = zstd.compress(raw, COMPRESSION_LEVEL)
     part = Part(
         name=name,
@@ -137,7 +137,7 @@ def pack_part(name: str, raw: bytes) -> tuple[Part, bytes]:
 
 
 def check_stored(part: Part, stored: bytes) -> None:
-    """Refuse stored bytes that are not those of the manifest.
+    """Refuse stored bytes that do not match the manifest.
 
     Raises:
         ArtifactRefused: `truncated`, `size_mismatch` or `digest_mismatch`.
@@ -146,7 +146,7 @@ def check_stored(part: Part, stored: bytes) -> None:
     digest = hashlib.sha256(stored).hexdigest()
     if digest != part.sha256:
         raise ArtifactRefused(
-            f"part {part.name} is not the one that was signed: its sha256 is {digest[:16]}, the "
+            f"part {part.name} does not match the signature: its sha256 is {digest[:16]}, but the "
             f"manifest says {part.sha256[:16]}",
             reason="digest_mismatch",
             hint=CHANGED_LATER,
@@ -154,31 +154,31 @@ def check_stored(part: Part, stored: bytes) -> None:
 
 
 def check_stored_size(part: Part, size: int) -> None:
-    """Refuse a blob by its size, before it is read.
+    """Refuse a blob of the wrong size before reading it.
 
     Raises:
         ArtifactRefused: `truncated` or `size_mismatch`.
     """
     if size != part.stored_bytes:
         raise ArtifactRefused(
-            f"part {part.name} has {size} bytes, the manifest says {part.stored_bytes}",
+            f"part {part.name} has {size} bytes, but the manifest says {part.stored_bytes}",
             reason="truncated" if size < part.stored_bytes else "size_mismatch",
             hint=CHANGED_LATER,
         )
 
 
 def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
-    """Return the raw bytes of a part as a file without a name, open at its beginning.
+    """Return the raw bytes of a part as an unnamed file, open at offset 0.
 
-    `stored` holds the stored bytes, whose digest has been checked: no decompressor sees a byte
-    that is not what was signed. The size that the manifest promises bounds what is written,
-    whatever the compressed bytes would unpack to; apply `check_caps` first. The file is on disk
-    and nobody else can open it. Whoever calls closes it.
+    `stored` holds the stored bytes. Check the digest of the stored bytes first: only signed bytes
+    may reach the decompressor. Also call `check_caps` first, because this writes up to the size
+    given in the manifest. The file is on disk, and no other process can open it. The caller closes
+    it.
 
     Raises:
-        ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive` for what
-            was inside.
-        OSError: there is no room for it.
+        ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive`, for the
+            unpacked bytes.
+        OSError: the disk has no room for the unpacked bytes.
     """
     with ExitStack() as opened:
         raw: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
@@ -190,7 +190,7 @@ def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
 
 def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
     digest = hashlib.sha256()
-    # Hashing, unpacking and writing let other threads run: together they take half the time.
+    # Hashing, unpacking and writing release the GIL, so two threads halve the time.
     with ThreadPoolExecutor(1, "serve_warm-hash") as hasher:
         hashed = hasher.submit(digest.update, b"")
         for piece in _decompress(part, stored):
@@ -199,7 +199,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
             raw.write(piece)
     if digest.hexdigest() != part.raw_sha256:
         raise ArtifactRefused(
-            f"part {part.name} unpacks to other bytes than the manifest says",
+            f"part {part.name} unpacks to bytes that do not match the manifest's digest",
             reason="digest_mismatch",
         )
     if part.name == TORCH_BYTES:
@@ -234,7 +234,7 @@ def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
         raise wrong_size
     if decoder.unused_data or stored.read(1):
         raise ArtifactRefused(
-            f"{what}: something follows the compressed bytes", reason="bad_archive"
+            f"{what}: there is data after the compressed bytes", reason="bad_archive"
         )
 
 
@@ -242,10 +242,10 @@ def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
 
 
 def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
-    """Return what `receive` wrote, in a temporary file without a name. Whoever calls closes it.
+    """Run `receive` on an unnamed temporary file, and return this file. The caller closes it.
 
     Raises:
-        What `receive` does.
+        As `receive`.
     """
     with ExitStack() as opened:
         file: BinaryIO = opened.enter_context(tempfile.TemporaryFile(prefix="serve_warm-"))
@@ -255,12 +255,12 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Have `fill` write a blob into an empty file, hashed as it comes; ends at its beginning.
+    """Have `fill` write a blob into an empty file, hash it on arrival, and rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.
-        StoreError: `fill` gave fewer or more bytes; or what it raises.
-        OSError: the file cannot be written, whatever `fill` made of that.
+        StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
+        OSError: the file cannot be written, even if `fill` reported this as another error.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:
@@ -268,18 +268,18 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
     except (OSError, StoreError) as error:
         if landing.failure is None:
             raise
-        # The store may have taken it for an error of its own.
+        # The store may have reported a failed write to this file as a store error.
         raise landing.failure from error
     if landing.hashed_bytes != size_bytes:
         raise StoreError(
-            f"{landing.received_bytes} bytes came of a blob of {size_bytes}, the first "
-            f"{landing.hashed_bytes} without a gap",
-            hint="the store gave it incomplete",
+            f"received {landing.received_bytes} of {size_bytes} bytes of a blob; only the first "
+            f"{landing.hashed_bytes} have no gap",
+            hint="the store returned an incomplete blob",
         )
     if landing.hexdigest() != digest:
         raise ArtifactRefused(
-            f"a part is not the one that was signed: its sha256 is {landing.hexdigest()[:16]}, the "
-            f"statement says {digest[:16]}",
+            f"a part does not match the signature: its sha256 is {landing.hexdigest()[:16]}, but "
+            f"the statement says {digest[:16]}",
             reason="digest_mismatch",
             hint=CHANGED_LATER,
         )
@@ -287,10 +287,11 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
 
 
 class _Landing:
-    """A sink that writes each piece to its place and hashes from the beginning on.
+    """A sink that writes each piece at its offset and hashes the file in order.
 
-    Pieces that come early are hashed when the gap before them is closed, from the file, where they
-    still are in memory: holding them here would hold the whole object.
+    A piece that arrives early is hashed once the gap before it is closed. Its bytes are then read
+    back from the file, usually from the page cache. Early pieces are not kept in memory, because
+    together they could be as large as the blob.
     """
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
@@ -301,7 +302,8 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """What comes twice may overwrite what was hashed; with it these are more than there are."""
+        """Number of received bytes. Repeated pieces count again, because they could overwrite
+        hashed bytes; the count then exceeds the size of the blob."""
         self.failure: OSError | None = None
         """Why the file could not be written or read back."""
 
@@ -320,8 +322,8 @@ class _Landing:
             self.received_bytes += len(view)
             if max(self.received_bytes, offset + len(view)) > self._size_bytes:
                 raise StoreError(
-                    f"more came of a blob than its {self._size_bytes} bytes",
-                    hint="the store gave a part of it twice, or something else",
+                    f"received more than the {self._size_bytes} bytes of a blob",
+                    hint="the store sent a piece twice, or sent another object",
                 )
         written = 0
         while written < len(view):
@@ -342,6 +344,6 @@ class _Landing:
             size = min(end - self.hashed_bytes, PIECE_BYTES)
             piece = os.pread(self._descriptor, size, self.hashed_bytes)
             if not piece:
-                return  # the file was cut short; the count of hashed bytes says so
+                return  # The file was truncated. The final count of hashed bytes reveals this.
             self._hash.update(piece)
             self.hashed_bytes += len(piece)

@@ -1,73 +1,87 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which artifact a machine and app take of those that a store has, and why not the others.
+"""The choice of an artifact for a machine and app, and why each other artifact was not chosen.
 
-Of the statements that are trusted and fit, the one that was created last by its signed time is
-chosen. Each of the others keeps the reason why it was not, and together they are the trace that
-reports and errors show. Nothing here reads a store.
+Of the trusted statements that fit, this module chooses the one with the latest signed creation
+time. For every other statement, the trace records why it was not chosen. Reports and errors show
+this trace. This module does not read stores.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
 from serve_warm.artifact.manifest import Manifest
-from serve_warm.artifact.statements import Statement, bare, check_limits, rank
-from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
-from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
+from serve_warm.artifact.statements import Believed, Statement, bare, rank
+from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
+from serve_warm.fingerprint import NONE, PATHS, UNKNOWN, Fingerprint, Mismatch
 from serve_warm.trust import Trust
-from serve_warm.trust.verify import Believed
 
 logger = logging.getLogger(__name__)
 
 SHOWN_VARIANTS = 5
-"""Variants whose differences an error spells out when none fits; its trace has all."""
+"""Number of variants that an error lists if none fits. The trace of the error lists all
+variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Considered:
-    """One statement that was looked at, and what came of it."""
+    """A statement that was considered, and whether it was accepted or why not."""
 
     statement: str
-    """Its key in the store."""
+    """The key of the statement in the store."""
     accepted: bool
-    """Trusted and fitting. Of several accepted ones the one that was created last is chosen."""
+    """Whether the statement is trusted and fits. The newest accepted statement is chosen."""
     reason: str
-    """`fits`, `fingerprint` (for another machine or app), `gone` (pruned meanwhile), `unreadable`
-    (the store did not give it), or a reason of ArtifactRefused."""
+    """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned while reading),
+    `unreadable` (the store could not read it), or a reason of ArtifactRefused."""
     message: str = ""
-    """The reason in words, where it is not in the mismatches."""
+    """The reason in words. Empty if `mismatches` explains the reason."""
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
-    """Empty where the statement is not believed."""
+    """The signed creation time. Empty if the statement is not believed."""
+    same_folders: frozenset[str] = frozenset()
+    """Factors whose two paths differ but lead to the same folder on this machine."""
+
+    def describe(self, mismatch: Mismatch) -> str:
+        """Return a mismatch in words, with a note if both paths lead to the same folder."""
+        same = " (the same folder by another path)" if mismatch.factor in self.same_folders else ""
+        return f"{mismatch}{same}"
 
     def __str__(self) -> str:
         if self.accepted:
             return f"{self.statement}: accepted, created {self.created}"
-        words = "; ".join(map(str, self.mismatches)) or self.message
+        words = "; ".join(map(self.describe, self.mismatches)) or self.message
         return f"{self.statement}: rejected ({self.reason}): {words}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A statement as a machine and app see it."""
+    """A statement, and whether it was accepted for one machine and app."""
 
     considered: Considered
     statement: Statement
     refusal: ArtifactRefused | None = None
+    believed: Believed | None = None
+    """The verified artifact. None unless the statement is accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The statement that a pull takes, and what else was looked at."""
+    """The statement that a pull takes, and the trace of all statements that were considered."""
 
     key: str
-    manifest: Manifest
     believed: Believed
     trace: tuple[Considered, ...]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in the statement."""
+        return self.believed.manifest
 
 
 def weigh(
@@ -78,17 +92,17 @@ def weigh(
     unknown: Collection[str] = (),
     limits: Literal["fitting", "all"] = "fitting",
 ) -> list[Candidate]:
-    """Hold each statement against this machine and app: fingerprint, deny-list, age.
+    """Compare each statement with this machine and app: fingerprint, deny-list, age.
 
-    `unknown` are factors whose difference does not count. `limits` says of which the deny-list and
-    the age are looked at. For a start only those matter that fit: what is for other machines must
-    not be an alarm on this one.
+    Differences in the `unknown` factors are ignored. `limits` selects which statements are checked
+    against the deny-list and the age limit. A start checks only fitting statements, so that
+    artifacts for other machines cause no alarm here.
     """
     candidates = [
         _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
         for statement in statements
     ]
-    # After a rotation the old envelope of an artifact stands beside the new one: not an alarm.
+    # After a key rotation an artifact has an old and a new envelope. The old envelope is no alarm.
     vouched = {c.statement.payload_digest for c in candidates if not c.refusal} - {""}
     return [
         replace(candidate, refusal=None)
@@ -112,63 +126,81 @@ def _consider(
     unknown: Collection[str],
     limits: Literal["fitting", "all"],
 ) -> Candidate:
-    key, manifest, believed = statement.key, statement.manifest, statement.believed
-    refusal = statement.refusal
-    if statement.unread is not None:
+    outcome = statement.outcome
+    if isinstance(outcome, StoreError):
         considered = Considered(
-            statement=key,
+            statement=statement.key,
             accepted=False,
-            reason="gone" if isinstance(statement.unread, ObjectNotFound) else "unreadable",
-            message=statement.unread.message,
+            reason="gone" if isinstance(outcome, ObjectNotFound) else "unreadable",
+            message=outcome.message,
         )
         return Candidate(considered=considered, statement=statement)
-    if manifest is not None and believed is not None:
-        mismatches = tuple(
-            mismatch
-            for mismatch in manifest.fingerprint.compare(fingerprint)
-            if mismatch.factor not in unknown
-        )
+    if isinstance(outcome, ArtifactRefused):
+        return _refused(statement, outcome)
+    manifest = outcome.manifest
+    mismatches = tuple(
+        mismatch
+        for mismatch in manifest.fingerprint.compare(fingerprint)
+        if mismatch.factor not in unknown
+    )
+    believed = None
+    if limits == "all" or not mismatches:
         try:
-            if limits == "all" or not mismatches:
-                check_limits(manifest, believed, trust)
+            believed = Believed(manifest=manifest, verified=outcome.verified, trust=trust)
         except ArtifactRefused as error:
-            refusal = bare(error)
-        else:
-            considered = Considered(
-                statement=key,
-                accepted=not mismatches,
-                reason="fingerprint" if mismatches else "fits",
-                mismatches=mismatches,
-                created=manifest.created,
-            )
-            return Candidate(considered=considered, statement=statement)
-    if refusal is None:  # pragma: no cover  (a statement is believed, refused or unread)
-        raise AssertionError
+            return _refused(statement, bare(error))
     considered = Considered(
-        statement=key, accepted=False, reason=refusal.reason, message=refusal.message
+        statement=statement.key,
+        accepted=not mismatches,
+        reason="fingerprint" if mismatches else "fits",
+        mismatches=mismatches,
+        created=manifest.created,
+        same_folders=_find_same_folders(mismatches),
+    )
+    accepted = None if mismatches else believed
+    return Candidate(considered=considered, statement=statement, believed=accepted)
+
+
+def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
+    considered = Considered(
+        statement=statement.key, accepted=False, reason=refusal.reason, message=refusal.message
     )
     return Candidate(considered=considered, statement=statement, refusal=refusal)
 
 
+def _find_same_folders(mismatches: Sequence[Mismatch]) -> frozenset[str]:
+    """Return the factors whose paths differ but lead to the same folders on this machine."""
+    return frozenset(
+        each.factor
+        for each in mismatches
+        if each.factor in PATHS and each.artifact and each.here
+        if _resolve(each.artifact) == _resolve(each.here)
+    )
+
+
+def _resolve(paths: str) -> list[str]:
+    return [os.path.realpath(path) for path in paths.split(os.pathsep)]
+
+
 def choose(candidates: Sequence[Candidate]) -> Chosen | None:
-    """Return the one that was created last of those that fit; None where none does."""
+    """Return the newest accepted candidate; None if no candidate was accepted."""
     fitting = [
         Chosen(
             key=candidate.statement.key,
-            manifest=candidate.statement.manifest,
-            believed=candidate.statement.believed,
+            believed=candidate.believed,
             trace=tuple(candidate.considered for candidate in candidates),
         )
         for candidate in candidates
-        if candidate.considered.accepted
-        and candidate.statement.manifest is not None
-        and candidate.statement.believed is not None
+        if candidate.believed is not None
     ]
     return max(fitting, key=lambda one: rank(one.manifest.created, one.key), default=None)
 
 
 def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
-    """Return what was looked at: what a pull takes, the other accepted ones, the nearest misses."""
+    """Return all considered statements, most relevant first.
+
+    The statement that a pull chooses comes first, then other accepted statements, then near misses.
+    """
     looked_at = [candidate.considered for candidate in candidates]
     looked_at.sort(key=lambda seen: rank(seen.created, seen.statement), reverse=True)
     return sorted(
@@ -178,7 +210,7 @@ def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
 
 
 def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
-    """Log what was refused, a few with their reasons and the rest as a number."""
+    """Log refused statements: a few with their reasons, and the number of the others."""
     refused = [(c.statement.key, c.refusal) for c in candidates if c.refusal is not None]
     for key, refusal in refused[:SHOWN_VARIANTS]:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
@@ -190,21 +222,24 @@ def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
 def raise_none_fits(
     candidates: Sequence[Candidate], *, uri: str, deployment: str | None, left: int = 0
 ) -> NoReturn:
-    """Say why there is nothing to pull; `left` is how many statements were not read.
+    """Raise the error that explains why nothing can be pulled.
+
+    `left` is the number of unread statements.
 
     Raises:
-        StoreError: one that was not read might fit.
-        ArtifactRefused: one was refused.
-        ArtifactNotFound: there is none at all, or none fits; `trace` says why for each.
+        StoreError: a statement that was not read might fit.
+        ArtifactRefused: a statement was refused.
+        ArtifactNotFound: no statement exists, or none fits; `trace` gives the reason for each
+            statement.
     """
     trace = tuple(candidate.considered for candidate in candidates)
     for candidate in candidates:
-        # It might be the one that fits: the start is to try again.
-        unread = candidate.statement.unread
-        if unread is not None and candidate.considered.reason == "unreadable":
-            raise unread
+        # This statement might fit, so the start should retry.
+        outcome = candidate.statement.outcome
+        if isinstance(outcome, StoreError) and candidate.considered.reason == "unreadable":
+            raise outcome
     for candidate in candidates:
-        # Said first: whoever reads "nothing fits" builds again, and would be refused again.
+        # Check this before "nothing fits", because a new build would be refused too.
         if candidate.refusal is not None:
             key = candidate.considered.statement
             raise with_trace(candidate.refusal, key, trace)
@@ -213,7 +248,7 @@ def raise_none_fits(
             f"{uri} has no artifact for {deployment!r}",
             hint="build one with: serve-warm build APP --store " + uri,
         )
-    # The nearest ones first: they tell most about what to change.
+    # List the nearest misses first, because they best show what to change.
     nearest = sorted(trace, key=lambda considered: len(considered.mismatches))
     lines = [f"  {considered}" for considered in nearest[:SHOWN_VARIANTS]]
     if len(nearest) > SHOWN_VARIANTS:
@@ -221,48 +256,71 @@ def raise_none_fits(
     hint = _find_hint(trace, nearest[0], uri)
     if left:
         lines.append(f"  and {left} more that were not read")
-        hint = f"remove what is no artifact from {uri}, or use another store; {hint}"
+        hint = f"remove files that are not artifacts from {uri}, or use another store; {hint}"
     raise ArtifactNotFound(
-        f"no artifact for {deployment!r} in {uri} fits here, of {len(trace)}:\n" + "\n".join(lines),
+        f"no artifact for {deployment!r} in {uri} fits here ({len(trace)} considered):\n"
+        + "\n".join(lines),
         trace=trace,
         hint=hint,
     )
 
 
+def say_why_none(candidates: Sequence[Candidate]) -> str:
+    """Return a short reason why none of the candidates was chosen; `candidates` must not be empty.
+
+    The order of reasons is that of `raise_none_fits`: unreadable, refused, nearest miss.
+    """
+    unread = [c.considered for c in candidates if c.considered.reason == "unreadable"]
+    refused = [c.considered for c in candidates if c.refusal is not None]
+    for seen in (*unread, *refused):
+        verb = "cannot be read" if seen.reason == "unreadable" else f"is refused ({seen.reason})"
+        return f"{seen.statement} {verb}: {seen.message}"
+    nearest = min((c.considered for c in candidates), key=lambda seen: len(seen.mismatches))
+    return f"none fits here: {nearest}"
+
+
 def of_another_gpu(considered: Considered) -> str:
-    """Return in a sentence on which GPU a variant was built and which is here; empty if equal."""
+    """Return a sentence that names the GPUs of the variant and of this machine; empty if equal."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":
             built, here = (named.get(side, side) for side in (mismatch.artifact, mismatch.here))
-            return f"it was built on {built}, and here is {here}"
+            return f"it was built on {built}, not on {here}"
     return ""
 
 
 def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
-    """Return what to do where none of the variants fits."""
+    """Return a hint on what to do if no variant fits."""
     build = (
-        f"build one on a machine and with settings like these: serve-warm build APP --store {uri}"
+        "build one on a machine like this one, with the same settings: serve-warm build APP "
+        f"--store {uri}"
     )
     if any(map(_wants_portable, trace)):
-        return "set `cpu: portable` in user_config.warmup to use what was built for every CPU"
+        return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"
+    if {mismatch.factor for mismatch in nearest.mismatches} & nearest.same_folders:
+        written = [m.artifact for m in nearest.mismatches if m.factor in nearest.same_folders]
+        return (
+            "torch's cache keys use the path as written, and do not follow links. Start Ray from "
+            f"the path that the artifact was built from: {', '.join(map(str, written))}; or build "
+            f"from the path that replicas use: serve-warm build APP --store {uri}"
+        )
     if all(map(of_another_gpu, trace)):
         return f"{of_another_gpu(nearest)}; {build}"
     if all(_differs_in(considered, "threads") for considered in trace):
         return (
-            "threads are the num_cpus of the deployment: build with the options that you deploy, "
-            f"or restore num_cpus; {build}"
+            "the thread count is the deployment's num_cpus: build with the options that you "
+            f"deploy, or restore num_cpus; {build}"
         )
     return build
 
 
 def _differs_in(considered: Considered, factor: str) -> bool:
-    """Whether a variant is missed for nothing but one factor."""
+    """Return whether `factor` is the only mismatch."""
     return {mismatch.factor for mismatch in considered.mismatches} == {factor}
 
 
 def _wants_portable(considered: Considered) -> bool:
-    """Whether a variant is missed for nothing but that it is for every CPU."""
+    """Return whether a variant built for every CPU (portable) differs only in its CPU factors."""
     differing = {mismatch.factor: mismatch.artifact for mismatch in considered.mismatches}
     return differing.get("cpu") == "portable" and differing.keys() <= {
         "cpu",
@@ -274,7 +332,7 @@ def _wants_portable(considered: Considered) -> bool:
 def with_trace(
     refusal: ArtifactRefused, statement: str, trace: tuple[Considered, ...]
 ) -> ArtifactRefused:
-    """Return a refusal that names its statement and has what else was looked at."""
+    """Return the refusal, extended with the name of the refused statement and the trace."""
     return ArtifactRefused(
         f"{statement}: {refusal.message}",
         reason=refusal.reason,

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an artifact is: parts with digests, described by one statement that can be signed.
+"""The manifest of an artifact: its parts with digests, in one statement that can be signed.
 
-A part is a blob of bytes, compressed with zstd. The manifest names the parts with the digests of
-their stored and raw bytes, the deployment, and the machine and app they were built for; as bytes
-it is an in-toto statement (https://in-toto.io/Statement/v1) whose subjects are the stored parts.
-One statement covers all parts, so parts of two artifacts cannot be mixed.
+A part is a blob of bytes, compressed with zstd. The manifest lists the parts with the digests of
+their stored and raw bytes. It also names the deployment, the machine and the app that the parts
+were built for. A serialized manifest is an in-toto statement (https://in-toto.io/Statement/v1)
+whose subjects are the stored parts. One statement covers all parts, so parts of two artifacts
+cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
@@ -13,8 +14,8 @@ One statement covers all parts, so parts of two artifacts cannot be mixed.
     exported       a tar of libraries made ahead of time, which need no compiler, and their index
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
-Everything that reads is strict and bounded, and refuses rather than repairs. Whether bytes may be
-loaded at all is not decided here but by the signature (`serve_warm.trust.verify`).
+The parser is strict and bounded: it refuses malformed input and never repairs it. This module does
+not decide whether bytes may be loaded: `serve_warm.trust.verify` does.
 """
 
 from __future__ import annotations
@@ -32,54 +33,55 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.policy import FACTS
 
 FORMAT = 1
-"""Version of statement and parts. A reader refuses a newer one; it does not guess."""
+"""Version of the format of statements and parts. Readers refuse a newer version."""
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://serve-warm.dev/artifact/v"
-"""Followed by the format version."""
+"""The prefix of predicate types; the format version follows."""
 
 CACHE = "cache"
-"""The part that has the cache directory of torch, built kernels included."""
+"""The part with torch's cache directory, including the built kernels."""
 
 PRECOMPILED = "precompiled"
-"""The part that has the entries of level 2."""
+"""The part with the entries of level 2."""
 
 EXPORTED = "exported"
-"""The part that has the libraries of level 3."""
+"""The part with the libraries of level 3."""
 
 TORCH_BYTES = "torch_bytes"
-"""The part that has what torch itself saves of its caches."""
+"""The part with the output of torch.compiler.save_cache_artifacts()."""
 
 OPTIONAL_PARTS = frozenset({PRECOMPILED, EXPORTED})
-"""Parts that a start asks for and an artifact need not have."""
+"""Parts that a start requests, but that an artifact may lack."""
 
 DIRECTORY_PARTS = frozenset({CACHE, PRECOMPILED, EXPORTED})
 """Parts whose raw bytes are a packed directory."""
 
 MAX_PARTS = 16
 MAX_STORED_BYTES = 1 << 30
-"""Of one part as it is stored and downloaded."""
+"""Size limit in bytes for one part as stored and downloaded."""
 MAX_RAW_BYTES = 4 << 30
-"""Of one part unpacked, which is how it lies on the disk while it is put in place."""
+"""Size limit in bytes for one unpacked part on disk during installation."""
 
 MAX_TORCH_BYTES = 256 << 20
-"""Of torch's own cache bytes unpacked. Torch reads them from memory; ResNet-152 has 7 MB."""
+"""Size limit for torch's own cache bytes, unpacked. Torch reads these bytes from memory; ResNet-152
+has 7 MB."""
 
 CODEC = "zstd"
 
 ENTRIES_FORMAT = "entries_format"
-"""Name of the fact that says by which rules an artifact's entries were made."""
+"""Name of the fact with the version of the rules for making entries."""
 
 PROVENANCE = "provenance"
-"""Name of the fact that says where an artifact comes from, by the names of `policy.FACTS`."""
+"""Name of the fact with the origin of an artifact; its fields are `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
-"""What is no size of anything: such a statement is nonsense, and not only too large."""
+"""A size at or above this value cannot be real, so its statement counts as malformed."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CREATED_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
-# Of ASCII digits alone, which sort as numbers do.
+# Only ASCII digits match, so sorting times as text sorts them by time.
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 
@@ -90,7 +92,8 @@ class Part:
     name: str
     """A lower-case letter, then up to 63 of a-z, 0-9 and _."""
     sha256: str
-    """Hex, of the stored bytes. It is what the statement's subject says, and the blob's key."""
+    """Hex sha256 of the stored bytes. This digest is in the statement's subject and the blob's
+    key."""
     stored_bytes: int
     raw_sha256: str
     raw_bytes: int
@@ -110,29 +113,29 @@ class Part:
             if not good
         ]
         if problems:
-            raise ValueError(f"a part cannot be: {', '.join(problems)}")
+            raise ValueError(f"not a valid part: {', '.join(problems)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One artifact: what it is for and what it is made of."""
+    """The description of one artifact: what it was built for, and its parts."""
 
     deployment: str
     fingerprint: Fingerprint
     parts: tuple[Part, ...]
     created: str
-    """UTC as `utc_now` writes it, so that text order is time order."""
+    """UTC, as `utc_now` writes it, so that text order is time order."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON about the build, for people and later versions. Whether an artifact fits is never
-    decided by it; what `provenance` says can be required (`serve_warm.trust.verify`)."""
+    """JSON about the build, for people and later versions. These facts never decide whether an
+    artifact fits, but a policy can require values of `provenance` (`serve_warm.trust.verify`)."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
         if not 1 <= len(names) <= MAX_PARTS or len(set(names)) != len(names):
-            raise ValueError(f"an artifact has 1 to {MAX_PARTS} parts of different names: {names}")
+            raise ValueError(f"an artifact has 1 to {MAX_PARTS} parts with distinct names: {names}")
         if not self.deployment or not self.deployment.isprintable():
-            raise ValueError(f"not the name of a deployment: {self.deployment!r}")
+            raise ValueError(f"not a deployment name: {self.deployment!r}")
         if self.format != FORMAT:
             raise ValueError(f"format {self.format} cannot be written, only {FORMAT}")
         if not _CREATED.fullmatch(self.created):
@@ -140,10 +143,15 @@ class Manifest:
         datetime.strptime(self.created, _CREATED_FORMAT).replace(tzinfo=timezone.utc)
 
     @property
-    def provenance(self) -> Mapping[str, str]:
-        """Where it comes from, as its builder said: `source`, `image`, `builder`, or some of them.
+    def created_unix(self) -> float:
+        """`created` in seconds since the epoch."""
+        return datetime.fromisoformat(self.created.replace("Z", "+00:00")).timestamp()
 
-        An artifact of an earlier release says nothing.
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """The origin that the builder recorded: any of `source`, `image` and `builder`.
+
+        Empty for an artifact of an earlier release.
         """
         said = self.facts.get(PROVENANCE)
         return {
@@ -154,21 +162,21 @@ class Manifest:
 
     @property
     def entry_rules(self) -> int:
-        """The version of the rules by which its entries were made; 1 where it says none."""
+        """Version of the build's rules for making entries; 1 if the build recorded no version."""
         rules = self.facts.get(ENTRIES_FORMAT, 1)
         return rules if isinstance(rules, int) else 1
 
     def has_older_entries(self, rules: int) -> bool:
-        """Return whether it has entries that were made by other rules than these or later ones.
+        """Return whether the artifact has entries made by older rules than version `rules`.
 
-        No replica with these rules runs them.
+        Replicas with rules of this version do not run older entries.
         """
         entries = self.facts.get("entries") or ()
         levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}
         return bool(levels - {1}) and self.entry_rules < rules
 
     def part(self, name: str) -> Part:
-        """Return the part of this name.
+        """Return the part with this name.
 
         Raises:
             ArtifactRefused: `missing_part`.
@@ -183,7 +191,7 @@ class Manifest:
         )
 
     def to_statement(self) -> bytes:
-        """Return the in-toto statement, the same bytes for the same manifest.
+        """Return the in-toto statement. Equal manifests give equal bytes.
 
         Raises:
             ValueError: the facts are not JSON.
@@ -209,7 +217,7 @@ class Manifest:
 
     @classmethod
     def from_statement(cls, payload: bytes) -> Manifest:
-        """Read a statement, strictly.
+        """Parse a statement strictly.
 
         Raises:
             ArtifactRefused: `newer_format`, or `bad_statement` for any other deviation.
@@ -220,12 +228,12 @@ class Manifest:
             return _read_statement(statement)
         except ValueError as error:
             raise ArtifactRefused(
-                f"not the statement of an artifact: {error}", reason="bad_statement"
+                f"not an artifact statement: {error}", reason="bad_statement"
             ) from error
 
 
 def utc_now() -> str:
-    """Return the time as manifests write it: ISO 8601, UTC, microseconds."""
+    """Return the current time in the format of manifests: ISO 8601, UTC, microseconds."""
     return datetime.now(timezone.utc).strftime(_CREATED_FORMAT)
 
 
@@ -234,7 +242,7 @@ def _subject(part: Part) -> dict[str, Any]:
 
 
 def _check_format(statement: Any) -> None:
-    """Tell a newer format from a broken one before looking at anything that may have changed."""
+    """Raise for a newer format, before reading fields whose meaning may have changed."""
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT_TYPE:
         raise ValueError(f"_type is not {STATEMENT_TYPE}")
     kind, predicate = statement.get("predicateType"), statement.get("predicate")
@@ -279,7 +287,7 @@ def _read_statement(statement: Any) -> Manifest:
         for item in predicate["parts"]
     )
     if statement["subject"] != [_subject(part) for part in parts]:
-        raise ValueError("the subjects are not the parts")
+        raise ValueError("the subjects differ from the parts")
     return Manifest(
         format=predicate["format"],
         deployment=predicate["deployment"],
@@ -291,11 +299,11 @@ def _read_statement(statement: Any) -> Manifest:
 
 
 def _members(data: Any, **types: type) -> dict[str, Any]:
-    """Return a JSON object that has exactly these members of exactly these types."""
+    """Return `data` if it is an object that has exactly these members with exactly these types."""
     if not isinstance(data, dict) or data.keys() != types.keys():
         raise ValueError(f"an object should have exactly the members {', '.join(types)}")
     for name, kind in types.items():
-        # Not isinstance: True would pass for a number.
+        # Not isinstance, which would accept True as a number.
         if type(data[name]) is not kind:
             raise ValueError(f"{name} is not of type {kind.__name__}")
     return data
@@ -307,7 +315,7 @@ def check_caps(
     max_stored_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> None:
-    """Refuse a part that is too large, by what its manifest says.
+    """Refuse a part whose manifest states sizes above the limits, in bytes.
 
     Raises:
         ArtifactRefused: `too_large`.

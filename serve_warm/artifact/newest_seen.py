@@ -1,16 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The newest artifact that a node took of each variant, to notice an older one in its place.
+"""Rollback marks: the newest artifact of each variant that a node has used.
 
-A signature says that an artifact is good, not that it is the latest: whoever may write to a store
-can delete the newest statement, and every replica takes the one before it. So each start that has
-accepted an artifact leaves its signed time in a small file, for the store, the deployment and the
-fingerprint. The files stand in a folder beside the node's blobs, private to the same user. A node
-without one notices nothing.
+A signature proves that an artifact is good, not that it is the latest. Anyone who can write to a
+store can delete the newest statement, and replicas then use an older artifact. So each start that
+accepts an artifact writes its signed creation time to a small file, the mark. There is one mark for
+each store, deployment and fingerprint. The marks are in a private folder next to the node cache.
+
+A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
+a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node
+has neither marks nor records.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -19,56 +23,82 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from serve_warm import _atomic_files, _private_folders
+from serve_warm import _private_folders
 from serve_warm.errors import ArtifactRefused
 from serve_warm.trust.envelope import parse_json
 
 logger = logging.getLogger(__name__)
 
 MAX_MARKS = 1000
-"""Files that are kept; those that were written longest ago go first."""
+"""Maximum number of marks. The least recently written marks are removed first."""
 
 _SUFFIX = ".json"
+_RECORD_SUFFIX = ".lock"
 _MAX_MARK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What a mark is about."""
+    """The store, deployment and fingerprint of a mark."""
 
     store: str
-    """Its address, as the store gives it: of two stores neither is older than the other."""
+    """The store's address, as the store reports it. Artifacts of different stores are not
+    compared."""
     deployment: str
     fingerprint: str
-    """Its key."""
+    """The key of the fingerprint."""
 
     @property
     def file_name(self) -> str:
-        """The name of its mark."""
+        """The file name of the mark."""
+        return self._digest()[:32] + _SUFFIX
+
+    @property
+    def record_name(self) -> str:
+        """The file name of the record.
+
+        The name looks like that of a lock, because every release accepts locks in the node cache.
+        """
+        return self._digest() + _RECORD_SUFFIX
+
+    def _digest(self) -> str:
         text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewestSeen:
-    """The marks of a node, in a folder that belongs to this user alone."""
+    """The marks of a node, in a folder that only this user can access."""
 
     folder: Path
+    node_cache: Path
+    """The folder with the records of the marks."""
 
     @classmethod
     def beside(cls, node_cache: Path) -> NewestSeen:
-        """Return the marks that belong to the node cache in a folder."""
-        return cls(folder=node_cache.absolute().with_name(f"{node_cache.name}.newest"))
+        """Return the marks that belong to the node cache in this folder."""
+        node_cache = node_cache.absolute()
+        return cls(folder=node_cache.with_name(f"{node_cache.name}.newest"), node_cache=node_cache)
+
+    def was_removed(self, variant: Variant) -> bool:
+        """Return whether the mark was removed, that is, the record exists but the mark does not."""
+        mark, record = self.folder / variant.file_name, self.node_cache / variant.record_name
+        return os.path.lexists(record) and not os.path.lexists(mark)
 
     def created(self, variant: Variant) -> str:
-        """Return the signed time of the newest artifact that was noted; empty if none is known."""
+        """Return the signed creation time in the mark; empty without a usable mark."""
         return self.find_created(variant) or ""
 
     def find_created(self, variant: Variant) -> str | None:
-        """Return the same; None where there is a mark that cannot be read or believed.
+        """Return the time in the mark; empty if never written, None if removed or not trusted.
 
-        Others could have written it, or have made its folder first.
+        A mark cannot be trusted if other users could have removed it, written it, or created its
+        folder.
         """
+        if self.was_removed(variant):
+            what = "the rollback mark of the newest artifact was removed: %s"
+            logger.warning(what, self.folder / variant.file_name)
+            return None
         try:
             _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
             with (self.folder / variant.file_name).open("rb") as file:
@@ -76,15 +106,18 @@ class NewestSeen:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, ArtifactRefused) as error:
-            logger.warning("an artifact that is older than before goes unnoticed: %s", error)
+            logger.warning(
+                "cannot read the rollback mark, so this start cannot notice an older artifact: %s",
+                error,
+            )
             return None
         created = fields.get("created") if isinstance(fields, dict) else None
         return created if isinstance(created, str) else None
 
     def note(self, variant: Variant, created: str) -> None:
-        """Remember the signed time of an artifact that a start has accepted, if it is the newest.
+        """Store the signed creation time of an accepted artifact, if this artifact is the newest.
 
-        Nothing depends on it: where it cannot be written, a warning says so.
+        Best effort: logs a warning if the mark cannot be written.
         """
         import fcntl
 
@@ -93,23 +126,55 @@ class NewestSeen:
             _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Two starts at once, of which one took an older artifact: the newer time stays.
+                # If two starts run at once and one uses an older artifact, the newer time is kept.
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 if self.created(variant) < created:
                     self._write(variant, created)
+                self._record(variant)
             finally:
                 os.close(folder)
         except (OSError, ArtifactRefused) as error:
-            logger.warning("an older artifact would go unnoticed on this node: %s", error)
+            logger.warning(
+                "cannot write the rollback mark, so later starts cannot notice an older "
+                "artifact: %s",
+                error,
+            )
 
     def _write(self, variant: Variant, created: str) -> None:
         data = json.dumps({**asdict(variant), "created": created}, indent=1).encode()
         path = self.folder / variant.file_name
-        _atomic_files.write_beside(path, data, mode=0o600).replace(path)
+        _private_folders.write_beside(path, data, mode=0o600).replace(path)
         marks = sorted(
             (entry for entry in self.folder.iterdir() if entry.suffix == _SUFFIX),
             key=lambda mark: mark.stat().st_mtime,
         )
         for mark in marks[:-MAX_MARKS]:
-            with suppress(FileNotFoundError):
-                mark.unlink()
+            self._forget(mark)
+
+    def _record(self, variant: Variant) -> None:
+        """Create or touch the record of a mark in the node cache, if the node cache exists.
+
+        The node cache removes records that have been unused for a long time. By then, the marks of
+        these records are not needed either.
+        """
+        with suppress(FileNotFoundError):
+            _private_folders.check_private(self.node_cache, "the node cache")
+            folder = os.open(self.node_cache, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                record = os.open(variant.record_name, flags, 0o600, dir_fd=folder)
+                try:
+                    os.utime(record)
+                finally:
+                    os.close(record)
+            finally:
+                os.close(folder)
+
+    def _forget(self, mark: Path) -> None:
+        """Remove the record of a mark, then the mark."""
+        with suppress(OSError, ValueError, TypeError, LookupError):
+            fields = parse_json(mark.read_bytes()[:_MAX_MARK_BYTES])
+            variant = {each.name: fields[each.name] for each in dataclasses.fields(Variant)}
+            (self.node_cache / Variant(**variant).record_name).unlink()
+        with suppress(FileNotFoundError):
+            mark.unlink()

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps of the stores: blobs by digest, downloaded once for all replicas on it.
+"""The node cache: blobs named by their digest, downloaded once for all replicas of a node.
 
-The folder is private to one user, since whoever can write to it could change what is loaded. It is
-opened once and everything in it is reached through that descriptor, so that nobody can put another
-folder in its place later. Nothing in it is believed all the same: a blob is hashed again by each
-process that takes it. Files are complete or not there; a killed download leaves a temporary name.
+The folder is private to one user, because anyone with write access could change what is loaded. The
+cache opens the folder once and uses only that descriptor, so nobody can swap the folder later. The
+content is still not trusted: each process hashes a blob again before using it. A blob's file is
+always complete, because a killed download leaves only a temporary file.
 
-A reader holds its blob open, so removing one never takes it from anybody.
+Readers keep their blobs open, so removing a blob never breaks a reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,58 +37,72 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 10 << 30
 MAX_AGE_S = 30 * 86400.0
 WAIT_S = 60.0
-"""How long one waits for another process' download of the same blob before making its own."""
+"""Seconds to wait while another process downloads a blob, before also downloading it."""
 POLL_S = 0.02
 ABANDONED_S = 3600.0
-"""A temporary file of this age belongs to a download that was killed."""
+"""Age in seconds at which a temporary file counts as the leftover of a killed download."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _OWN = re.compile(r"[0-9a-f]{64}(?:\.lock)?|[0-9a-f]{32}\.tmp")
-"""What the cache makes, and all that it ever removes."""
+"""Names of the files that the cache creates. Files with other names are never removed."""
 _OF_THE_FILE_SYSTEM = re.compile(r"lost\+found|\.nfs[0-9a-f]+")
 _ADVICE = "or name another folder in node_cache_dir or SERVE_WARM_NODE_CACHE_DIR"
 
 
 def default_root() -> Path:
-    """Return the folder `blobs` of this user's own ones (`_private_folders.user_folder`)."""
+    """Return this user's `blobs` folder (see `_private_folders.user_folder`)."""
     return _private_folders.user_folder("blobs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCache:
-    """Blobs in a folder that belongs to this user alone; `open` makes one, a `with` closes it."""
+    """Blobs in a folder that only this user can access.
+
+    Create a cache with `open`, and use it in a `with` block, which closes it.
+    """
 
     root: Path
     descriptor: int | None
-    """Of the folder, None where it cannot be made. The files that were fetched outlive it."""
+    """Descriptor of the folder; None if the folder cannot be created. Fetched files stay open when
+    this descriptor closes."""
     max_bytes: int = MAX_BYTES
-    """Of all blobs; the ones that were used longest ago go first."""
+    """Limit in bytes for all blobs together. The least recently used blobs are removed first."""
     max_age_s: float = MAX_AGE_S
-    """Since its last use, after which a blob goes."""
+    """Seconds that a blob is kept after its last use."""
+    wait_s: float = WAIT_S
+    """Seconds to wait while another process downloads a blob, before also downloading it."""
 
     @classmethod
     def open(
-        cls, root: Path, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S
+        cls,
+        root: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_age_s: float = MAX_AGE_S,
+        wait_s: float = WAIT_S,
     ) -> NodeCache:
-        """Return the cache in `root`, made with mode 0700 when it is not there.
+        """Return the cache in the folder `root`, creating the folder with mode 0700 if needed.
 
-        Where it cannot be made, what is fetched is downloaded each time, and a warning says so.
+        If the folder cannot be created, every fetch downloads, and a warning is logged.
 
         Raises:
-            ArtifactRefused: `unsafe_directory`: somebody else owns it or can write to it, or to a
-                folder above it, or the way there leads over a symbolic link; or it holds what is
-                no blob, so that it was meant for something else.
+            ArtifactRefused: `unsafe_directory`: another user owns the folder, or can write to it or
+                to a parent folder; the path contains a symbolic link; or the folder has files that
+                are not blobs, so it has another purpose.
         """
         root = root.absolute()
+        cache = cls(
+            root=root, descriptor=None, max_bytes=max_bytes, max_age_s=max_age_s, wait_s=wait_s
+        )
         try:
             _private_folders.make_private(root)
             _private_folders.check_private(root, "the node cache", advice=_ADVICE)
-            # Not followed: what was checked as a folder a moment ago may be a link by now.
+            # O_NOFOLLOW: the folder checked above may have been replaced by a link.
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             _warn_once(root, error.strerror)
-            return cls(root=root, descriptor=None, max_bytes=max_bytes, max_age_s=max_age_s)
+            return cache
         with ExitStack() as opened:
             opened.callback(os.close, descriptor)
             _private_folders.check_private(
@@ -96,7 +110,7 @@ class NodeCache:
             )
             _check_own(root, descriptor)
             opened.pop_all()
-        return cls(root=root, descriptor=descriptor, max_bytes=max_bytes, max_age_s=max_age_s)
+        return replace(cache, descriptor=descriptor)
 
     def __enter__(self) -> NodeCache:  # noqa: PYI034 - Self is not in Python 3.10
         return self
@@ -106,14 +120,14 @@ class NodeCache:
             os.close(self.descriptor)
 
     def fetch(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
-        """Return the blob of this sha256 (hex), open at its beginning and just now hashed.
+        """Return the blob with this sha256 (hex), freshly hashed and open at offset 0.
 
-        `fill` downloads it where it is not here, and is called by one process of the node at a
-        time; the others wait for it. Where the folder cannot be written, each process downloads
-        for itself, and a warning says so. Whoever calls closes the file.
+        If the blob is not cached, `fill` downloads it. Only one process of the node downloads a
+        blob at a time; the others wait. If the folder cannot be written to, each process downloads
+        for itself, and a warning is logged. The caller closes the file.
 
         Raises:
-            ArtifactRefused: `digest_mismatch`, and nothing is kept; or what `fill` raises.
+            ArtifactRefused: `digest_mismatch`, and nothing is cached; or `fill` raised this error.
             StoreError: neither the folder nor a temporary file can be written.
         """
         if self.descriptor is not None:
@@ -130,7 +144,7 @@ class NodeCache:
             raise StoreError(
                 f"the node cache {self.root} cannot be written, nor can "
                 f"{tempfile.gettempdir()}: {error.strerror}",
-                hint="give them room; node_cache_dir and TMPDIR name other folders",
+                hint="free disk space, or set node_cache_dir and TMPDIR to other folders",
             ) from error
 
     def _share(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
@@ -139,13 +153,14 @@ class NodeCache:
             with self._lock_blob(digest):
                 file = self._open_kept(digest, size_bytes)
                 if file is None:
-                    # Not before it is locked: by then another process may have a good one.
+                    # Remove the blob only under the lock: another process may have replaced it with
+                    # a good blob.
                     self._remove_damaged(digest)
                     file = self._download(digest, size_bytes, fill)
         return file
 
     def _open_kept(self, digest: str, size_bytes: int) -> BinaryIO | None:
-        # A blob that cannot be read is as good as none: the disk may be failing.
+        # A blob that cannot be read counts as a cache miss: the disk may be failing.
         with suppress(OSError), ExitStack() as opened:
             descriptor = self._open(digest, os.O_RDONLY | os.O_NONBLOCK)
             file = opened.enter_context(os.fdopen(descriptor, "rb"))
@@ -158,7 +173,7 @@ class NodeCache:
             if found.hexdigest() != digest:
                 return None
             file.seek(0)
-            # The stamp of its last use; a volume that is mounted read-only has none.
+            # This records the last use. It fails on a volume that is mounted read-only.
             with suppress(OSError):
                 os.utime(file.fileno())
             opened.pop_all()  # from here on it is the caller's
@@ -170,36 +185,37 @@ class NodeCache:
             os.unlink(digest, dir_fd=self.descriptor)
         except FileNotFoundError:
             return
-        logger.warning("the node cache held a damaged blob sha256=%s, now removed", digest[:16])
+        logger.warning("removed a damaged blob from the node cache sha256=%s", digest[:16])
 
     def _download(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
         temporary = f"{secrets.token_hex(16)}{_TEMPORARY}"
         with ExitStack() as opened:
             file = os.fdopen(self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
             opened.enter_context(file)
-            # Once it is renamed nothing has this name; before, nothing unverified may stay.
+            # This removes an unverified file. After the rename below, this name no longer exists.
             opened.callback(self._remove, temporary)
             receive(file, digest, size_bytes, fill)
-            # Not synced: after a power cut the name may stand for other bytes, and whoever takes
-            # them hashes them first. A sync of a large part costs a tenth of its whole pull.
+            # No fsync: after a power failure the file may have wrong bytes, but each reader hashes
+            # the file first. Syncing a large part would take a tenth of the time of its pull.
             os.rename(temporary, digest, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
             opened.pop_all()  # from here on it is the caller's
         return file
 
     @contextmanager
     def _lock_blob(self, digest: str) -> Iterator[None]:
-        """Be the only one of the node, or go on alone when another one takes too long.
+        """Lock a blob for this node, or continue without the lock after `WAIT_S`.
 
-        A lock only saves a second download: what makes files whole is their renaming.
+        The lock only avoids a second download. Files are complete because of the rename, not the
+        lock.
         """
         try:
             descriptor = self._open(f"{digest}{_LOCK}", os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            logger.debug("the node cache could not make a lock: %s", error)
+            logger.debug("the node cache could not create a lock: %s", error)
             yield
             return
         try:
-            end = time.monotonic() + WAIT_S
+            end = time.monotonic() + self.wait_s
             while not _try_lock(descriptor) and time.monotonic() < end:
                 time.sleep(POLL_S)
             yield
@@ -207,7 +223,10 @@ class NodeCache:
             os.close(descriptor)
 
     def _evict(self, descriptor: int, *, used: str) -> None:
-        """Remove what is old, then what is too much. Others may do the same at the same time."""
+        """Remove old files, then blobs above the size limit.
+
+        Other processes may evict at the same time.
+        """
         now, blobs = time.time(), []
         try:
             with os.scandir(descriptor) as scanned:
@@ -240,7 +259,7 @@ class NodeCache:
         try:
             os.unlink(name, dir_fd=self.descriptor)
         except OSError as error:
-            # Gone already, or a volume that is mounted read-only: nothing depends on it.
+            # Best effort: the file may be gone already, or the volume may be read-only.
             logger.debug("the node cache could not remove %s: %s", name, error)
 
 
@@ -252,13 +271,14 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # Some network file systems have no locks: all that is lost is that others wait.
+        # Some network file systems have no locks. On these, two processes may download the same
+        # blob.
         logger.debug("the node cache has no locks: %s", error)
     return True
 
 
 def _check_own(root: Path, descriptor: int) -> None:
-    """Refuse a folder that was not made for this: a slip in a setting may not cost files.
+    """Refuse a folder with foreign files, so that a wrong setting never deletes such files.
 
     Raises:
         ArtifactRefused: `unsafe_directory`.
@@ -267,19 +287,19 @@ def _check_own(root: Path, descriptor: int) -> None:
         for entry in entries:
             if not _OWN.fullmatch(entry.name) and not _OF_THE_FILE_SYSTEM.fullmatch(entry.name):
                 raise ArtifactRefused(
-                    f"the node cache {root} holds what is not its own: {entry.name!r}",
+                    f"the node cache {root} contains a foreign file: {entry.name!r}",
                     reason="unsafe_directory",
-                    hint="name in node_cache_dir a folder for it alone: what is old there is "
-                    "removed",
+                    hint="set node_cache_dir to a folder used for nothing else: old files there "
+                    "are removed",
                 )
 
 
 @functools.cache
 def _warn_once(root: Path, why: str) -> None:
-    # Once for each cause: every part of every artifact meets it.
+    # Log each cause only once. Otherwise every part of every artifact would log it.
     logger.warning(
-        "the node cache %s cannot be written: %s; each process downloads for itself. Give it room, "
-        "or name another folder in node_cache_dir",
+        "the node cache %s cannot be written: %s; each process downloads for itself. Free disk "
+        "space, or set node_cache_dir to another folder",
         root,
         why,
     )

@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How an artifact gets out of a store: what is checked, and in which order.
+"""The pull of an artifact from a store: what is checked, and in which order.
 
-`pull` looks at the statements of the deployment, keeps a reason for each, and of those that are
-trusted and fit takes the one that was created last, by its signed time. Of a store with very many
-it reads those that can matter (`reading_order`). Nothing a store says is believed before the
-signature is checked, and nothing is unpacked before its digest is.
+`pull` reads the statements of the deployment and records an outcome for each. Of the trusted
+statements that fit, `pull` takes the one with the latest signed creation time. In a store with very
+many statements, `pull` reads only statements that could be chosen (`reading_order`). Nothing from a
+store is believed before its signature is checked, and nothing is unpacked before its digest is
+checked.
 
-A pull has three steps: `find` reads and verifies statements, a choice among them is made by what
-this machine and app are, and `take` fetches and unpacks. They stand alone for a pull that begins
-before the app is known: it takes what `expected` gives, and `confirmed` makes the choice in full.
+A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
+machine and app, and `take` fetches and unpacks it. These are separate functions because a pull can
+begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
+`confirm` makes the full choice later.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from serve_warm.artifact.choose import (
     fits,
     in_order_of_use,
     raise_none_fits,
+    say_why_none,
     warn_of_refused,
     weigh,
     with_trace,
@@ -47,15 +50,16 @@ from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
     READERS,
+    STATEMENTS,
     Read,
     Statement,
     read_at_once,
     statement_keys,
     verify_statement,
 )
-from serve_warm.errors import ArtifactRefused, ObjectNotFound, StoreError
+from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Listed, Object, Sink, Store
+from serve_warm.stores import Listed, Object, Sink, Store, find_missing_folder
 from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -63,22 +67,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """An artifact whose bytes are all checked. Close it, or use it in a `with`."""
+    """A pulled artifact with all bytes checked. Call `close`, or use it in a `with` block."""
 
     chosen: Chosen
     store: str
-    """The address of the store that it came from."""
+    """The address of the store that the artifact was pulled from."""
     raw: Mapping[str, BinaryIO]
-    """Part name to its unpacked bytes, as files that nobody else can open. Load these and no
-    others: a file that is read again by its name need not be the file that was checked."""
+    """Unpacked bytes by part name, in files that no other process can open. Load only from these
+    files: a file that is opened again by name may not be the file that was checked."""
     stored_bytes: int
-    """Of the parts that were taken; statements are not counted."""
+    """Size in bytes of the pulled parts as stored, without the statements."""
     downloaded_bytes: int
-    """How much of that came from the store, and was not on this node before."""
+    """How many of `stored_bytes` were downloaded because they were not in the node cache."""
     download_s: float
-    """Wall seconds in the store; writing and hashing what comes are in it."""
+    """Wall seconds of reading the store, including writing and hashing the downloaded bytes."""
     verify_s: float
-    """Wall seconds for signatures, for hashing what was on this node, and for unpacking."""
+    """Wall seconds for checking signatures, hashing cached blobs and unpacking."""
 
     def __enter__(self) -> Pulled:  # noqa: PYI034 - Self is not in Python 3.10
         return self
@@ -105,18 +109,19 @@ def pull(
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
-    """Return the last created artifact that is trusted and fits, with the named parts unpacked.
+    """Return the newest trusted artifact that fits, with the named parts unpacked.
 
-    `fingerprint` is that of this machine and app. Parts stream into `cache`, hashed as they come,
-    and from there into files without names: memory does not grow with them. `max_bytes` (as
-    stored) and `max_raw_bytes` (unpacked) bound each part. `fetched` is called when all that is
-    taken is on this node, and before it is unpacked. When `given_up` is set, from another thread,
-    the pull ends at the next answer or piece.
+    `fingerprint` describes this machine and app. Parts stream into `cache`, are hashed on arrival,
+    and are unpacked into unnamed files, so memory does not grow with the size of the parts.
+    `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
+    all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
+    another thread. The pull then ends at the store's next answer or piece.
 
     Raises:
-        ArtifactNotFound: nothing is there, or nothing fits; `trace` says why for each variant.
-        ArtifactRefused: nothing fits and something was refused; or the chosen variant, or a part
-            of it, is not what its statement says. It has `trace` and `statement` as facts.
+        ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each
+            variant.
+        ArtifactRefused: no artifact fits and at least one was refused; or the chosen artifact does
+            not match its statement. The error has the fields `trace` and `statement`.
         StoreError: the store could not be read.
     """
     found = find_fitting(
@@ -126,11 +131,13 @@ def pull(
     warn_of_refused(candidates, uri=found.uri)
     if not found.is_complete:
         logger.warning(
-            "read %d statements of %r in %s, and not %d others or more: remove what is no artifact",
+            "read %d statements of %r in %s, and skipped at least %d: remove files that are not "
+            "artifacts",
             *(len(found.statements), deployment, found.uri, found.unread),
         )
     chosen = choose(candidates)
     if chosen is None:
+        _refuse_missing_folder(store, deployment)
         raise_none_fits(candidates, uri=found.uri, deployment=found.deployment, left=found.unread)
     return take(
         store,
@@ -145,31 +152,51 @@ def pull(
     )
 
 
+def _refuse_missing_folder(store: Store, deployment: str) -> None:
+    """Raise ArtifactNotFound if the store is a folder that does not exist.
+
+    If a similarly named store exists next to that folder, the hint does not recommend a build,
+    because a build would create a second store.
+    """
+    missing = find_missing_folder(store, holding=STATEMENTS)
+    if missing is None:
+        return
+    if missing.is_file:
+        raise ArtifactNotFound(f"{missing}, but a store must be a folder", hint="name a folder")
+    if missing.near:
+        raise ArtifactNotFound(f"{missing}; {missing.near}")
+    raise ArtifactNotFound(
+        f"{store.uri} has no artifact for {deployment!r}: {missing}",
+        hint="check the path and its mount, or build the first one: serve-warm build APP --store "
+        + store.uri,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The statements of a store, read and verified; nothing is chosen among them yet."""
+    """The statements of a store, read and verified, before a statement is chosen."""
 
     uri: str
     deployment: str | None
-    """None for those of all deployments."""
+    """The deployment whose statements were read; None means all deployments."""
     statements: tuple[Statement, ...]
-    """In the order of their keys."""
+    """The statements, sorted by key."""
     unread: int = 0
-    """How many others were listed, and not read."""
+    """Number of statements that were listed but not read."""
     is_complete: bool = True
-    """Whether none of the others can be what a pull chooses."""
+    """Whether none of the unread statements could be chosen by a pull."""
     read_s: float
-    """Wall seconds in the store."""
+    """Wall seconds of reading the store."""
     verify_s: float
-    """Wall seconds for the rest."""
+    """Wall seconds of everything except reading the store."""
 
 
 def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
-    """Return all statements of a deployment, or of all, each with what `trust` says about it.
+    """Return all statements of a deployment, or of all deployments, each verified against `trust`.
 
     Raises:
-        StoreError: the store could not be listed. A statement that cannot be read stands in what
-            is returned.
+        StoreError: the store could not be listed. A single statement that cannot be read is
+            returned as unread.
     """
     began = time.perf_counter()
     source = _TimedReader(store)
@@ -196,13 +223,13 @@ def find_fitting(
     fingerprint: Fingerprint | None,
     given_up: threading.Event | None = None,
 ) -> Found:
-    """Return the statements of a deployment among which a start has to choose.
+    """Return the statements from which a start of this deployment chooses.
 
-    Those are all, except in a very large store: see `reading_order`. `fingerprint` is None where it
-    is not known yet.
+    In a very large store, some statements of the deployment are left out: see `reading_order`.
+    `fingerprint` is None if not known yet.
 
     Raises:
-        StoreError: as `find`; or `given_up` was set, which is asked at each page and each answer.
+        StoreError: as for `find`; or `given_up` was set, which is checked at each page and answer.
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
@@ -230,20 +257,22 @@ def find_fitting(
 
 def expect(
     found: Found, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
-) -> Chosen | None:
-    """Return what a pull would take if the `unknown` factors are as each artifact has them.
+) -> Chosen | str:
+    """Return the artifact that a pull would choose if the `unknown` factors matched.
 
-    None where nothing fits, which nothing is said about: the pull itself will.
+    If a pull would choose no artifact, return a short reason. The pull itself reports the details.
     """
-    return choose(weigh(found.statements, fingerprint, trust, unknown=unknown))
+    candidates = weigh(found.statements, fingerprint, trust, unknown=unknown)
+    return choose(candidates) or say_why_none(candidates)
 
 
 def only_libraries(found: Found) -> bool:
-    """Return whether all that is believed was built from calls of level 3 alone, and there is some.
+    """Return whether verified artifacts exist and all of them contain only calls of level 3.
 
-    By what the manifests say of the build: good for deciding what to do early, and for no more.
+    The answer relies on facts in the manifests, so use it only to decide what to prefetch.
     """
-    said = [s.manifest.facts.get("entries") for s in found.statements if s.manifest and s.believed]
+    readable = [each.readable for each in found.statements if each.readable is not None]
+    said = [each.manifest.facts.get("entries") for each in readable]
     entries = [e for kinds in said for e in (kinds if isinstance(kinds, list) else [None])]
     return bool(entries) and all(isinstance(e, dict) and e.get("level") == 3 for e in entries)
 
@@ -251,10 +280,11 @@ def only_libraries(found: Found) -> bool:
 def confirm(
     pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
-    """Return what was taken, if it is what a pull chooses among the statements that were found.
+    """Return `pulled` if a full choice among the found statements picks the same one.
 
-    None for anything else, which nothing is said about: the pull that has to follow will. So it is
-    where others might be newer: that pull knows the fingerprint, and so which to read first.
+    Return None otherwise, without logging: the pull that follows reports the reason. Also return
+    None if unread statements might be newer. The pull that follows knows the fingerprint, and
+    therefore which statements to read first.
     """
     if not found.is_complete:
         return None
@@ -278,12 +308,12 @@ def take(
     max_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
-    """Return what was chosen of `found`, with the named parts fetched, checked and unpacked.
+    """Return the chosen artifact with the named parts fetched, checked and unpacked.
 
-    The arguments are those of `pull`.
+    The other arguments are the same as for `pull`.
 
     Raises:
-        ArtifactRefused: it, or a part of it, is not what its statement says.
+        ArtifactRefused: a part is missing, too large, or does not match the statement.
         StoreError: the store could not be read.
     """
     began = time.perf_counter()
@@ -305,11 +335,10 @@ def take(
             if refusal.reason == "missing_part" and not source.holds(chosen.key):
                 pruned = f"{store.uri}: {chosen.key} was pruned while it was pulled"
                 raise StoreError(pruned, hint="pull again") from refusal
-            # Not tried again with an older variant: a store that holds damaged or forged bytes
-            # has a problem which a silent fall-back would hide, and which could be used to force
-            # an old artifact.
+            # Do not fall back to an older artifact. This would hide damaged or forged bytes in the
+            # store, and an attacker could force replicas to use an old artifact.
             raise with_trace(refusal, chosen.key, chosen.trace) from refusal
-        opened.pop_all()  # from here on they are the caller's
+        opened.pop_all()  # from here on the caller closes them
     elapsed_s = time.perf_counter() - began
     pulled = Pulled(
         chosen=chosen,
@@ -336,7 +365,7 @@ def _log(store: Store, pulled: Pulled) -> None:
 
 
 def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
-    """Return the named parts, without optional ones that are not there."""
+    """Return the named parts, without optional parts that the artifact does not have."""
     there = {part.name for part in manifest.parts}
     return [
         manifest.part(name)
@@ -348,9 +377,10 @@ def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
 def explain(
     store: Store, *, fingerprint: Fingerprint, trust: Trust, deployment: str | None = None
 ) -> list[Considered]:
-    """Return every statement of a store, or of one deployment, as a pull would look at it.
+    """Return the outcome that a pull would record for each statement of a store or deployment.
 
-    The one that a pull would take comes first, then other accepted ones, then the nearest misses.
+    The statement that a pull would choose comes first, then other accepted statements, then near
+    misses.
 
     Raises:
         StoreError: the store could not be read.
@@ -362,7 +392,7 @@ def explain(
 
 
 class _TimedReader:
-    """The reading half of a store, with the wall seconds and bytes that were spent in it."""
+    """The read methods of a store, counting wall seconds and downloaded bytes."""
 
     def __init__(self, store: Store, given_up: threading.Event | None = None) -> None:
         self._store = store
@@ -405,10 +435,10 @@ class _TimedReader:
         return True
 
     def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
-        """Yield each statement, or why there is none; `READERS` of them at most.
+        """Yield each statement's bytes, or its read error. Takes at most `READERS` keys.
 
-        As many as are read at once are held at once: whoever may write to the store decides how
-        many there are, and how large.
+        All these statements are in memory at once, and anyone with write access to the store can
+        add large statements.
         """
         with self._count_time():
             envelopes = read_at_once(self._store, keys)
@@ -425,7 +455,7 @@ class _TimedReader:
 
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
-            raise StoreError(f"{self.uri}: nobody waits for this pull any more")
+            raise StoreError(f"{self.uri}: this pull was cancelled")
 
 
 def _filler(source: _TimedReader, part: Part) -> Callable[[Sink], None]:

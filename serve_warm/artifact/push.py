@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How an artifact gets into a store: once for each variant, the statement last.
+"""The publication of artifacts in a store: once for each variant, with the statement written last.
 
-    statements/<deployment>/<variant>.dsse.json     what was published first
-    ...                    /<variant>-g2.dsse.json  what superseded it, if that was asked for
+    statements/<deployment>/<variant>.dsse.json     the first one published
+    ...                    /<variant>-g2.dsse.json  one that superseded it
     ...                    /<variant>-s<8 hex>.dsse.json  the same one with other signatures
 
-Blobs are written before the statement that names them, so that a statement never points at nothing,
-and of several publishers of one variant the first wins. What is there is never written over:
-`serve_warm.artifact.choose` chooses among all of it.
+Blobs are written before the statement that names them, so a statement never points at missing
+blobs. If several publishers publish one variant at once, the first one wins. Nothing is
+overwritten: `serve_warm.artifact.choose` chooses among all statements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serve_warm.artifact.manifest import Manifest, Part, check_caps
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     VARIANT,
-    believable,
+    believe,
     check_place,
     generation,
     payload_digest,
@@ -49,7 +49,7 @@ from serve_warm.stores import Store
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import Envelope, add_signatures, wrap_unsigned
 from serve_warm.trust.envelope import sign as sign_payload
-from serve_warm.trust.verify import Believed, verify
+from serve_warm.trust.verify import Verified, verify
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnTaken = Literal["refuse", "supersede"]
-"""What to do when the variant is published already with other content: say so, or publish this one
-beside it, which makes it the one that replicas take because it was created later."""
+"""Action if the variant is already published with different content. `refuse` raises an error.
+`supersede` also publishes the new artifact, and replicas use it because it is newer."""
 
 
 def push(
@@ -69,14 +69,14 @@ def push(
     *,
     on_taken: OnTaken = "refuse",
 ) -> str:
-    """Publish an artifact signed by `keys`; returns the key of its statement.
+    """Publish an artifact signed by `keys`; return the key of its statement.
 
-    `keys` is None for one without a signature, which no replica loads and
-    `serve_warm.artifact.unsigned` signs. `parts` are the stored bytes by part name. Publishing the
-    same artifact twice is publishing it once, and a push that was interrupted can be repeated.
+    With `keys=None` the artifact gets no signature. No replica loads an unsigned artifact, but
+    `serve_warm.artifact.unsigned` can sign it later. `parts` maps part names to stored bytes.
+    Publishing the same artifact again changes nothing, so an interrupted push can be repeated.
 
     Raises:
-        ArtifactRefused: the parts are not those of the manifest, or larger than readers accept.
+        ArtifactRefused: the parts do not match the manifest, or are larger than readers accept.
         ConfigError: no key was given.
         AlreadyPublished: the variant is there with other content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
@@ -102,27 +102,28 @@ def publish_envelope(
     parts: Mapping[str, bytes | BinaryIO],
     on_taken: OnTaken,
 ) -> str:
-    """Publish an artifact whose parts were checked, under the signatures of its envelope.
+    """Publish an artifact whose parts are already checked, under the given envelope.
 
     Raises:
         AlreadyPublished: the variant is there with other content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
-    # Asked first, so that nothing is uploaded in vain; decided when the statement is created.
+    # This check only avoids useless uploads. Creating the statement below is what decides.
     key, is_new = _place(store, manifest, envelope, on_taken)
     for part in manifest.parts:
         if is_new or not _is_there(store, part):
             store.create(blob_key(part), parts[part.name])
     try:
-        # Last: whoever sees the statement can read all that it names.
+        # The statement comes last, so that every visible statement has all its blobs.
         store.create(key, envelope)
     except ObjectExists:
-        # Somebody was faster. With the same artifact that is well, and these signatures have a
-        # place beside it; another one is not superseded unseen, whatever was asked for.
+        # Another publisher was faster. If both published the same artifact, add these signatures in
+        # another statement. Otherwise refuse, because the caller has not seen the artifact that
+        # would be superseded.
         key, _ = _place(store, manifest, envelope, "refuse")
         store.create(key, envelope)
     for part in manifest.parts:
-        # A prune that ran meanwhile may have taken an old blob that nobody needed until now.
+        # A concurrent prune may have removed an old blob that now only this artifact names.
         if not _is_there(store, part):
             store.create(blob_key(part), parts[part.name])
     logger.info("pushed artifact store=%s statement=%s", store.uri, key)
@@ -137,9 +138,9 @@ def _is_there(store: Store, part: Part) -> bool:
 
 
 def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
-    """Return the statements that a store has for this variant, whoever signed them.
+    """Return the keys of all statements for this variant, by any signer.
 
-    What superseded another one comes after it.
+    Each statement comes after the statements that it superseded.
 
     Raises:
         StoreError: the store could not be read.
@@ -156,7 +157,7 @@ def already_published(
     key: str,
     parts: Sequence[Part] | None = None,
 ) -> AlreadyPublished:
-    """Return the error that says what is there; `parts` are those that would stand in its place."""
+    """Return the error for a variant that is already published, compared with `parts` if given."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
@@ -171,9 +172,9 @@ def already_published(
             ] + sorted(others)
             what += f", other bytes in {', '.join(differing)}" if differing else ", the same parts"
     return AlreadyPublished(
-        f"{store.uri} has variant {fingerprint.key} of {deployment!r} already, as {key} ({what})",
-        hint="what is published is never replaced: publish under another prefix, or let this one "
-        "supersede it with --if-published supersede; a build can also keep it (keep)",
+        f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
+        hint="a published artifact is never replaced: publish under another prefix, or supersede "
+        "it with --if-published supersede; a build can also keep it (keep)",
         statement=key,
     )
 
@@ -181,7 +182,7 @@ def already_published(
 def _place(
     store: Store, manifest: Manifest, envelope: bytes, on_taken: OnTaken
 ) -> tuple[str, bool]:
-    """Return the key that this statement has or may have, and whether its payload is new here."""
+    """Return the key for this statement, and whether its payload is new in the store."""
     payload = Envelope.parse(envelope).payload
     taken: list[str] = []
     same: list[str] = []
@@ -213,31 +214,32 @@ def _place(
         )
     if manifest.created <= last_created:
         raise AlreadyPublished(
-            f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} as "
-            f"created {last_created}, and this one was created {manifest.created}: replicas would "
-            "go on taking the other one",
-            hint="build again, on a machine whose clock is right, or publish under another prefix",
+            f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} "
+            f"created {last_created}, but this one was created {manifest.created}: replicas would "
+            "keep taking the other one",
+            hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
         )
     return f"{stem}-g{generation(taken[-1]) + 1}{STATEMENT_SUFFIX}", True
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return where an envelope stands that has the payload of `key` and other signatures."""
+    """Return the key for an envelope with the payload of `key` and other signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What became of the statements of a store."""
+    """The result of signing or copying the statements of a store."""
 
     statements: tuple[str, ...]
-    """Keys of what was written; of a copy also what was there already."""
+    """Keys of the written statements. A copy also lists statements that the target already had.
+    """
     unchanged: int = 0
-    """Artifacts that had all these signatures before."""
+    """Number of artifacts that already had all requested signatures."""
     refused: tuple[ArtifactRefused, ...]
-    """Why others were left out; each names its statement."""
+    """Errors that explain why statements were skipped; each error names its statement."""
 
 
 def sign(
@@ -247,42 +249,44 @@ def sign(
     trust: Trust,
     deployment: str | None = None,
 ) -> Done:
-    """Sign what a store holds once more, without touching a part; returns the new statements.
+    """Add signatures by `keys` to the artifacts in a store; return the new statements.
 
-    For rotation: with the new key beside the old one each reader finds one that it trusts. What
-    is not trusted here before is left out, since a signature vouches for all of an artifact: junk
-    in a store cannot hold up a rotation. What these keys have signed already stays as it is.
+    Use this to rotate keys: once an artifact is signed with the old and the new key, each reader
+    finds a key that it trusts. Parts do not change. The function skips artifacts that `trust` does
+    not already accept, because a signature vouches for the whole artifact. So junk in a store
+    cannot block a rotation. Artifacts that are already signed by these keys do not change.
 
     Raises:
-        ArtifactNotFound: there is nothing to sign.
-        ArtifactRefused: nothing there is trusted here.
+        ArtifactNotFound: the store has no artifacts to sign.
+        ArtifactRefused: `trust` accepts none of them.
         ConfigError: no key was given.
         StoreError: the store could not be read or written.
     """
     found, others, refused = _all_vouched(store, deployment, trust)
-    vouched = {each.believed.digest for each in found if each.believed.how != "unsigned_ok"}
-    refused += [_refuse_unsigned(each) for each in found if each.believed.digest not in vouched]
-    found = [each for each in found if each.believed.digest in vouched]
+    vouched = {each.verified.digest for each in found if each.verified.how != "unsigned_ok"}
+    refused += [_refuse_unsigned(each) for each in found if each.verified.digest not in vouched]
+    found = [each for each in found if each.verified.digest in vouched]
     if not found:
         raise refused[0]
-    # Of several envelopes of one artifact the one with the most trusted signers goes on, but none
-    # under a key that `published` would not find.
+    # If an artifact has several envelopes, extend the one with the most trusted signers. Envelopes
+    # with a key that `find_published` would not find come last.
     found.sort(
         key=lambda each: (
             VARIANT.search(each.key) is not None,
-            len(each.believed.signers),
+            len(each.verified.signers),
             each.key,
         )
     )
     known = {each.envelope for each in found} | others
     created = []
-    artifacts = {each.believed.digest: each for each in found}
+    artifacts = {each.verified.digest: each for each in found}
     for each in artifacts.values():
         try:
             signed = add_signatures(each.envelope, *keys)
         except ConfigError:
-            # It has as many signatures as readers look at; whoever may write here can add those.
-            signed = sign_payload(each.believed.payload, *keys)
+            # The envelope has as many signatures as allowed. Anyone with write access can add
+            # signatures, so start a new envelope.
+            signed = sign_payload(each.verified.payload, *keys)
         if signed not in known:
             created.append(_find_resigned(each.key, signed))
             store.create(created[-1], signed)
@@ -296,10 +300,10 @@ def sign(
 
 def _refuse_unsigned(each: _Vouched) -> ArtifactRefused:
     unsigned = ArtifactRefused(
-        "it is believed only because unsigned_ok names its store, and a signature would vouch "
-        "for it everywhere",
+        "it is trusted only because unsigned_ok names its store, but a signature would make it "
+        "trusted everywhere",
         reason="untrusted",
-        hint=f'to sign it all the same, pin it: pinned = ["sha256:{each.believed.digest}"]',
+        hint=f'to sign it anyway, pin it: pinned = ["sha256:{each.verified.digest}"]',
     )
     return with_trace(unsigned, each.key, ())
 
@@ -313,18 +317,18 @@ def copy(
     on_taken: OnTaken = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
-    """Copy signed artifacts as they are, all or those of one deployment; returns their statements.
+    """Copy signed artifacts unchanged, and return their statements.
 
-    Of each variant the one that was created last is copied, under all its signatures: what it
-    superseded stays behind. Each is checked first, as far as that goes without a fingerprint:
-    signature, statement, sizes, digests, unpacking. What is not trusted here, or not what its
-    statement says, is left out and not spread from here.
+    With a `deployment`, copies only artifacts of this deployment. Copies only the newest artifact
+    of each variant, with all its signatures. Every artifact is checked first: signature, statement,
+    sizes, digests, unpacking. Artifacts are skipped if `trust` refuses them, or if their parts do
+    not match their statement.
 
     Raises:
-        ArtifactNotFound: there is nothing to copy.
-        ArtifactRefused: nothing of it is trusted here and whole.
-        AlreadyPublished: the target has a variant of them with other content; those before it are
-            copied.
+        ArtifactNotFound: the source has no artifacts to copy.
+        ArtifactRefused: none of them is trusted and intact.
+        AlreadyPublished: the target has one of the variants with different content. The artifacts
+            before this variant are already copied.
         StoreError: one of the stores could not be read or written.
     """
     found, _, refused = _all_vouched(source, deployment, trust)
@@ -346,7 +350,7 @@ def copy(
             copied += [
                 publish_envelope(target, chosen.manifest, each.envelope, stored, on_taken)
                 for each in found
-                if each.believed.digest == chosen.believed.digest
+                if each.verified.digest == chosen.verified.digest
             ]
     if not copied:
         raise refused[0]
@@ -355,21 +359,21 @@ def copy(
 
 @dataclass(frozen=True, kw_only=True)
 class _Vouched:
-    """A statement that is believed, and its envelope."""
+    """A believed statement with its envelope."""
 
     key: str
     envelope: bytes
-    believed: Believed
+    verified: Verified
     manifest: Manifest
 
 
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
-    """Return what is believed of a store, all other envelopes, and why those are not believed.
+    """Return the believed statements, all other envelopes, and why the others are not believed.
 
-    An envelope that nobody vouches for is passed over where another one of the same artifact is
-    believed: after a rotation that is the old one, and anybody can write such.
+    A refused envelope gets no reason if another envelope of the same artifact is believed. Such an
+    envelope is left from before a key rotation, or was added by someone with write access.
 
     Raises:
         ArtifactNotFound: there are no statements.
@@ -380,16 +384,16 @@ def _all_vouched(
         envelope = b""
         try:
             envelope = read_envelope(store, key)
-            believed = verify(envelope, trust, store=store.uri)
-            manifest = believable(believed, trust)
+            verified = verify(envelope, trust, store=store.uri)
+            manifest = believe(verified, trust).manifest
             check_place(manifest, key)
         except ObjectNotFound:
-            continue  # pruned meanwhile
+            continue  # pruned while reading
         except ArtifactRefused as error:
             refused.append((key, envelope, error))
         else:
-            found.append(_Vouched(key=key, envelope=envelope, believed=believed, manifest=manifest))
-    digests = {each.believed.digest for each in found}
+            found.append(_Vouched(key=key, envelope=envelope, verified=verified, manifest=manifest))
+    digests = {each.verified.digest for each in found}
     reasons = [
         with_trace(refusal, key, ())
         for key, envelope, refusal in refused
@@ -410,5 +414,5 @@ def _some_statements(store: Store, deployment: str | None) -> list[str]:
 def _nothing(store: Store, deployment: str | None) -> ArtifactNotFound:
     return ArtifactNotFound(
         f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
-        hint="list what is there with: serve-warm inspect",
+        hint="list the artifacts of a store with: serve-warm inspect",
     )

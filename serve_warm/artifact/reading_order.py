@@ -1,15 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which a pull reads the statements of a store, and where it stops.
+"""The order in which a pull reads the statements of a store, and where the pull stops.
 
-Whoever may write to a store decides how many statements it has, what they are called and, by
-writing them now, when they were written. So a listing is bounded, and so is what is read of it. A
-store of ordinary size is read whole. In a larger one the statements that are named after this
-machine and app come first, and from both ends of time: junk that was added later stands before none
-of the oldest, and junk that was there before stands before none of the newest.
+Anyone with write access to a store can add any number of statements under any names. So listing and
+reading are both bounded. A store of ordinary size is read in full. In a larger store, statements
+named after this machine and app are read first, alternating between the newest and the oldest. Junk
+added later then cannot delay the oldest statements, and junk added earlier cannot delay the newest.
 
-Reading ends early where nothing that is left can be chosen: a statement cannot be in a store before
-it was signed, so those written before the best one was signed are older than it.
+Reading ends early once no unread statement can be chosen. A statement cannot be in a store before
+it was signed, so all those written before the best one was signed are older.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
@@ -31,63 +29,68 @@ from serve_warm.artifact.statements import (
 from serve_warm.stores import Listed
 
 MAX_KEYS = 20_000
-"""Objects of one listing. What is listed beyond is only looked for by its name."""
+"""Maximum number of objects in one listing. Beyond this, statements are only looked up by name."""
 
 MAX_PAGES = 1_000
-"""Pages of one listing: a page may be empty, and there may be no end of them."""
+"""Maximum number of pages in one listing, because a store could send empty pages forever."""
 
 READ_WHOLE = 256
-"""A store with so many statements of a deployment is read whole: a second, at a round trip of 30 ms
-and eight at once."""
+"""If a deployment has at most this many statements, all are read. Reading this many takes a second
+at 30 ms per round trip, with eight reads at once."""
 
 MAX_READ = 512
-"""Statements that are read of a larger one, half of them from each end of time."""
+"""Maximum number of statements read from a larger store: half the newest, half the oldest.
+"""
 
 CLOCK_SKEW_S = 3600.0
-"""How far the clock of a builder may be ahead of that of the store."""
+"""How many seconds a builder's clock may be ahead of the store's clock."""
 
 Pages = Callable[[str], Iterator[Sequence[Listed]]]
-"""What gives the pages of a listing by a prefix."""
+"""Called with a prefix; yields the pages of the listing of this prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The statements of a deployment, as far as they were listed."""
+    """The listed statements of a deployment. `is_whole` is False if the listing is incomplete."""
 
     statements: tuple[Listed, ...]
     is_whole: bool
 
 
 def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> Listing:
-    """List the statements of a deployment, and in any case those that are named after `variant`.
+    """List the statements of a deployment, always including those named after `variant`.
 
     Raises:
         StoreError: the store could not be read.
     """
     prefix = statements_of(deployment)
-    found, is_whole = _list(pages(prefix))
-    if not is_whole and variant is not None:
-        by_name = f"{prefix}{variant}"
-        named, _ = _list(pages(by_name))
-        # Without a listing as well: others may have made names without end that come before it.
-        first = Listed(key=f"{by_name}{STATEMENT_SUFFIX}", modified_unix=None)
-        found = {first.key: first, **found, **named}
-    return Listing(statements=tuple(found.values()), is_whole=is_whole)
+    listing = _list(pages(prefix))
+    if listing.is_whole or variant is None:
+        return listing
+    by_name = f"{prefix}{variant}"
+    # Add the variant even if it is not listed, because very many other names may come before it.
+    first = Listed(key=f"{by_name}{STATEMENT_SUFFIX}", modified_unix=None)
+    named = (first, *listing.statements, *_list(pages(by_name)).statements)
+    by_key = {each.key: each for each in named}
+    return Listing(statements=tuple(by_key.values()), is_whole=False)
 
 
-def _list(pages: Iterable[Sequence[Listed]]) -> tuple[dict[str, Listed], bool]:
+def _list(pages: Iterable[Sequence[Listed]]) -> Listing:
     found: dict[str, Listed] = {}
     listed = 0
     for count, page in enumerate(pages, start=1):
         listed += len(page)
         found.update((each.key, each) for each in page if is_statement(each.key))
         if listed >= MAX_KEYS or count >= MAX_PAGES:
-            return found, False
-    return found, True
+            return Listing(statements=tuple(found.values()), is_whole=False)
+    return Listing(statements=tuple(found.values()), is_whole=True)
 
 
 class ReadingOrder:
-    """The statements of a listing: `take` some, read and `note` them, until none come."""
+    """The reading order of a listing.
+
+    Call `take`, read the keys and `note` each one, until none are left.
+    """
 
     def __init__(self, listing: Listing, *, variant: str | None) -> None:
         self._queues: tuple[deque[Listed], deque[Listed]] = deque(), deque()
@@ -97,41 +100,42 @@ class ReadingOrder:
         self._is_small = listing.is_whole and len(listing.statements) <= READ_WHOLE
         self._is_listed = listing.is_whole
         self._read: dict[str, float] = {}
-        """Seconds since the epoch at which each was written, by its key."""
+        """When each statement was written, in seconds since the epoch, by key."""
         self._best_unix = -math.inf
-        """When the best one of those that fit was signed."""
+        """When the best fitting statement so far was signed, in seconds since the epoch."""
         self._clock_is_right = True
-        """Whether every statement was written after it was signed."""
+        """Whether every statement so far was written to the store after it was signed."""
 
     @property
     def left(self) -> int:
-        """How many of those that were listed are not read."""
+        """The number of listed statements that are unread."""
         return sum(map(len, self._queues))
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing that is not read can be newer than the best one."""
+        """Whether no unread statement can be newer than the best statement."""
         return self._is_settled() or (self._is_listed and not self.left)
 
     def take(self, most: int) -> list[str]:
-        """Return the keys to read next; none where enough was read."""
+        """Return up to `most` keys to read next; empty once enough statements were read."""
         if not self._is_small:
             most = 0 if self._is_settled() else min(most, MAX_READ - len(self._read))
         keys: list[str] = []
         while len(keys) < most and (queue := next(filter(None, self._queues), None)):
-            # By turns from both ends.
+            # Alternate between newest and oldest.
             each = queue.pop() if len(self._read) % 2 == 0 else queue.popleft()
             self._read[each.key] = math.nan if each.modified_unix is None else each.modified_unix
             keys.append(each.key)
         return keys
 
     def note(self, statement: Statement, *, fits: bool) -> None:
-        """Note when a statement that was read was signed, if that is believed."""
-        if statement.manifest is None:
+        """Note the signed creation time of a statement that was read, unless it is not believed."""
+        if statement.readable is None:
             return
-        signed_unix = _read_created_unix(statement.manifest.created)
+        signed_unix = statement.readable.manifest.created_unix
         if self._read[statement.key] < signed_unix - CLOCK_SKEW_S:
-            # A copy that keeps no times, for example: they say nothing about the others either.
+            # A copy of the store that did not keep times can cause this. Then no time in the store
+            # is reliable.
             self._clock_is_right = False
         if fits:
             self._best_unix = max(self._best_unix, signed_unix)
@@ -142,10 +146,6 @@ class ReadingOrder:
 
 
 def _age_key(each: Listed) -> tuple[float, int, str]:
-    # One whose time is not known may be newer than any.
+    # A statement whose time is unknown may be newer than all others.
     when = math.inf if each.modified_unix is None else each.modified_unix
     return when, generation(each.key), each.key
-
-
-def _read_created_unix(created: str) -> float:
-    return datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The statements in a store: where they stand, how they are read, and which are believed.
+"""The statements in a store: their keys, and how statements are read and verified.
 
     statements/<deployment>/<variant>.dsse.json     one signed artifact
 
-Nothing a store says is believed before the signature is checked.
+Nothing from a store is believed before the signature is checked.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope
-from serve_warm.trust.verify import Believed, check_age_and_denied, check_required, verify
+from serve_warm.trust.verify import Verified, check_age_and_denied, check_required, verify
 
 STATEMENTS = "statements/"
 STATEMENT_SUFFIX = ".dsse.json"
@@ -29,16 +29,17 @@ VARIANT = re.compile(
     r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
     r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
 )
-"""The end of a statement's key. The 16 digits are what the first release named rebuilds by."""
+"""The end of a statement's key. The optional 16 hex digits mark rebuilds by the first release."""
 READERS = 8
-"""Statements that are read at once: each costs a round trip, and there is one a variant."""
+"""Number of concurrent reads. Reading a statement costs a round trip, and each variant has a
+statement."""
 
 Read = bytes | StoreError | ArtifactRefused
-"""A statement as it is in a store, or why there is none."""
+"""The bytes of a statement in a store, or the error of reading the statement."""
 
 
 def statement_keys(store: Store, deployment: str | None) -> list[str]:
-    """Return the statements of a store, all or those of one deployment, trusted or not.
+    """Return the keys of all statements, or of one deployment's statements, trusted or not.
 
     Raises:
         StoreError: the store could not be read.
@@ -48,44 +49,44 @@ def statement_keys(store: Store, deployment: str | None) -> list[str]:
 
 
 def is_statement(key: str) -> bool:
-    """Return whether a key below `statements/` is that of a statement."""
-    # A deeper key is of no deployment, whoever put it there.
+    """Return whether a key below `statements/` belongs to a statement."""
+    # A key with more folders belongs to no deployment.
     return key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
 
 
 def statements_of(deployment: str) -> str:
-    """Return the prefix of a deployment's statements: readable, and no two names share one."""
+    """Return the readable key prefix of a deployment's statements, unique to the deployment."""
     name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
-    # Quoting leaves dots alone, and no name in a key begins with one. Nothing else gives %2E.
+    # Names in a key must not begin with a dot, and quoting keeps dots. No other name gives %2E.
     name = f"%2E{name[1:]}" if name.startswith(".") else name
     if len(name) > 200:
-        # Quoting never gives %~, so no short name can become this.
+        # Quoting never produces %~, so no short name can give this result.
         name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
     return f"{STATEMENTS}{name}/"
 
 
 def variant_of(key: str) -> str:
-    """Return the fingerprint's key that a statement is named after; empty for another name.
+    """Return the fingerprint key in a statement's name; empty if there is none.
 
-    Anybody may give a statement any name: it says where to look first, and nothing else.
+    Anyone can choose a statement's name, so use the result only to decide what to read first.
     """
     found = VARIANT.search(key)
     return found["variant"] if found else ""
 
 
 def generation(key: str) -> int:
-    """Return how often a statement of its variant was superseded before, counted from 1."""
+    """Return the generation of a statement: 1, plus 1 for each statement it superseded."""
     found = VARIANT.search(key)
     return int(found["generation"] or 1) if found else 1
 
 
 def rank(created: str, key: str) -> tuple[str, int, str]:
-    """Order the statements of one variant: of those that fit a pull takes the last one."""
+    """Return a sort key for statements. A pull takes the last statement that fits."""
     return created, generation(key), key
 
 
 def check_place(manifest: Manifest, key: str) -> None:
-    """Refuse a statement that stands under another deployment than its own.
+    """Refuse a statement that is stored under another deployment.
 
     Raises:
         ArtifactRefused: `bad_statement`.
@@ -93,18 +94,18 @@ def check_place(manifest: Manifest, key: str) -> None:
     prefix = key[: key.rfind("/") + 1]
     if statements_of(manifest.deployment) != prefix:
         raise ArtifactRefused(
-            f"the statement is for {manifest.deployment!r} and stands under {prefix}",
+            f"the statement is for {manifest.deployment!r} but is stored under {prefix}",
             reason="bad_statement",
-            hint="an artifact is not copied from one deployment to another: build one for it",
+            hint="an artifact cannot be copied to another deployment: build one for it",
         )
 
 
 def read_envelope(source: Store, key: str) -> bytes:
-    """Return a statement as it is, within the cap of envelopes.
+    """Return the bytes of a statement, up to the size limit of envelopes.
 
     Raises:
         ArtifactRefused: `too_large`.
-        ObjectNotFound: it is not there any more.
+        ObjectNotFound: the statement no longer exists.
         StoreError: the store could not be read.
     """
     try:
@@ -114,10 +115,10 @@ def read_envelope(source: Store, key: str) -> bytes:
 
 
 def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
-    """Return these statements, each read in a thread of its own; no more than `READERS` of them.
+    """Return these statements, read in one thread each; pass at most `READERS` keys.
 
-    In daemon threads, not in a pool: Python waits for those of a pool when it ends, and a store
-    that does not answer would keep a process whose `__init__` has failed.
+    Uses daemon threads instead of a pool, because Python waits for pool threads at exit. If
+    `__init__` failed while a store did not answer, a pool would keep the process from exiting.
     """
     answers: dict[str, Read] = {}
 
@@ -141,73 +142,101 @@ def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Readable:
+    """The content of a statement that a trust policy accepts, before age and other limits apply."""
+
+    manifest: Manifest
+    verified: Verified
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One that was read: believed, refused, or not to be had."""
+    """The result of reading a statement: its content, a refusal, or the reading error."""
 
     key: str
-    manifest: Manifest | None = None
-    """None where the statement is not believed."""
-    believed: Believed | None = None
-    refusal: ArtifactRefused | None = None
-    unread: StoreError | None = None
-    """Why the store did not give it."""
+    outcome: Readable | ArtifactRefused | StoreError
     payload_digest: str = ""
-    """Of what was refused."""
+    """Hex sha256 of the payload; empty if the payload cannot be read."""
+
+    @property
+    def readable(self) -> Readable | None:
+        """The statement's content; None if the statement is refused or could not be read."""
+        return self.outcome if isinstance(self.outcome, Readable) else None
 
 
 def verify_statement(key: str, envelope: Read, *, trust: Trust, store: str) -> Statement:
-    """Check what can be checked of one statement anywhere: size, signature, format, deployment.
+    """Return a statement after the checks that do not depend on the machine.
 
-    `store` is the address of the store that was read.
+    The checks are size, signature, format and deployment. `store` is the address of the store that
+    was read.
     """
     try:
         if isinstance(envelope, Exception):
             raise envelope
-        believed = verify(envelope, trust, store=store)
-        manifest = Manifest.from_statement(believed.payload)
+        verified = verify(envelope, trust, store=store)
+        manifest = Manifest.from_statement(verified.payload)
         check_place(manifest, key)
     except StoreError as error:
-        return Statement(key=key, unread=error)
+        return Statement(key=key, outcome=error)
     except ArtifactRefused as refusal:
         about = payload_digest(envelope) if isinstance(envelope, bytes) else ""
-        return Statement(key=key, refusal=bare(refusal), payload_digest=about)
-    return Statement(key=key, manifest=manifest, believed=believed, payload_digest=believed.digest)
+        return Statement(key=key, outcome=bare(refusal), payload_digest=about)
+    readable = Readable(manifest=manifest, verified=verified)
+    return Statement(key=key, outcome=readable, payload_digest=verified.digest)
 
 
 def bare(refusal: ArtifactRefused) -> ArtifactRefused:
-    """Return a refusal without the frames that it came through: they hold the statement."""
+    """Return a refusal without its traceback: a traceback would keep the statement in memory."""
     return ArtifactRefused(refusal.message, reason=refusal.reason, hint=refusal.hint)
 
 
+def readable_manifest(payload: bytes) -> Manifest | None:
+    """Return the manifest of a payload, believed or not; None if this release cannot read it."""
+    try:
+        return Manifest.from_statement(payload)
+    except ArtifactRefused:
+        return None
+
+
 def payload_digest(envelope: bytes) -> str:
-    """Return what an envelope is about, believed or not; empty where that cannot be read."""
+    """Return the digest of an envelope's payload, believed or not.
+
+    Empty if the envelope cannot be read.
+    """
     try:
         return hashlib.sha256(Envelope.parse(envelope).payload).hexdigest()
     except ArtifactRefused:
         return ""
 
 
-def believable(believed: Believed, trust: Trust) -> Manifest:
-    """Read what was believed, and refuse what is denied or too old all the same.
+@dataclass(frozen=True, kw_only=True)
+class Believed:
+    """A verified artifact that may be used. The constructor applies the limits of the trust policy.
 
     Raises:
-        ArtifactRefused: `newer_format`, `bad_statement`, `denied` or `expired`.
+        ArtifactRefused: the artifact is denied, too old, dated in the future, or not from a
+            required origin (`check_age_and_denied`, `check_required`).
     """
-    manifest = Manifest.from_statement(believed.payload)
-    check_limits(manifest, believed, trust)
-    return manifest
+
+    manifest: Manifest
+    verified: Verified
+    trust: InitVar[Trust]
+
+    def __post_init__(self, trust: Trust) -> None:
+        check_age_and_denied(
+            trust,
+            payload_digest=self.verified.digest,
+            part_digests=[part.sha256 for part in self.manifest.parts],
+            created=self.manifest.created,
+        )
+        check_required(trust, self.manifest.provenance)
 
 
-def check_limits(manifest: Manifest, believed: Believed, trust: Trust) -> None:
-    """Refuse what is denied, from the wrong time, or not from where the policies require.
+def believe(verified: Verified, trust: Trust) -> Believed:
+    """Return the artifact of a verified payload; raise if the artifact is denied or too old.
 
     Raises:
-        ArtifactRefused: as `check_age_and_denied` and `check_required`.
+        ArtifactRefused: `newer_format`, `bad_statement`, or as for `Believed`.
     """
-    check_age_and_denied(
-        trust,
-        payload_digest=believed.digest,
-        part_digests=[part.sha256 for part in manifest.parts],
-        created=manifest.created,
-    )
-    check_required(trust, manifest.provenance)
+    manifest = Manifest.from_statement(verified.payload)
+    return Believed(manifest=manifest, verified=verified, trust=trust)

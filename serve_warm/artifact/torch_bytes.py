@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's own cache bytes, looked at before torch parses them: its reader trusts what they say."""
+"""Validation of torch's own cache bytes, because torch's reader trusts them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import base64
 import re
 import zlib
 
+from serve_warm._redaction import excerpt
 from serve_warm.errors import ArtifactRefused
 
 
 def check_torch_bytes(raw: bytes) -> None:
-    """Refuse bytes that torch's own reader would not end on, or would write outside its cache.
+    """Refuse bytes that would hang torch's reader or make it write outside its cache.
 
-    Torch trusts every length in its container: one cut short keeps it in an endless loop, a count
-    of 2**60 makes as many objects, and a key such as `../x` becomes a path. This walks the same
-    format with bounds. It tells nothing about what is in the entries.
-    Format: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_appending_byte_serializer.py
+    Torch trusts every length in this container. Truncated bytes make torch loop forever, a count of
+    2**60 creates that many objects, and a key such as `../x` becomes a path. This function parses
+    the same format and checks all bounds. It does not check the content of entries. Format:
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_appending_byte_serializer.py
 
     Raises:
         ArtifactRefused: `bad_archive`.
@@ -26,14 +27,14 @@ def check_torch_bytes(raw: bytes) -> None:
         _walk_container(raw)
     except ValueError as error:
         raise ArtifactRefused(
-            f"not what torch's save_cache_artifacts() gives: {error}", reason="bad_archive"
+            f"not the output of torch's save_cache_artifacts(): {error}", reason="bad_archive"
         ) from error
 
 
 def _walk_container(raw: bytes) -> None:
-    # 4 bytes CRC32 of the rest, u64 version, then sections up to the end: the type of the section,
-    # u64 count, and so many pairs of key and content. Everything is big-endian; type, key and
-    # content follow their u64 length, type and key are base64 inside.
+    # 4 bytes CRC32 of the rest, u64 version, then sections up to the end. A section is its type, a
+    # u64 count, and that many pairs of key and content. Everything is big-endian. A u64 length
+    # precedes each type, key and content; types and keys are base64.
     reader = _Reader(raw, 4)
     if zlib.crc32(memoryview(raw)[4:]) != int.from_bytes(raw[:4], "big"):
         raise ValueError("the checksum is wrong")
@@ -44,21 +45,23 @@ def _walk_container(raw: bytes) -> None:
     while reader.left:
         section = reader.text()
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", section):
-            raise ValueError(f"a section called {section[:80]!r}")
+            raise ValueError(f"a section called {excerpt(section, 80)!r}")
         if section in sections:
-            # Saving twice writes a type twice, and torch's reader keeps the last one only.
-            raise ValueError(f"two sections called {section}: saved more than once in a process")
+            # Saving twice writes a type twice, but torch's reader keeps only the last one.
+            raise ValueError(
+                f"two sections have the name {section}: the process saved its caches more than once"
+            )
         sections.add(section)
-        # No bound on the count is needed: each entry reads 16 bytes or more, or fails.
+        # The count needs no limit, because parsing an entry consumes at least 16 bytes or fails.
         for _ in range(reader.number()):
             key = reader.text()
             if key.startswith("/") or ".." in key.split("/") or not key.isprintable():
-                raise ValueError(f"an entry called {key[:80]!r}")
+                raise ValueError(f"an entry called {excerpt(key, 80)!r}")
             reader.skip()
 
 
 class _Reader:
-    """Reads forward in a buffer; everything beyond its end is a ValueError."""
+    """Reads forward in a buffer; raises ValueError at the end of the buffer."""
 
     def __init__(self, raw: bytes, start: int) -> None:
         self._raw = raw
@@ -86,5 +89,5 @@ class _Reader:
 
     def _advance(self, size: int) -> None:
         if size > self.left:
-            raise ValueError(f"{size} bytes announced, {self.left} left")
+            raise ValueError(f"it announces {size} bytes, but only {self.left} are left")
         self._at += size

@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first signature of an artifact, by a process that has the key and runs no model code.
 
-A build runs the code of the model, and what that code could read it could take away: a signing key
-too. So a build can publish into a folder without a signature (`serve-warm build --unsigned`), which
-no replica loads, and another process checks what stands there, signs it and publishes it.
+A build runs the model's code, which could steal any readable file, including a signing key. So a
+build can write an unsigned artifact to a folder (`serve-warm build --unsigned`). No replica loads
+an unsigned artifact. Another process checks, signs and publishes the artifacts in this folder.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
@@ -23,13 +24,14 @@ from serve_warm.artifact.choose import with_trace
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, check_caps
 from serve_warm.artifact.push import Done, OnTaken, find_published, publish_envelope
 from serve_warm.artifact.statements import (
-    believable,
+    believe,
     check_place,
     payload_digest,
     read_envelope,
     statement_keys,
 )
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import Envelope, wrap_unsigned
@@ -42,15 +44,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
-"""`keep`: where the store has the variant already, and it is believed here, nothing is done, unless
-its entries were made by older rules and no replica of today runs them."""
+"""Action if the store already has the variant. `keep` does nothing if this machine believes the
+published variant. If older rules made the published entries, `keep` supersedes them, because no
+current replica runs such entries.
+"""
 
 
 MAX_UNSIGNED = 64
-"""Statements of a deployment that are signed at once: a build leaves one for each rank."""
+"""Maximum number of statements of a deployment that are signed at once. A build makes one statement
+for each rank."""
 
-CLOCK_SKEW = timedelta(minutes=10)
-"""So far the clock of a build may be ahead of the one that signs."""
+CLOCK_SKEW_S = 600.0
+"""How far a build's clock may be ahead of the signer's clock."""
 
 
 def sign_unsigned(
@@ -64,117 +69,174 @@ def sign_unsigned(
     on_taken: OfPublished = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
-    """Check what carries no signature in `source`, sign it, and publish it in `target`.
+    """Check the unsigned artifacts in `source`, sign them, and publish them to `target`.
 
-    Anyone who can write to `source` decides what is signed, but not what it is for and where it is
-    from: artifacts of another `deployment` are left alone, and `provenance` replaces what the build
-    says of its origin. What `trust` denies or requires holds, and where it has keys the new
-    statement must be believed by them in `target`: a fleet that would refuse it is noticed here.
-    Statements that carry any signature are left alone. Of an app that compiles nothing a build
-    leaves nothing, which is no error.
+    Anyone who can write to `source` controls the content that is signed, but not its deployment or
+    its origin: artifacts of another `deployment` are skipped, and `provenance` replaces the origin
+    that the build recorded. The limits of `trust` apply. If `trust` has keys, it must believe the
+    new statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
+    Statements that already have a signature are skipped. If the app compiles nothing, its build
+    makes no artifact, and this is not an error.
 
     Raises:
-        ArtifactNotFound: there are artifacts, and none without a signature.
-        ArtifactRefused: none of it can be signed, it is dated ahead, or there are more than a build
-            leaves.
-        AlreadyPublished: the target has the variant, and `on_taken` is `refuse`, or it is `keep`
-            and what is there is not believed.
+        ArtifactNotFound: the source has artifacts, but all of them are already signed.
+        ArtifactRefused: an artifact cannot be signed or is dated in the future, or there is neither
+            exactly one artifact nor one for each rank of a gang.
+        AlreadyPublished: the target has the variant, and `on_taken` is `refuse`, or `keep` although
+            the published artifact is not believed.
         ConfigError: no key was given.
         StoreError: one of the stores could not be read or written.
     """
-    statements: list[str] = []
-    refused: list[ArtifactRefused] = []
-    kept = 0
     seen = _list_few(source, deployment)
-    for key in seen:
-        try:
-            manifest = _read_unsigned(source, key, trust, provenance)
-            if manifest is None:
-                continue
-            signed = sign_payload(manifest.to_statement(), *keys)
-            if trust.keys:
-                verify(signed, trust, store=target.uri)
-            standing = _compare(target, manifest, trust) if on_taken == "keep" else "none"
-            if standing == "current":
-                kept += 1
-                continue
-            how: OnTaken = "supersede" if "supersede" in (on_taken, standing) else "refuse"
-            statements.append(
-                _publish(source, target, manifest, signed, on_taken=how, progress=progress)
-            )
-        except ArtifactRefused as refusal:
-            refused.append(with_trace(refusal, key, ()))
-    if refused and not statements:
-        raise refused[0]
+    left: list[tuple[Manifest, bytes, OnTaken]] = []
+    kept = 0
+    for manifest in _read_gang(source, seen, trust, provenance):
+        signed = sign_payload(manifest.to_statement(), *keys)
+        if trust.keys:
+            verify(signed, trust, store=target.uri)
+        standing = _compare(target, manifest, trust) if on_taken == "keep" else "none"
+        if standing == "current":
+            kept += 1
+            continue
+        how: OnTaken = "supersede" if "supersede" in (on_taken, standing) else "refuse"
+        left.append((manifest, signed, how))
+    if len(left) > 1:  # a gang needs all its ranks, so check all of them first
+        for manifest, _, _ in left:
+            with _checked(source, manifest, progress):
+                pass
+    statements = []
+    for manifest, signed, how in left:
+        with _checked(source, manifest, progress) as stored:
+            statements.append(publish_envelope(target, manifest, signed, stored, how))
     if seen and not statements and not kept:
         raise ArtifactNotFound(
-            f"{source.uri} has no artifact without a signature",
+            f"{source.uri} has no unsigned artifact",
             hint="build one with: serve-warm build APP --unsigned --store " + source.uri,
         )
-    return Done(statements=tuple(statements), unchanged=kept, refused=tuple(refused))
+    return Done(statements=tuple(statements), unchanged=kept, refused=())
 
 
 def _list_few(source: Store, deployment: str) -> list[str]:
     seen = statement_keys(source, deployment)
     if len(seen) > MAX_UNSIGNED:
         raise ArtifactRefused(
-            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, and a build leaves one for "
-            f"each rank: {MAX_UNSIGNED} at most are signed",
+            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, but a build makes one for "
+            f"each rank, and sign accepts at most {MAX_UNSIGNED}",
             reason="too_large",
             hint="find out who wrote there, and build into an empty folder",
         )
     return seen
 
 
-def _publish(
-    source: Store,
-    target: Store,
-    manifest: Manifest,
-    signed: bytes,
-    *,
-    on_taken: OnTaken,
-    progress: Progress,
-) -> str:
-    """Check all parts of an artifact, publish it with its signature, and return its key."""
+def _read_gang(
+    source: Store, keys: Sequence[str], trust: Trust, provenance: Mapping[str, str]
+) -> list[Manifest]:
+    """Return the unsigned manifests: one for a single process, or one for each rank of a gang.
+
+    Raises:
+        ArtifactRefused: an artifact cannot be signed, or the artifacts do not form one gang.
+    """
+    found = []
+    for key in keys:
+        try:
+            manifest = _read_unsigned(source, key, trust, provenance)
+        except ArtifactRefused as refusal:
+            raise with_trace(refusal, key, ()) from None
+        if manifest is not None:
+            found.append(manifest)
+    if why := _explain_gang([manifest.fingerprint for manifest in found]):
+        raise ArtifactRefused(
+            f"{source.uri} does not have one artifact for each rank of one gang: {why}",
+            reason="bad_statement",
+            hint="find out who wrote there, and build once into an empty folder",
+        )
+    return found
+
+
+def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
+    """Return why these fingerprints do not form one complete gang; empty if they do."""
+    claims = [each.app.get("rank", "") for each in fingerprints]
+    if len(claims) <= 1 and not any(claims):
+        return ""
+    if why := _explain_ranks(claims):
+        return why
+    # A factor that neither rank could read counts as equal.
+    pairs = [each for one in fingerprints for each in fingerprints[0].compare(one)]
+    differ = {each.factor for each in pairs if each.artifact != each.here} - {"rank"}
+    return f"they differ in {', '.join(sorted(differ))}" if differ else ""
+
+
+def _explain_ranks(claims: Sequence[str]) -> str:
+    """Return why these are not the ranks of one gang, each exactly once; empty if they are."""
+    if without := claims.count(""):
+        return f"{without} have no rank" if without > 1 else "one has no rank"
+    ranks = []
+    for claim in claims:
+        said = _RANK.fullmatch(claim)
+        if said is None or int(said["number"]) >= int(said["size"]):
+            return f"{claim[:20]!r} is not a rank"
+        ranks.append((int(said["number"]), int(said["size"])))
+    sizes = sorted({size for _, size in ranks})
+    if len(sizes) > 1:
+        return f"their gangs have {' and '.join(map(str, sizes))} ranks"
+    for number in range(sizes[0]):
+        count = ranks.count((number, sizes[0]))
+        if count != 1:
+            is_there = f"appears {count} times" if count else "is missing"
+            return f"rank {number} of {sizes[0]} {is_there}"
+    return ""
+
+
+_RANK = re.compile(r"(?P<number>0|[1-9]\d{0,3}) of (?P<size>[1-9]\d{0,3})", re.ASCII)
+
+
+@contextmanager
+def _checked(
+    source: Store, manifest: Manifest, progress: Progress
+) -> Iterator[dict[str, BinaryIO]]:
+    """Check all parts of an artifact, then yield their stored bytes by part name."""
     with ExitStack() as opened:
         stored = {
             part.name: opened.enter_context(receive_part(source, part, progress))
             for part in manifest.parts
         }
         _check_parts(manifest, stored)
-        return publish_envelope(target, manifest, signed, stored, on_taken)
+        yield stored
 
 
 def _read_unsigned(
     source: Store, key: str, trust: Trust, provenance: Mapping[str, str]
 ) -> Manifest | None:
-    """Return what a statement without a signature says, with the origin that the signer knows.
+    """Return the manifest of an unsigned statement, with its origin replaced by `provenance`.
 
-    None where it has a signature, of whatever key.
+    Return None if the statement has any signature.
     """
     envelope = read_envelope(source, key)
     found = Envelope.parse(envelope)
     if found.signatures:
         return None
     manifest = _with_origin(Manifest.from_statement(found.payload), provenance)
-    created = datetime.fromisoformat(manifest.created.replace("Z", "+00:00"))
-    if created > datetime.now(timezone.utc) + CLOCK_SKEW:
+    if manifest.created_unix > time.time() + CLOCK_SKEW_S:
         raise ArtifactRefused(
-            f"it says that it was built at {manifest.created}, which is ahead of this clock",
+            f"its build time {manifest.created} is in the future by this machine's clock",
             reason="bad_statement",
-            hint="it would win over honest builds until then; correct the clock of the build",
+            hint=(
+                "until that time replicas would prefer it to newer builds; correct the clock of "
+                "the build machine"
+            ),
         )
-    # As if its digest were pinned: who signs vouches for it, and the limits still hold.
+    # Verify the statement as if its digest were pinned: limits still apply, but no signature is
+    # needed.
     payload = wrap_unsigned(manifest.to_statement())
     pinned = replace(trust, pinned=frozenset({payload_digest(payload)}), unsigned_ok=())
-    believable(verify(payload, pinned, store=source.uri), trust)
+    believe(verify(payload, pinned, store=source.uri), trust)
     check_place(manifest, key)
     logger.info("signing statement=%s digest=%s", key, payload_digest(payload))
     return manifest
 
 
 def _with_origin(manifest: Manifest, provenance: Mapping[str, str]) -> Manifest:
-    """Replace what the build says of its origin, which the code of a model can change."""
+    """Return the manifest with its origin replaced: model code could have forged the origin."""
     facts = {name: fact for name, fact in manifest.facts.items() if name != PROVENANCE}
     return replace(manifest, facts=facts | ({PROVENANCE: dict(provenance)} if provenance else {}))
 
@@ -190,15 +252,16 @@ def _check_parts(manifest: Manifest, stored: dict[str, BinaryIO]) -> None:
 def _compare(
     target: Store, manifest: Manifest, trust: Trust
 ) -> Literal["none", "current", "supersede"]:
-    """Return what a store has of this variant that is believed: nothing, a good one, or older ones.
+    """Compare the believed artifacts of this variant in the store with a new artifact.
 
-    Older are those whose entries were made by older rules.
+    Return `none` if the store has no such artifact, `supersede` if older rules made the entries of
+    all of them, or else `current`.
     """
     found = []
     for key in find_published(target, manifest.deployment, manifest.fingerprint):
         try:
-            believed = verify(read_envelope(target, key), trust, store=target.uri)
-            found.append(believable(believed, trust))
+            verified = verify(read_envelope(target, key), trust, store=target.uri)
+            found.append(believe(verified, trust).manifest)
         except (ArtifactRefused, ObjectNotFound):
             continue
     if not found:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from serve_warm._suggestions import did_you_mean
-from serve_warm.errors import ConfigError
+from serve_warm.errors import ConfigError, did_you_mean
+from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
     from serve_warm.trust import Trust
@@ -31,8 +31,8 @@ REPLICA_OPTIONS = (
     "ray_actor_options",
     "user_config",
 )
-"""Options of a deployment in a Serve YAML that shape a replica. The others (how many of them,
-how they are rolled out) are not those of a build."""
+"""Options of a deployment in a Serve YAML that affect a single replica. A build ignores all other
+options (replica count, rollout)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +43,30 @@ class App:
     bound: Any
     """Ray Serve's application object."""
     overrides: Mapping[str, Mapping[str, Any]]
-    """Options from the YAML, by deployment."""
+    """The options in the YAML, by deployment name."""
     runtime_env: Mapping[str, Any]
-    """The application's, from the YAML."""
+    """The application's runtime environment, from the YAML."""
     deployment: str
     trust: Trust | None
-    """What the class of the deployment says itself about trust; None for the machine's files."""
+    """Trust settings in the deployment's class; None means the trust files of the machine."""
     num_cpus: float
-    """CPUs of all replicas of the application when each deployment has one, or one gang."""
+    """Number of CPUs that the application needs, with one replica or one gang per deployment.
+    """
     replicas: int = 1
-    """How many of the deployment that warms up start together: as many as its gang has."""
+    """Number of replicas of the warming deployment that start together: the size of a gang, or
+    1."""
+
+    def known_trust(self) -> Trust:
+        """Return the trust settings of the replicas, as far as this machine knows them."""
+        return load_trust() if self.trust is None else self.trust
 
     def built(
         self, name: str, settings: Mapping[str, Any], *, working_dir: str | None = None
     ) -> Any:
-        """Return the application as Serve's client takes it, under a name of its own.
+        """Return the application under `name`, in the form that Serve's client accepts.
 
-        Each deployment has one replica, or one gang, and `settings` are laid over the warm-up's.
-        Replicas work in `working_dir`, where their `runtime_env` names no other.
+        Each deployment has one replica or one gang. `settings` override the warm-up settings.
+        Replicas run in `working_dir`, unless their `runtime_env` sets another directory.
         """
         from ray.serve._private.build_app import build_app
 
@@ -71,9 +77,9 @@ class App:
         return dataclasses.replace(built, deployments=deployments)
 
     def resources(self) -> dict[str, float]:
-        """Return what a start of it takes from a cluster, by Ray's names: `CPU`, `GPU`, others.
+        """Return the resources that a start takes, by Ray's names, such as `CPU` and `GPU`.
 
-        A replica counts as one CPU at least: what says that it needs none runs on one too.
+        A replica counts as at least one CPU, because it uses a CPU even with `num_cpus: 0`.
         """
         counts: Counter[str] = Counter()
         for deployment in self.built("resources", {}).deployments:
@@ -116,29 +122,29 @@ class App:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """What a Serve YAML or `module:app` names: all deployments, with the YAML's options."""
+    """All deployments of a Serve YAML or `module:app`, with the YAML's options."""
 
     target: str
-    """As the user gave it."""
+    """The YAML or `module:app`, as the user gave it."""
     document: Mapping[str, Any]
-    """The YAML as it is."""
+    """The content of the YAML, unchanged."""
     config: Mapping[str, Any]
-    """The application's entry in the YAML; of `module:app` the import path alone."""
+    """The application's entry in the YAML; for `module:app`, an entry with only the import path."""
     bound: Any
     """Ray Serve's application object."""
     deployments: Mapping[str, Any]
-    """Ray Serve's deployments as the code has them, by name."""
+    """Ray Serve's deployments as the code defines them, by name."""
     overrides: Mapping[str, Mapping[str, Any]]
-    """Options from the YAML, by deployment."""
+    """The options in the YAML, by deployment name."""
 
     @property
     def runtime_env(self) -> Mapping[str, Any]:
-        """The application's own, from the YAML."""
+        """The application's runtime environment, from the YAML."""
         return self.config.get("runtime_env") or {}
 
     @property
     def warming(self) -> dict[str, Any]:
-        """The classes that use WarmupMixin, by the names of their deployments."""
+        """The classes with WarmupMixin, by deployment name."""
         from serve_warm.replica.deployment import WarmupMixin
 
         classes = {name: each.func_or_class for name, each in sorted(self.deployments.items())}
@@ -149,16 +155,18 @@ class Application:
         }
 
     def option(self, deployment: str, name: str) -> Any:
-        """Return an option of a deployment: from the YAML, or from the code."""
+        """Return an option of a deployment, from the YAML if set there, or else from the code."""
         override = self.overrides.get(deployment, {})
         return override[name] if name in override else getattr(self.deployments[deployment], name)
 
     def app(self, deployment: str | None = None) -> App:
-        """Return the application with the deployment to build for, by default the only one.
+        """Return the application with the deployment to build for.
+
+        By default, this is the only deployment with WarmupMixin.
 
         Raises:
-            ConfigError: it does not use WarmupMixin, there are several to choose from, or the
-                YAML has options for a deployment that is not there.
+            ConfigError: the deployment does not use WarmupMixin, several deployments use it and
+                none is named, or the YAML has options for a deployment that does not exist.
         """
         unknown = sorted(self.overrides.keys() - self.deployments.keys())
         if unknown:
@@ -168,7 +176,7 @@ class Application:
             if len(classes) != 1:
                 raise ConfigError(
                     f"{self.target}: {len(classes)} deployments use WarmupMixin: {list(classes)}",
-                    hint="name one with --deployment, or build for each of them with --all"
+                    hint="choose one with --deployment, or build for all of them with --all"
                     if classes
                     else "add WarmupMixin to its bases",
                 )
@@ -196,8 +204,8 @@ class Application:
     def _unknown(self, names: Sequence[str]) -> ConfigError:
         asked = [question for name in names for question in _guess(name, self.deployments)]
         return ConfigError(
-            f"{self.target} has options for {', '.join(map(repr, names))}, and the application "
-            "has no such deployment",
+            f"{self.target} has options for {', '.join(map(repr, names))}, but the application "
+            "has no deployment of this name",
             hint=" ".join([*asked, f"its deployments: {sorted(self.deployments)}"]),
         )
 
@@ -213,36 +221,39 @@ def _guess(name: str, known: Iterable[str]) -> list[str]:
 
 
 def load_app(target: str, *, deployment: str | None = None) -> App:
-    """Return the application named by a Serve YAML or by `module:app`, and what to build of it.
+    """Return the application of a Serve YAML or `module:app`, and the deployment to build for.
 
     Raises:
-        ConfigError: the file, module or deployment is not there, or there are several to choose
-            from; the text lists them.
+        ConfigError: the file, module or deployment does not exist, or several match; the text lists
+            the candidates.
     """
     return load_application(target).app(deployment)
 
 
 def load_application(target: str) -> Application:
-    """Return the application named by a Serve YAML or by `module:app`, with all its deployments.
+    """Return the application of a Serve YAML or `module:app`, with all its deployments.
 
-    The module is imported, as Serve would import it; the working directory is importable.
+    The module is imported as Serve would import it, with the working directory on the import path.
 
     Raises:
-        ConfigError: the file or the module is not there, or names no application.
+        ConfigError: the file or the module does not exist, or names no application.
     """
     document = read_document(target)
     problems = find_schema_problems(document)
     if problems:
         found = "; ".join(f"{where}: {what}" for where, what in problems)
-        raise ConfigError(f"{target} is no Serve config: {found}", hint="`serve run` says the same")
+        raise ConfigError(
+            f"{target} is not a Serve config: {found}", hint="`serve run` says the same"
+        )
     return import_application(target, document)
 
 
 def read_document(target: str) -> dict[str, Any]:
-    """Return a Serve YAML as it is, or what it would be for `module:app`; imports nothing of it.
+    """Return the content of a Serve YAML, or an equivalent for `module:app`; imports nothing.
 
     Raises:
-        ConfigError: it is neither, or cannot be read, or has no applications.
+        ConfigError: the target is neither a YAML nor `module:app`, cannot be read, or has no
+            applications.
     """
     if target.endswith((".yaml", ".yml")):
         return _read_yaml(target)
@@ -265,9 +276,9 @@ def _read_yaml(target: str) -> dict[str, Any]:
 
 
 def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what Serve's own schema has against a config, by member.
+    """Return the errors that Serve's own schema finds in a config, as pairs of field and message.
 
-    The schema is of pydantic 1 in Ray 2.53, and 2 in 2.60.
+    The schema uses pydantic 1 in Ray 2.53, and 2 in 2.60.
     """
     from ray.serve.schema import ServeDeploySchema
 
@@ -275,24 +286,27 @@ def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     check = schema.model_validate if hasattr(schema, "model_validate") else schema.parse_obj
     try:
         check(document)
-    except ValueError as error:  # which the ValidationError of either is
+    except ValueError as error:  # the base of ValidationError in both versions
         found: Any = error
         return [(".".join(map(str, p["loc"])), p["msg"]) for p in found.errors()]
     return []
 
 
 def import_application(target: str, document: Mapping[str, Any]) -> Application:
-    """Return the one application of a config that Serve's schema takes.
+    """Return the one application of a config that Serve's schema accepts.
 
     Raises:
-        ConfigError: there are several, or it cannot be imported.
+        ConfigError: the config has several applications, or its application cannot be imported.
     """
     applications = document["applications"]
     if len(applications) != 1:
         names = [a.get("name") for a in applications]
         raise ConfigError(
             f"{target} has {len(applications)} applications: {names}",
-            hint="one artifact is built for one deployment: split the file, or pass module:app",
+            hint=(
+                "serve-warm builds for one application at a time: split the file, or pass "
+                "module:app"
+            ),
         )
     from ray.serve._private.build_app import build_app
 
@@ -321,7 +335,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"import_path {config['import_path']!r} cannot be imported: {error}",
-            hint="run from the folder that `serve run` would be run from",
+            hint="run this in the folder where you would run `serve run`",
         ) from error
     args = config.get("args") or {}
     try:
@@ -331,18 +345,18 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
             f"import_path {config['import_path']!r} names no application: {error}",
             hint="bind the deployment, app = TextEmbedder.bind(), and name the result",
         ) from error
-    except ValueError as error:  # also pydantic's, for what the function's argument does not take
+    except ValueError as error:  # also pydantic's, if the argument's type rejects the args
         if not args and not hasattr(error, "errors"):
-            raise  # the function's own
+            raise  # the function itself raised this
         raise ConfigError(
-            f"import_path {config['import_path']!r} does not take these args: "
+            f"import_path {config['import_path']!r} does not accept these args: "
             f"{' '.join(str(error).split())}",
-            hint="args go to the function that import_path names, as its one argument",
+            hint="Serve passes args as the only argument to the function that import_path names",
         ) from error
 
 
 def _gang_size(deployment: Any, options: Mapping[str, Any]) -> int:
-    """Return how many replicas of a deployment Serve starts as one; 1 where it has no gangs."""
+    """Return the number of replicas that Serve starts as one gang; 1 without a gang."""
     own = getattr(deployment._deployment_config, "gang_scheduling_config", None)  # noqa: SLF001
     gang = options.get("gang_scheduling_config") or own
     return int(gang["gang_size"] if isinstance(gang, Mapping) else getattr(gang, "gang_size", 1))

@@ -1,18 +1,18 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cold against warm, each start in a fresh replica process with a fresh cache directory.
+"""The benchmark of cold and warm starts, each in a fresh replica with a fresh cache directory.
 
 The runs of one bench are interleaved (cold, torch_bytes, warm, cold, …) and compared as ratios,
-because a shared machine changes its speed within minutes. The clocks:
+because the speed of a shared machine changes within minutes. The clocks:
 
     ready_s      creation of the replica's actor → RUNNING, as Serve reports it
-    to_proof_s   end of the user's `__init__` → end of the proof, and of the checks against eager
-    parity_s     of that, the stage in which entries are checked against eager
-    overhead_s   to_proof_s less the steady compute of the passes that were run
+    to_proof_s   end of the user's `__init__` → end of the proof and of the checks against eager
+    parity_s     part of to_proof_s: the stage that checks entries against eager
+    overhead_s   to_proof_s minus the steady compute of the passes
     cpu_s        CPU of the replica and of the compilers it waited for, process start → proof
 
-`cold` and `torch_bytes` run stock torch, its probe of the CPU's vector ISA included. The floor is
-what is left of the warm run without overhead: imports, weights and the passes themselves.
+`cold` and `torch_bytes` run stock torch, including torch's probe of the CPU's vector ISA. The floor
+is the warm run without overhead: imports, weights and the passes themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from typing import Any
 
 import requests
 
-from serve_warm._version import __version__
+from serve_warm._package import __version__
+from serve_warm._redaction import excerpt
 from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Start
@@ -41,10 +42,10 @@ from serve_warm.report import Stage
 MODES = ("cold", "torch_bytes", "warm")
 
 SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
-"""The JSON Schema of what `run` returns, shipped with the package."""
+"""The JSON Schema of the result of `run`, shipped with the package."""
 
 REQUEST_LIMIT_S = 600.0
-"""A request that is not answered by then is a failure of the bench, not a latency."""
+"""Seconds after which a request without an answer fails the bench."""
 
 Progress = Callable[[str], None]
 
@@ -63,13 +64,13 @@ def run(
 
     Raises:
         BuildFailed: a replica did not become ready, or a request failed.
-        ConfigError: its replicas are a gang.
+        ConfigError: the app's replicas are a gang.
     """
     if app.replicas > 1:
         raise ConfigError(
-            f"{app.deployment} is a gang of {app.replicas} replicas: a request of the bench goes "
-            "to one of them, and would wait there for the others",
-            hint="the reports of its replicas have the seconds of their starts",
+            f"{app.deployment} is a gang of {app.replicas} replicas: bench sends a request to "
+            "only one of them, and it would wait for the others",
+            hint="read the seconds of their starts from the reports of its replicas",
         )
     runs = []
     for repeat in range(repeats):
@@ -103,7 +104,7 @@ def one(
     progress: Progress = lambda _: None,
     inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the record of one start; `inspect` may use the replica before it is deleted."""
+    """Return the record of one start; `inspect` can use the replica before it is deleted."""
     parts = [CACHE, PRECOMPILED, EXPORTED]
     settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":
@@ -150,7 +151,7 @@ def _by_stage(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _send(start: Start, count: int) -> list[float]:
-    """Return the seconds of each request; the declared inputs in turn, smallest first."""
+    """Send the declared inputs in turn, smallest first, and return the seconds of each request."""
     inputs: list[Input] = start.handle.warmup_requests.remote().result(timeout_s=60)
     if not inputs:
         raise BuildFailed("the replica declares no inputs, so there is nothing to send")
@@ -182,7 +183,7 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
         if not answer.ok:
             raise BuildFailed(
                 f"{verb} {path} of input {item.name!r} was answered {answer.status_code}: "
-                f"{answer.text[:200]}"
+                f"{excerpt(answer.text, 200)}"
             )
 
     return send
@@ -197,7 +198,7 @@ def _handle(handle: Any, item: Input) -> Callable[[], None]:
 def collect(
     app: App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
 ) -> dict[str, Any]:
-    """Return machine, runs, their medians by mode, the ratios between modes, and the floor."""
+    """Return the machine, the runs, medians by mode, ratios between modes, and the floor."""
     medians = {
         mode: _median([run for run in runs if run["mode"] == mode])
         for mode in MODES
@@ -234,7 +235,7 @@ def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def measure_imports() -> float:
-    """Return the seconds that a fresh process needs to import torch, its compiler and Serve."""
+    """Return how many seconds a fresh process takes to import torch, its compiler and Serve."""
     code = (
         "import time; start = time.perf_counter(); import torch, torch._dynamo, "
         "torch._inductor.compile_fx; from ray import serve; print(time.perf_counter() - start)"
@@ -246,7 +247,7 @@ def measure_imports() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Return hardware and versions, for the reader of a figure."""
+    """Return hardware and versions, to publish with the figures."""
     import importlib.util
     import os
     from importlib.metadata import version
@@ -263,18 +264,18 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count() or 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        # Without the kernel's release: it names builds and clouds of whoever measured.
+        # Omit the kernel release, because it can identify the cloud and the owner of the machine.
         "platform": f"{platform.system()}-{platform.machine()}-with-{''.join(platform.libc_ver())}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        # Starts are measured where there is no Ray, too.
+        # Ray may be missing: starts are also measured without Ray.
         "ray": version("ray") if importlib.util.find_spec("ray") else "none",
         "serve_warm": __version__,
     }
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of `run`'s result."""
+    """Return the JSON Schema of the result of `run`."""
     loaded: dict[str, Any] = json.loads(SCHEMA_FILE.read_text())
     return loaded
 
@@ -287,7 +288,8 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
     ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
     ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
 )
-"""Rows of the table: label, unit, value from a record of medians."""
+"""Rows of the table: a label, a unit, and a function that reads the value from a record of
+medians."""
 
 COUNTS = (
     ("frames compiled", "compiles"),
@@ -297,7 +299,7 @@ COUNTS = (
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the comparison, as text cells."""
+    """Return the header and the rows of the comparison, as text cells."""
     medians = result["medians"]
     modes = [mode for mode in MODES if mode in medians]
     floor = result.get("floor", {})

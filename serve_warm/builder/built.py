@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a build: what was published, how large it is, and the reports that prove it."""
+"""The result of a build: what was published, its sizes, and the reports that prove it."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NothingToBuild:
-    """What a build comes to where the replica compiles nothing: no artifact, and none is needed."""
+    """The result of a build if the replica compiles nothing, and so needs no artifact."""
 
+    warnings: tuple[str, ...]
+    """The warnings of the replicas, each once."""
     cold: Mapping[str, Any]
-    """Report of the replica."""
+    """The report of the replica."""
     published: Literal["nothing"] = "nothing"
 
 
@@ -27,35 +30,39 @@ class Built:
     """An artifact that passed its round trip and is published."""
 
     published: Literal["new", "kept"]
-    """`kept`: the store had the variant before, `if_published` is `keep`, and that one passed."""
+    """`kept` means that the variant was already published, `if_published` is `keep`, and the
+    variant passed."""
     store: str
     statement: str
-    """Of a gang that of its first rank, as are `variant` and both reports."""
+    """The key of the statement. For a gang, `statement`, `variant` and both reports are of the
+    first rank."""
     ranks: tuple[str, ...]
-    """The statements of all ranks of a gang; empty for a replica by itself."""
+    """The statements for all ranks of a gang; empty for a single replica."""
     variant: str
-    """Key of the fingerprint."""
+    """The key of the fingerprint."""
     stored_bytes: int
     raw_bytes: int
     parts: Mapping[str, int]
-    """Stored bytes by part; of one that was kept, as it was published."""
+    """Stored bytes by part. For a kept artifact, these are the bytes of the published artifact."""
     portable_libraries: int | None
-    """Libraries that were disassembled and run on every CPU with AVX2; `None` for an artifact
-    that is for this CPU alone."""
+    """Number of disassembled libraries, all of which run on every CPU with AVX2. `None` for an
+    artifact that is only for this CPU."""
     trust: str
-    """The lines for a trust.toml that trusts whoever signed this; empty for one that was kept, and
-    where nobody did."""
+    """Lines for a trust.toml that trusts the signer. Empty for a kept artifact and an unsigned one.
+    """
     seconds: Mapping[str, float]
-    """Wall seconds of the build by phase, in order. `round trips` is all of them, and those by
-    their labels may have run beside each other."""
+    """Wall seconds of the build by phase, in order. `round trips` covers all round trips. Single
+    round trips are listed by label, and may have run at the same time."""
+    warnings: tuple[str, ...]
+    """The warnings of the replicas, each once, in the latest wording."""
     cold: Mapping[str, Any]
-    """Report of the replica that compiled."""
+    """The report of the replica that compiled."""
     round_trip: Mapping[str, Any]
-    """Report of the fresh replica that loaded the artifact."""
+    """The report of a fresh replica that loaded the artifact."""
 
 
 class Names(TypedDict):
-    """The fields of `Built` that name what was made."""
+    """The fields of `Built` that name the artifacts."""
 
     statement: str
     ranks: tuple[str, ...]
@@ -63,15 +70,23 @@ class Names(TypedDict):
 
 
 class Sizes(TypedDict):
-    """The fields of `Built` that say how large it is."""
+    """The fields of `Built` with sizes."""
 
     stored_bytes: int
     raw_bytes: int
     parts: Mapping[str, int]
 
 
+class Told(TypedDict):
+    """The fields of `Built` that come from replicas."""
+
+    warnings: tuple[str, ...]
+    cold: Mapping[str, Any]
+    round_trip: Mapping[str, Any]
+
+
 def name_built(statements: Sequence[str], manifests: Sequence[Manifest]) -> Names:
-    """Return the names of what was made, of a gang with the first rank first."""
+    """Return the names of the artifacts. For a gang, the first rank comes first."""
     return {
         "statement": statements[0],
         "ranks": tuple(statements) if len(statements) > 1 else (),
@@ -80,14 +95,36 @@ def name_built(statements: Sequence[str], manifests: Sequence[Manifest]) -> Name
 
 
 def measure_built(manifests: Sequence[Manifest]) -> Sizes:
-    """Return the sizes of what was made, of all ranks together."""
+    """Return the sizes of the artifacts, summed over all ranks."""
     parts = count_bytes(manifests)
     raw_bytes = sum(part.raw_bytes for manifest in manifests for part in manifest.parts)
     return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
 
 
+def tell_built(cold: Sequence[Mapping[str, Any]], warm: Sequence[Mapping[str, Any]]) -> Told:
+    """Return the warnings in all reports, and the reports of the first rank in full."""
+    return {
+        "warnings": collect_warnings(*cold, *warm),
+        "cold": cold[0],
+        "round_trip": warm[0],
+    }
+
+
+def collect_warnings(*reports: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the warnings in these reports. Warnings that differ only in numbers count as one.
+
+    >>> collect_warnings({"warnings": ["2 threads", "a"]}, {"warnings": ["3 threads"]})
+    ('3 threads', 'a')
+    """
+    told: dict[str, str] = {}
+    for report in reports:
+        for warning in report["warnings"]:
+            told[re.sub(r"\d+", "", warning)] = warning
+    return tuple(told.values())
+
+
 def count_bytes(manifests: Sequence[Manifest]) -> dict[str, int]:
-    """Return the stored bytes by part, of all manifests together."""
+    """Return the stored bytes by part, summed over all manifests."""
     sizes: Counter[str] = Counter()
     for manifest in manifests:
         sizes.update({part.name: part.stored_bytes for part in manifest.parts})

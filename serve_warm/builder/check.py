@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in an application that can be seen in seconds, before Ray or a replica is started.
+"""The quick checks of an application, which start neither Ray nor a replica.
 
-A problem is certain: a build or a start meets it. A warning is what only the replica's machine
-can tell, or what the source alone does not prove. Nothing here starts Ray or runs an `__init__`.
+A problem is certain to affect a build or a start. A warning depends on the replica's machine, or
+cannot be proven from the source alone. None of the checks runs an `__init__`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from serve_warm._store_address import is_relative
-from serve_warm._suggestions import did_you_mean, nearest
+from serve_warm._store_address import folder_of, is_relative
 from serve_warm.artifact.statements import STATEMENTS, statement_keys
 from serve_warm.builder.app import (
     Application,
@@ -29,11 +26,11 @@ from serve_warm.builder.check_inputs import check_inputs
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.builder.sources import modules_without_compile
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.errors import ConfigError, StoreError
-from serve_warm.stores import open_store
+from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
+from serve_warm.stores import find_missing_folder, open_store
 
 STORE_LIMIT_S = 10.0
-"""A store that has not answered by then is a problem."""
+"""Seconds after which a store without an answer is a problem."""
 
 
 def check(
@@ -44,22 +41,22 @@ def check(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return what is wrong with an application, and with the stores that it names.
+    """Return the problems of an application and of its stores.
 
     Args:
         target: a Serve YAML or `module:app`. Its module is imported.
-        deployment: check only this one of those that use WarmupMixin.
-        store: what `serve-warm build --store` is given, to compare with what the application says.
-        environ: the environment that replicas start with, below what their `runtime_env` sets.
-        limit_s: seconds that each store has for an answer.
+        deployment: check only this deployment, which must use WarmupMixin. store: the value of
+        `serve-warm build --store`, to compare with the application's store. environ: the
+        environment of replicas; their `runtime_env` overrides it. limit_s: seconds for each store
+        to answer.
 
     Raises:
-        ConfigError: the application cannot be read or imported, so nothing can be said of it.
+        ConfigError: the application cannot be read or imported, and so cannot be checked.
     """
     document = read_document(target)
     broken = find_schema_problems(document)
     if broken:
-        fix = "correct it: Serve refuses the file as it is"
+        fix = "fix it: Serve refuses the file as it is"
         return check_keys(target, document) + Checked(
             problems=tuple(
                 Problem(where=f"{target}: {where}", what=what, fix=fix) for where, what in broken
@@ -75,7 +72,7 @@ def check(
 def check_application(
     application: Application, *, deployment: str | None = None, environ: Mapping[str, str]
 ) -> Checked:
-    """Return what is wrong with an application, without a look at its stores."""
+    """Return the problems of an application, without checking its stores."""
     checked = check_keys(application.target, application.document)
     checked += _check_names(application, deployment)
     for name in _names(application, deployment):
@@ -101,7 +98,7 @@ def resolve_settings(
     """Return the warm-up settings that a replica will have.
 
     Raises:
-        ConfigError: one is unknown, or its value is out of range.
+        ConfigError: a setting is unknown, or its value is out of range.
     """
     return resolve(
         application.warming[deployment].warmup_config,
@@ -120,10 +117,11 @@ def _runtime_env(application: Application, deployment: str) -> Mapping[str, Any]
 
 
 def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
-    """Return the keys of a Serve YAML that this Ray does not know, and so ignores.
+    """Return the keys of a Serve YAML that this version of Ray does not know and therefore ignores.
 
-    At the top of the file and in the options of the proxies Serve means to ignore what a later
-    release has: there they are warnings. Keys that begin with `x-` are left alone.
+    At the top level and in the proxy options, Serve ignores unknown keys on purpose, because a
+    later release may define them. So unknown keys in these two places are warnings. Keys that begin
+    with `x-` are allowed.
     """
     from ray.serve import schema
 
@@ -132,7 +130,7 @@ def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
         return [
             Problem(
                 where=f"{target}: {where}{key}",
-                what="this Ray Serve knows no such key, and ignores it",
+                what="this Ray Serve does not know this key, and ignores it",
                 fix=did_you_mean(str(key), names) or f"known keys: {', '.join(sorted(names))}",
             )
             for key in (found if isinstance(found, Mapping) else ())
@@ -159,7 +157,7 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
 
 
 def _field_names(schema: Any) -> set[str]:
-    """Return the members of a model of pydantic 1 or 2, by each name that they may have."""
+    """Return the field names and aliases of a model of pydantic 1 or 2."""
     fields = schema.model_fields if hasattr(schema, "model_fields") else schema.__fields__
     return {*fields, *(field.alias for field in fields.values() if field.alias)}
 
@@ -169,7 +167,7 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
     problems = [
         Problem(
             where=f"{application.target}: deployments.{name}",
-            what="the application has no deployment of this name, and Serve refuses that",
+            what="the application has no deployment of this name, so Serve refuses it",
             fix=did_you_mean(name, known) or f"its deployments: {', '.join(known)}",
         )
         for name in sorted(application.overrides.keys() - application.deployments.keys())
@@ -200,7 +198,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
             yield Problem(
                 where=f"{name}: user_config.warmup",
                 what="the class does not use WarmupMixin, so serve_warm does not read this",
-                fix="add WarmupMixin to its bases, or ignore this if the key is your own",
+                fix="add WarmupMixin to its bases, or ignore this if your own code reads the key",
             )
     for name in application.warming:
         user_config = application.option(name, "user_config")
@@ -209,7 +207,10 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
             if nearest(key, ["warmup"], likeness=0.8):
                 yield Problem(
                     where=f"{name}: user_config.{key}",
-                    what="serve_warm reads its settings below the key `warmup`, and there is none",
+                    what=(
+                        "serve_warm reads only settings below the key `warmup`, and there is no "
+                        "such key"
+                    ),
                     fix="did you mean 'warmup'?",
                 )
 
@@ -223,10 +224,12 @@ def _check_compiled(cls: type, name: str) -> Checked:
         return Checked()
     found = Problem(
         where=name,
-        what="no torch.compile or serve_warm.compile was found in the source of "
-        f"{', '.join(looked_at)}; only the source was read, so a library may still compile",
-        fix="compile the model with serve_warm.compile(model); an application that compiles "
-        "nothing needs no artifact",
+        what="found no torch.compile or serve_warm.compile in the source of "
+        f"{', '.join(looked_at)}; serve_warm read only this source, so a library may still compile",
+        fix=(
+            "compile the model with serve_warm.compile(model); if the application compiles "
+            "nothing, it needs no artifact"
+        ),
     )
     return Checked(warnings=(found,))
 
@@ -242,7 +245,7 @@ def check_store(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return what is wrong with the store that a deployment names, and with `store` beside it."""
+    """Return the problems of a deployment's store, and how it differs from `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
     if uri is None:
@@ -255,36 +258,26 @@ def check_store(
         return checked + Checked(problems=(Problem(where=where, what=error.message, fix=fix),))
     if found:
         return checked
-    missing = tuple(_find_missing_folder(uri, where))
-    if missing:
-        return checked + Checked(problems=missing)
+    missing = find_missing_folder(open_store(uri), holding=STATEMENTS)
+    if missing is not None and missing.near:  # `build` creates other missing folders
+        return checked + Checked(
+            problems=(Problem(where=where, what=str(missing), fix=missing.near),)
+        )
     empty = Problem(
         where=where,
-        what=f"nothing is published there for {deployment!r}: its replicas compile at each start",
+        what=f"the store has no artifact for {deployment!r}, so its replicas compile at each start",
         fix=f"serve-warm build {application.target} --store {uri}",
     )
     return checked + Checked(warnings=(empty,))
 
 
-def _find_missing_folder(uri: str, where: str) -> Iterator[Problem]:
-    """Yield the problem of a folder that is not there, beside a store of nearly the same name.
-
-    A folder that `build` will make is no problem.
-    """
-    address = open_store(uri).uri
-    folder = Path(urllib.parse.unquote(address.removeprefix("file://")))
-    if not address.startswith("file://") or folder.exists() or not folder.parent.is_dir():
-        return
-    stores = [each.name for each in folder.parent.iterdir() if (each / STATEMENTS).is_dir()]
-    near = did_you_mean(folder.name, stores)
-    if near:
-        yield Problem(where=where, what=f"{folder} does not exist", fix=near)
-
-
 def compare_stores(
     application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
 ) -> Checked:
-    """Return whether replicas would look where `build` publishes; nothing is asked of a store."""
+    """Return whether replicas read the store to which `build` publishes.
+
+    Does not contact the store.
+    """
     uri = _artifact(application, deployment, environ)
     if uri is None:
         return Checked()
@@ -293,17 +286,17 @@ def compare_stores(
     if store is not None and not _is_same_store(uri, store):
         found = Problem(
             where=where,
-            what=f"--store is another one: {_address(store)}; replicas look in {_address(uri)}",
+            what=f"--store differs: {_address(store)}; replicas look in {_address(uri)}",
             fix=f"set artifact: {_address(store)}, or pass --store {uri}",
         )
         checked += Checked(problems=(found,))
     if is_relative(uri):
         in_copy = "working_dir" in _runtime_env(application, deployment)
-        place = "Ray's copy of working_dir" if in_copy else "the folder that a replica works in"
+        place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
         found = Problem(
             where=where,
             what=f"a relative path: here it is {_address(uri)}, on a cluster it is in {place}",
-            fix="name an absolute path that every node has, such as file:///srv/artifacts, or a "
+            fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
             "bucket; `serve run` on one machine needs no change",
         )
         checked += Checked(warnings=(found,))
@@ -314,12 +307,12 @@ def _artifact(application: Application, deployment: str, environ: Mapping[str, s
     try:
         settings = resolve_settings(application, deployment, environ)
     except ConfigError:
-        return None  # which is a problem of its own
+        return None  # another check reports the error
     return settings.artifact if settings.enabled else None
 
 
 def _address(uri: str) -> str:
-    """Return a store's address with its path written out; as it is where it is no address."""
+    """Return a store's address with the full path, or `uri` unchanged if it is not an address."""
     try:
         return open_store(uri).uri
     except (ConfigError, StoreError):
@@ -328,23 +321,23 @@ def _address(uri: str) -> str:
 
 def _is_same_store(uri: str, other: str) -> bool:
     found, wanted = _address(uri).rstrip("/"), _address(other).rstrip("/")
-    if found.startswith("file://") and wanted.startswith("file://"):
-        folders = [urllib.parse.unquote(each.removeprefix("file://")) for each in (found, wanted)]
-        return os.path.realpath(folders[0]) == os.path.realpath(folders[1])
-    return found == wanted
+    folder, other_folder = folder_of(found), folder_of(wanted)
+    if folder is None or other_folder is None:
+        return found == wanted
+    return os.path.realpath(folder) == os.path.realpath(other_folder)
 
 
 def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> list[str]:
-    """Return the statements that a store has for a deployment.
+    """Return the statements in a store for a deployment.
 
     Raises:
-        ConfigError: it is no address of a store.
-        StoreError: the store cannot be read, or did not answer in time.
+        ConfigError: `uri` is not the address of a store.
+        StoreError: the store cannot be read, or did not answer within `limit_s`.
     """
     store = open_store(uri)
-    folder = Path(urllib.parse.unquote(store.uri.removeprefix("file://")))
-    if store.uri.startswith("file://") and folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file, and a store is a folder", hint="name a folder")
+    missing = find_missing_folder(store)
+    if missing is not None and missing.is_file:
+        raise StoreError(f"{missing}, but a store is a folder", hint="name a folder")
     answers: list[list[str] | StoreError] = []
 
     def ask() -> None:
@@ -353,7 +346,7 @@ def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> l
         except StoreError as error:
             answers.append(error)
 
-    # A daemon: a store that never answers must not keep the process.
+    # Use a daemon thread, because a store that never answers must not keep the process alive.
     asking = threading.Thread(target=ask, name="serve_warm-check", daemon=True)
     asking.start()
     asking.join(limit_s)
@@ -368,7 +361,7 @@ def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> l
 
 
 def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:
-    """Return what `serve-warm check --json` writes."""
+    """Return the data that `serve-warm check --json` writes."""
     return {
         "problems": [dataclasses.asdict(each) for each in checked.problems],
         "warnings": [dataclasses.asdict(each) for each in checked.warnings],
@@ -377,7 +370,7 @@ def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:
 
 
 def to_lines(found: Iterable[Problem], *, label: str) -> Sequence[str]:
-    """Return problems as text: two lines each."""
+    """Return the findings as text, with two lines for each."""
     return [
         line
         for each in found

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in `warmup_inputs` that its source shows; nothing of the application runs."""
+"""Checks of `warmup_inputs` that read only its source, and run no code of the application."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from serve_warm._suggestions import did_you_mean
 from serve_warm.builder.app import Application
 from serve_warm.builder.declared import DeclaredInput, assigns, read_declared, returns_nothing
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.builder.sources import find_routes
-from serve_warm.errors import InputError
-from serve_warm.inputs import Input, shape_grid
-from serve_warm.replica.serve_calls import max_batch_size
+from serve_warm.errors import InputError, did_you_mean
+from serve_warm.inputs import HTTP_TARGET, Input, shape_grid
+from serve_warm.replica.serve_calls import max_batch_size, suggest_target
 
 
 def check_inputs(application: Application, name: str) -> Checked:
-    """Return what is wrong with declared inputs, as far as the source of the class says."""
+    """Return the problems of declared inputs that can be seen in the source of the class."""
     from serve_warm.replica.deployment import WarmupMixin
 
     cls = application.warming[name]
@@ -37,7 +36,7 @@ def check_inputs(application: Application, name: str) -> Checked:
     if nothing:
         found = Problem(
             where=f"{name}.warmup_inputs",
-            what=f"it returns {nothing}, and a start without inputs fails",
+            what=f"it returns {nothing}, but a start without inputs fails",
             fix="return a list of Input, for example shape_grid(self.embed, self.buckets)",
         )
         return Checked(problems=(found,))
@@ -53,8 +52,8 @@ def check_inputs(application: Application, name: str) -> Checked:
             problems.append(
                 Problem(
                     where=where,
-                    what=f"{declared.concurrency} calls at once, and max_ongoing_requests of the "
-                    f"deployment is {most}: traffic never brings so many together",
+                    what=f"{declared.concurrency} calls at once, but max_ongoing_requests of the "
+                    f"deployment is {most}: Serve never sends so many calls at the same time",
                     fix=f"set max_ongoing_requests: {declared.concurrency} for {name}, or "
                     f"declare at most {most}",
                 )
@@ -63,13 +62,13 @@ def check_inputs(application: Application, name: str) -> Checked:
 
 
 def _check_batches(cls: type, name: str, most: Any) -> Iterator[Problem]:
-    """Yield whether `@serve.batch` waits for more requests than Serve gives a replica."""
+    """Yield a problem if `@serve.batch` waits for more requests than Serve sends to one replica."""
     largest = max_batch_size(cls)
     if isinstance(most, int) and largest > most:
         yield Problem(
             where=name,
-            what=f"@serve.batch has max_batch_size={largest}, and max_ongoing_requests of the "
-            f"deployment is {most} (Serve's default is 5): no batch is larger than that",
+            what=f"@serve.batch has max_batch_size={largest}, but max_ongoing_requests of the "
+            f"deployment is {most} (Serve's default is 5), so no batch can be larger than that",
             fix=f"set max_ongoing_requests: {largest} for {name}, or max_batch_size={most}",
         )
 
@@ -92,17 +91,20 @@ def _check_keywords(declared: DeclaredInput, where: str) -> Iterator[Problem]:
 
 
 def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
-    """Yield whether an input calls a sync method, which Serve runs in a thread for each request."""
-    called = inspect.getattr_static(cls, declared.target or "", None)
+    """Yield a problem for a sync target, because Serve runs each request in a new thread."""
+    is_http = HTTP_TARGET.fullmatch(declared.target or "") is not None
+    # A request calls `__call__`. For an ASGI app, Ray adds an async `__call__`.
+    name = "__call__" if is_http else declared.target or ""
+    called = inspect.getattr_static(cls, name, None)
     if not isinstance(called, types.FunctionType) or runs_on_loop(called):
         return
     if "on_model_thread" in called.__code__.co_names:
         return
     yield Problem(
         where=where,
-        what=f"{declared.target!r} is a sync method: Serve runs each request of a sync handler in "
+        what=f"{name!r} is a sync method: Serve runs each request of a sync handler in "
         "a new thread, and concurrent calls of a compiled model can recompile it",
-        fix="make the handler async, or call the model by `await self.on_model_thread(...)`; "
+        fix="make the handler async, or call the model with `await self.on_model_thread(...)`; "
         "ignore this if an async handler calls the method",
     )
 
@@ -123,25 +125,11 @@ def _check_target(cls: type, declared: DeclaredInput, where: str) -> Iterator[Pr
     if item.http is not None:
         yield from _check_route(cls, *item.http, where)
     elif not hasattr(cls, declared.target) and not assigns(cls, declared.target):
-        methods = _methods(cls)
         yield Problem(
             where=where,
             what=f"{cls.__name__} has no method {declared.target!r}",
-            fix=did_you_mean(declared.target, methods) or f"its methods: {', '.join(methods)}",
+            fix=suggest_target(cls, declared.target),
         )
-
-
-def _methods(cls: type) -> list[str]:
-    own = {name for base in cls.__mro__[:-1] for name in vars(base) if not _is_of_mixin(base)}
-    return sorted(
-        name
-        for name in own
-        if (name == "__call__" or not name.startswith("_")) and callable(getattr(cls, name))
-    )
-
-
-def _is_of_mixin(base: type) -> bool:
-    return base.__module__.partition(".")[0] == "serve_warm"
 
 
 def _check_route(cls: type, verb: str, path: str, where: str) -> Iterator[Problem]:
@@ -149,12 +137,12 @@ def _check_route(cls: type, verb: str, path: str, where: str) -> Iterator[Proble
 
     target = f"{verb} {path}"
     if not issubclass(cls, ASGIAppReplicaWrapper):
-        # Asked of the class, hasattr would find the one that makes instances.
+        # hasattr on the class would also find the metaclass's __call__, which creates instances.
         if not any("__call__" in vars(base) for base in cls.__mro__):
             yield Problem(
                 where=where,
-                what=f"{target!r} is an HTTP request, and {cls.__name__} answers none",
-                fix="name a method as the target, or define __call__ or use @serve.ingress",
+                what=f"{target!r} is an HTTP request, but {cls.__name__} does not answer HTTP",
+                fix="set a method as the target, define __call__, or use @serve.ingress",
             )
         return
     routes = find_routes(cls)

@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster on which applications are started, and waited for."""
+"""The Ray cluster of builds and benchmarks, which starts applications and waits for them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from serve_warm import _private_folders, node
+from serve_warm._redaction import describe_error
 from serve_warm.builder.app import App
 from serve_warm.errors import BuildFailed, ConfigError
 
@@ -27,45 +29,48 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""How often a start is looked at while it is waited for."""
+"""Seconds between two checks of a start."""
 
 
 ASK_S = 0.2
-"""How often it is told what a replica does while it is waited for its answer."""
+"""Seconds between two progress reports while a replica works on its answer."""
 
 REPORT_LIMIT_S = 30.0
-"""Wall seconds for the replicas of a deployment to tell their reports."""
+"""Maximum wall seconds for the replicas of a deployment to return their reports."""
 
 START_LIMIT_S = 1800.0
-"""Wall seconds for one replica to become ready; the replica's own deadline comes first."""
+"""Maximum seconds for one replica to become ready. The replica's own deadline is shorter.
+"""
 
 
 Progress = Callable[[str], None]
-"""Told, in a few words, where a start is; called many times a second with the same words."""
+"""Function that receives the current step of a start, in a few words. Repeated calls often pass the
+same words."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Called with the states of a start's replicas as they change; what it raises ends the start."""
+"""Function that receives the states of a start's replicas when a state changes. An exception from
+it ends the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A replica that is ready, and how long that took."""
+    """A ready replica, and how many seconds its start took."""
 
     url: str
-    """Base URL of the application, without a slash at its end."""
+    """Base URL of the application, without a trailing slash."""
     ready_s: float
-    """Creation of the replica's actor → RUNNING, as Serve reports it."""
+    """Seconds from the creation of the replica's actor until Serve reports RUNNING."""
     handle: Any
     """Serve's handle to the deployment."""
     state_dir: Path
     replicas: int = 1
 
     def report(self) -> dict[str, Any]:
-        """Return the replica's report as of now; of a gang that of its first rank."""
+        """Return the replica's current report; for a gang, the report of its first rank."""
         return self.ask("warmup_report", timeout_s=60)[0]
 
     def pack(self, *, timeout_s: float, progress: Progress = lambda _: None) -> list[PackedReplica]:
-        """Return what each replica packs, by their ranks; once."""
+        """Return the packed parts of each replica, by rank. Works once."""
 
         def tell() -> None:
             doing = [state.get("doing") for state in node.read_states(self.state_dir)]
@@ -77,9 +82,10 @@ class Start:
     def ask(
         self, method: str, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> list[dict[str, Any]]:
-        """Return what each replica answers to a method of the mixin's, by their ranks.
+        """Call a method of the mixin on each replica, and return the results by rank.
 
-        All of them work on it at the same time: what one does may wait for the others.
+        All replicas run the method at the same time, because a replica may need to wait for the
+        others.
         """
         from ray.exceptions import RayTaskError
 
@@ -93,42 +99,42 @@ class Start:
                     return [asked.result(timeout_s=ASK_S)]
                 return sorted(asked.results(timeout_s=ASK_S), key=_rank)
             except TimeoutError as error:
-                # Of this wait, and not of what the replica does.
+                # This applies only if this wait timed out, not if the replica's own work did.
                 if isinstance(error, RayTaskError) or time.monotonic() > end:
                     raise
 
 
 def _rank(answer: Mapping[str, Any]) -> int:
-    """Return the rank of the replica that gave a report, or its parts: `2 of 4` is 2."""
+    """Return the rank in a replica's report or packed parts; for example, 2 from `2 of 4`."""
     rank: str = ((answer["fingerprint"] or {}).get("app") or {}).get("rank", "0")
     return int(rank.partition(" ")[0])
 
 
 class ReplicaDied(BuildFailed):
-    """A replica ended while it started, without a word of its own: it was killed, for example."""
+    """A replica ended during its start without an error, for example because it was killed."""
 
 
 class Starting:
-    """An application that was deployed, and may not be ready yet."""
+    """A deployed application that may not be ready yet."""
 
-    def __init__(self, app: App, name: str, *, port: int, state_dir: Path, look: Look) -> None:
+    def __init__(self, app: App, name: str, *, on: Cluster, state_dir: Path, look: Look) -> None:
         self._app = app
         self._name = name
-        self._port = port
+        self._on = on
         self._state_dir = state_dir
         self._look = look
         self._end = time.monotonic() + START_LIMIT_S
         self.said = "deploying"
-        """Where the start is, in a few words."""
+        """The current step of the start, in a few words."""
         self.is_placed = False
-        """Whether each replica of the application has its resources."""
+        """Whether Ray has allocated resources for every replica of the application."""
 
     def poll(self) -> Start | None:
-        """Return the start if it is ready by now; None if it is still under way.
+        """Return the finished start, or None if the replicas are not ready yet.
 
         Raises:
-            BuildFailed: the replica failed to start; the text is its own.
-            ReplicaDied: it left no text.
+            BuildFailed: the replica failed to start; the text is the replica's error.
+            ReplicaDied: the replica ended without leaving an error.
         """
         deployment = self._app.deployment
         details = _client().get_serve_details()["applications"].get(self._name, {})
@@ -142,8 +148,10 @@ class Starting:
         if failed is not None:
             raise BuildFailed(f"{deployment} did not become ready: {failed['error']}")
         if status == "DEPLOY_FAILED":
-            # A replica that dies in its constructor writes no state: Serve has its traceback.
-            raise ReplicaDied(f"{deployment} did not become ready: {_message(details, deployment)}")
+            # A replica that dies in its constructor writes no state, but Serve has the traceback.
+            text = _message(details, deployment)
+            refuse_missing_module(text, deployment, on=self._on)
+            raise ReplicaDied(f"{deployment} did not become ready: {text}")
         if time.monotonic() > self._end:
             raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
         self.said = _describe(states, replicas)
@@ -154,7 +162,7 @@ class Starting:
         from ray import serve
 
         return Start(
-            url=f"http://127.0.0.1:{self._port}/{self._name}",
+            url=f"http://127.0.0.1:{self._on.port}/{self._name}",
             ready_s=time.time() - created_unix,
             handle=serve.get_deployment_handle(self._app.deployment, app_name=self._name),
             replicas=self._app.replicas,
@@ -172,8 +180,16 @@ def _are_placed(details: Mapping[str, Any]) -> bool:
     )
 
 
+def build_name() -> str:
+    """Return a new name for an application that exists only to build or to measure.
+
+    The chart's alerts and dashboard exclude such names, including those of other releases.
+    """
+    return f"serve_warm-{secrets.token_hex(4)}"
+
+
 class Cluster:
-    """A Ray cluster with Serve on it, on which applications are started."""
+    """A Ray cluster with Serve, on which builds and benchmarks start applications."""
 
     def __init__(
         self,
@@ -184,17 +200,19 @@ class Cluster:
     ) -> None:
         self.port = port
         self.working_dir = working_dir
-        """Where Ray has the code that replicas work in; None where the nodes have it already."""
+        """Address of the code that Ray copied for the replicas; None if the nodes already have the
+        code."""
         self.place = place
-        """Whether it runs on this machine alone, or was found at an address."""
+        """Whether the cluster runs only on this machine, or was found at an address."""
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Deploy `app` under a name and route of its own, yield the name, and delete it afterwards.
+        """Deploy `app` under a new name and route, yield the name, and delete it afterwards.
 
-        Nothing else that runs on the cluster is touched, and nothing is waited for.
+        This does not wait for the deployment, and does not change other applications of the
+        cluster.
         """
-        name = f"serve_warm-{secrets.token_hex(4)}"
+        name = build_name()
         client = _client()
         client.deploy_applications(
             [app.built(name, settings, working_dir=self.working_dir)],
@@ -210,11 +228,11 @@ class Cluster:
     def starting(
         self, app: App, settings: Mapping[str, Any], *, look: Look = lambda _: None
     ) -> Iterator[Starting]:
-        """Start `app` with one replica, yield the start at once, and delete it afterwards."""
+        """Start `app` with one replica, yield the start at once, and delete the app afterwards."""
         with _private_folders.temporary_folder() as scratch:
             state_dir = scratch / "state"
             with self.deployed(app, {"state_dir": str(state_dir), **settings}) as name:
-                yield Starting(app, name, port=self.port, state_dir=state_dir, look=look)
+                yield Starting(app, name, on=self, state_dir=state_dir, look=look)
 
     @contextlib.contextmanager
     def running(
@@ -225,10 +243,10 @@ class Cluster:
         progress: Progress = lambda _: None,
         look: Look = lambda _: None,
     ) -> Iterator[Start]:
-        """Start `app` with one replica, yield it when it is ready, and delete it afterwards.
+        """Start `app` with one replica, yield the start when ready, and delete the app afterwards.
 
         Raises:
-            BuildFailed: the replica failed to start; the text is its own.
+                BuildFailed: the replica failed to start; the text is the replica's error.
         """
         with self.starting(app, settings, look=look) as starting:
             while (start := starting.poll()) is None:
@@ -237,9 +255,9 @@ class Cluster:
             yield start
 
     def has_room(self, resources: Mapping[str, float]) -> bool:
-        """Return whether the nodes together have this much free, by Ray's count.
+        """Return whether these resources are free on all nodes together, by Ray's count.
 
-        That is late by a second or so.
+        Ray's count is about a second late.
         """
         import ray
 
@@ -247,9 +265,34 @@ class Cluster:
         return all(free.get(name, 0.0) >= count for name, count in resources.items())
 
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+
+
+def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
+    """Raise if replicas died because of a missing module; the hint says how to provide it.
+
+    Raises:
+        BuildFailed: `text`, the reason from Serve, names a missing module.
+    """
+    missing = _NO_MODULE.search(text)
+    if missing is None:
+        return
+    hint = "install it where the replicas run, or name it in runtime_env: {pip: [...]}"
+    if on.place == "address" and on.working_dir is None:
+        hint = "--working-dir . has Ray copy this folder to the nodes, with the code of APP"
+    raise BuildFailed(
+        f"{deployment} did not become ready: its replica cannot import the module {missing[1]!r}",
+        hint=hint,
+    )
+
+
 def _message(details: Mapping[str, Any], deployment: str) -> str:
+    """Return Serve's reason for a failed deployment, without the colors of Ray's tracebacks."""
     own = ((details.get("deployments") or {}).get(deployment) or {}).get("message")
-    return str(own or details.get("message") or "Serve gives no reason").strip()
+    text = str(own or details.get("message") or "Serve gives no reason")
+    return _COLORS.sub("", text).strip()
 
 
 def _describe(states: list[dict[str, Any]], replicas: Any) -> str:
@@ -271,43 +314,48 @@ def open_cluster(
     working_dir: Path | None = None,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Cluster]:
-    """Yield a cluster: the one at `address`, or a local one that ends with the block.
+    """Yield the cluster at `address`, or a local cluster that ends with the block.
 
-    Until then SIGTERM ends the block as an exception does, with exit code 143.
+    During the block, SIGTERM ends it like an exception, with exit code 143.
 
     Args:
-        address: what `ray.init` takes, for example `auto`.
-        num_cpus: logical CPUs that a local cluster must offer; the machine's if more.
-        working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
-        progress: is told that Ray starts, once SIGTERM is taken care of.
+        address: the address for `ray.init`, for example `auto`.
+        num_cpus: minimum number of logical CPUs of a local cluster, which has at least the
+        machine's. working_dir: folder that Ray copies to the nodes at `address`, for replicas to
+        work in. progress: called when Ray is started or connected to, after the SIGTERM handler is
+        set.
 
     Raises:
-        ConfigError: there is no cluster at `address`, or Ray cannot start one here.
+        ConfigError: no cluster runs at `address`, or Ray cannot start one on this machine.
     """
     with _sigterm_as_exit() as take_over:
         take_over()
-        progress("starting Ray")
+        progress("starting Ray" if address is None else f"connecting to Ray at {address}")
         import ray
         from ray import serve
 
         port = _free_port()
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        copied = _connect(address, num_cpus, working_dir)
-        take_over()  # from Ray, whose own prints a C++ stack
+        place = "on this machine" if address is None else f"on the cluster at {address}"
+        with _RayFailure("Ray", place):
+            copied = _connect(address, num_cpus, working_dir)
+        take_over()  # called again, because Ray installs a handler that prints a C++ stack
         try:
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            with _RayFailure("Ray Serve", place):
+                serve.start(http_options={"host": "127.0.0.1", "port": port})
+                port = _port_of_serve(port)
             yield Cluster(
-                _port_of_serve(port),
+                port,
                 place="here" if address is None else "address",
                 working_dir=copied,
             )
         finally:
-            # A local cluster ends with this; Serve on somebody's cluster is left as it was found.
+            # This ends a local cluster. On any other cluster, Serve keeps running.
             ray.shutdown()
 
 
 def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> str | None:
-    """Connect to a cluster, or start a local one, and return where Ray has put `working_dir`."""
+    """Connect to a cluster or start a local cluster; return where Ray put `working_dir`."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -317,7 +365,7 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
         if address is not None:
             ray.init(address=address, **options)
         else:
-            # num_cpus is bookkeeping for Ray: a replica gets its threads from its own num_cpus.
+            # num_cpus is only bookkeeping for Ray: a replica's threads come from its own num_cpus.
             # "local", because RAY_ADDRESS may be set, as it is inside a Ray job.
             cpus = max(int(num_cpus + 0.999), os.cpu_count() or 1)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
@@ -327,21 +375,49 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
             hint="check --address, or leave it out for a local cluster",
         ) from error
     except OSError as error:
-        # Seen in 2.60: a socket's path in the temporary folder is too long, or the disk is full.
+        # Seen in 2.60 if a socket path in the temporary folder is too long, or the disk is full.
         raise ConfigError(
-            f"Ray does not start on this machine: {error}",
-            hint="set TMPDIR to a short path with room, for example /tmp",
+            f"Ray could not start on this machine: {error}",
+            hint="set TMPDIR to a short path with free space, for example /tmp",
         ) from error
     copied = ray.get_runtime_context().runtime_env.get("working_dir")
     return None if copied is None else str(copied)
 
 
+class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
+    """Raises ConfigError with one sentence if Ray or Serve does not start.
+
+    This is not an `except` clause, because Ray also raises plain Exception (seen in 2.60: "The
+    current node timed out during startup"). Exceptions of other subclasses, unless they are Ray's,
+    must pass.
+    """
+
+    def __init__(self, what: str, place: str) -> None:
+        self._what = what
+        self._place = place
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        from ray.exceptions import RayError
+
+        is_rays = isinstance(error, (RayError, RuntimeError, TimeoutError))
+        if error is None or not (is_rays or type(error) is Exception):
+            return
+        text = describe_error(error)
+        raise ConfigError(
+            f"{self._what} could not start {self._place}: {text}",
+            hint=(
+                "read session_latest/logs in Ray's temporary folder (/tmp/ray); usually the "
+                "machine has no free memory, disk space or process ids"
+            ),
+        ) from error
+
+
 @contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
-    """Yield a function that makes SIGTERM an exception, and undo that at the end.
+    """Yield a function that makes SIGTERM raise an exception; restore the handler at the end.
 
-    `ray.init` installs handlers of its own (seen in 2.60): one that exits with 15, and one that
-    prints a C++ stack. So the function is called again after it.
+    `ray.init` installs its own handlers (seen in 2.60), which exit with 15 or print a C++ stack. So
+    call the function again after `ray.init`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -349,7 +425,7 @@ def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
     before = signal.getsignal(signal.SIGTERM)
 
     def end(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one does not wait
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         raise SystemExit(128 + signal.SIGTERM)
 
     def take_over() -> None:
@@ -366,10 +442,10 @@ def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
 
 
 def ask_replicas(address: str) -> list[dict[str, Any]]:
-    """Return the report of each running replica that has the mixin, on the cluster at `address`.
+    """Return the reports of all running replicas with the mixin, on the cluster at `address`.
 
     Raises:
-        ConfigError: there is no cluster.
+        ConfigError: no cluster runs at `address`.
     """
     import ray
     from ray import serve
@@ -392,12 +468,12 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
 
 
 def _ask_all(handle: Any) -> list[dict[str, Any]]:
-    """Return the reports of all replicas of a deployment; of one without the mixin none."""
+    """Return the reports of all replicas of a deployment; empty if it does not use the mixin."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
-        if hasattr(handle, "broadcast"):  # not in 2.53, where one of them answers
+        if hasattr(handle, "broadcast"):  # missing in 2.53, so only one replica answers
             return list(handle.broadcast("warmup_report").results(timeout_s=REPORT_LIMIT_S))
         return [handle.warmup_report.remote().result(timeout_s=REPORT_LIMIT_S)]
     except (AttributeError, RayError, RayServeException, TimeoutError) as error:
@@ -406,14 +482,14 @@ def _ask_all(handle: Any) -> list[dict[str, Any]]:
 
 
 def _client() -> Any:
-    """Return Serve's client to its controller; it is running, because `cluster` started it."""
+    """Return Serve's client for the controller that `open_cluster` has started."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client()
 
 
 def _port_of_serve(wanted: int) -> int:
-    """Return the HTTP port: of a Serve that was there before, its own."""
+    """Return Serve's HTTP port, which differs from `wanted` if Serve was already running."""
     options = _client().get_serve_details().get("http_options") or {}
     return int(options.get("port") or wanted)
 

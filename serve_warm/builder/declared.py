@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a deployment as the source of `warmup_inputs` declares them; nothing of it runs.
+"""The inputs that the source of `warmup_inputs` declares, found without running the method.
 
-Only what the source says by itself is known: constants, names of the module, attributes of the
-class. What `__init__` sets, or a loop makes, is left out, so that what is found is certain.
+Only constants, names of the module and attributes of the class are used. Values that `__init__`
+sets or a loop creates are skipped, so the findings are certain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from serve_warm.inputs import Buckets, Input, shape_grid
 
 TARGET_AND_BUCKETS = ("target", "buckets")
-"""The arguments of `shape_grid` that may be given by their place."""
+"""The names of the arguments of `shape_grid` that may be positional."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +27,23 @@ class DeclaredInput:
     """One `Input(...)` or `shape_grid(...)` in the source of `warmup_inputs`."""
 
     target: str | None
-    """Name of a method, or a request; None where the source does not say it."""
+    """A method name or a request; None if the source does not show it."""
     concurrency: int | None
-    """The most calls at once; None where the source does not say it."""
+    """Largest number of concurrent calls. None if the source does not show it."""
     keywords: tuple[str, ...]
-    """Names of the keyword arguments that are written out."""
+    """The names of the keyword arguments in the call."""
     made_by: str
-    """`Input` or `shape_grid`."""
+    """The called function: `Input` or `shape_grid`."""
     line: int
-    """Of the call, in its file."""
+    """The line number of the call in its file."""
 
 
 class _Unknown(Exception):
-    """The source alone does not say what an expression is."""
+    """The value of an expression cannot be seen in the source alone."""
 
 
 def read_declared(cls: type) -> list[DeclaredInput]:
-    """Return what a class declares; empty where its source is not there or says nothing."""
+    """Return the inputs that a class declares; empty if the source is missing or unclear."""
     function = inspect.getattr_static(cls, "warmup_inputs", None)
     parsed = _parse(function)
     if not isinstance(function, types.FunctionType) or parsed is None:
@@ -59,9 +59,10 @@ def read_declared(cls: type) -> list[DeclaredInput]:
 
 
 def returns_nothing(cls: type) -> str:
-    """Return what `warmup_inputs` gives in any case, if that is nothing; empty where it may differ.
+    """Return "None" or "[]" if `warmup_inputs` always returns that empty value, or else "".
 
-    `None` where no `return` has a value, `[]` where the only one is an empty list or tuple.
+    The result is "None" if no `return` has a value, and "[]" if every `return` has an empty list or
+    tuple.
     """
     function = inspect.getattr_static(cls, "warmup_inputs", None)
     parsed = _parse(function) if isinstance(function, types.FunctionType) else None
@@ -106,7 +107,7 @@ def _declared_by(node: ast.Call, scope: _Scope, first_line: int) -> Iterator[Dec
 
 
 def _largest(given: Mapping[str, ast.expr], scope: _Scope) -> int | None:
-    """Return the largest size of the axis that `shape_grid` makes a number of calls of."""
+    """Return the largest size of the `concurrency` axis in a `shape_grid` call."""
     if "concurrency" not in given:
         return 1
     axis, buckets = _maybe(given["concurrency"], scope), _maybe(given.get("buckets"), scope)
@@ -123,7 +124,7 @@ def _maybe(node: ast.expr | None, scope: _Scope) -> Any:
 
 
 class _Scope:
-    """What expressions in a method mean, as far as class and module say it."""
+    """Evaluates expressions in a method, as far as the class and module determine their values."""
 
     def __init__(self, cls: type, function: types.FunctionType) -> None:
         self._cls = cls
@@ -133,10 +134,10 @@ class _Scope:
         self._names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
 
     def value(self, node: ast.expr) -> Any:
-        """Return what an expression is.
+        """Return the value of an expression.
 
         Raises:
-            _Unknown: only running it would tell.
+            _Unknown: the value is known only when the code runs.
         """
         if isinstance(node, ast.Constant):
             return node.value
@@ -145,7 +146,8 @@ class _Scope:
         if isinstance(node, ast.Attribute):
             is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
             owner = self._cls if is_own else self.value(node.value)
-            # Of modules and classes alone: what else has attributes may run code for them.
+            # Read attributes only of modules and classes: other objects may run code on attribute
+            # access.
             if isinstance(owner, (type, types.ModuleType)) and hasattr(owner, node.attr):
                 if is_own and assigns(self._cls, node.attr):
                     raise _Unknown
@@ -153,7 +155,7 @@ class _Scope:
         raise _Unknown
 
     def target(self, node: ast.expr | None) -> str | None:
-        """Return what an input calls: `self.embed` is `embed`, and a text is itself."""
+        """Return the target of an input: `embed` for `self.embed`, and a string as it is."""
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
@@ -165,10 +167,10 @@ class _Scope:
 
 
 def assigns(cls: type, name: str) -> bool:
-    """Return whether instances of a class may have an attribute that the class has not.
+    """Return whether instances of a class may have an attribute that the class itself lacks.
 
-    Any assignment to the attribute in the source of the class or its bases counts, and so does
-    everything that cannot be told from their sources.
+    Any assignment to the attribute in the source of the class or its bases counts. If the source is
+    unclear or missing, the answer is True.
     """
     for base in cls.__mro__[:-1]:
         if base.__module__.partition(".")[0] in ("ray", "serve_warm"):
@@ -188,7 +190,7 @@ def assigns(cls: type, name: str) -> bool:
 
 
 def _parse(found: type | Callable[..., Any] | None) -> tuple[ast.Module, int] | None:
-    """Return the source of a class or function and its first line; None where there is none."""
+    """Return the parsed source of a class or function, and its first line; None without source."""
     if found is None:
         return None
     try:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which instructions kernels are made of: the proof that a portable artifact needs no AVX-512.
+"""The proof that the kernels of a portable artifact need no AVX-512.
 
-What a compiler was told is no proof of what it did, nor does it bind an assembler in a header or a
-flag that somebody sets in `CXX`. So the built machine code is read, all of it, with `objdump`,
-which comes with every compiler.
+Compiler flags are not a proof: they do not apply to assembler code in a header, and a flag in `CXX`
+can override them. So `objdump`, which comes with every compiler, disassembles all machine code that
+was built.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import IO
 from serve_warm.errors import BuildFailed, ConfigError
 
 SHOWN = 3
-"""Findings that an error names; it counts the others."""
+"""Maximum number of findings in an error. Further findings are only counted."""
 
 _ARCHIVE = b"!<arch>\n"
 _ELF = b"\x7fELF"
 _X86 = {3, 62}
-"""ELF machines that a CPU of this kind runs; code for GPUs is in ELF files too."""
+"""ELF machine types of x86 CPUs. ELF files may also contain code for GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One instruction that x86-64-v3 does not have, and where it stands."""
+    """One instruction that is not in x86-64-v3, and where it is."""
 
     kernel: str
-    """Path of the library in the cache directory."""
+    """The path of the library in the cache directory."""
     function: str
     text: str
 
@@ -43,26 +43,26 @@ class Instruction:
         return f"{self.kernel}: {self.function}: {self.text}"
 
 
-def find_objdump(path: str | None = None) -> str:
-    """Return the program that disassembles, searched for on `path`, else on the process' own.
+def find_objdump() -> str:
+    """Return the path of objdump, found on the PATH of this process.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: objdump is missing.
     """
-    found = shutil.which("objdump", path=path)
+    found = shutil.which("objdump")
     if found is None:
         raise ConfigError(
-            "a portable artifact cannot be proven without objdump, and there is none on the PATH",
+            "serve_warm needs objdump to check a portable artifact, but it is not on the PATH",
             hint="install binutils (Debian: apt-get install binutils); g++ needs it too",
         )
     return found
 
 
 def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
-    """Disassemble every library in a cache directory's tar; return how many there are.
+    """Disassemble every library in the tar of a cache directory; return the number of libraries.
 
     Raises:
-        BuildFailed: some instruction needs more than x86-64-v3, or a file cannot be read.
+        BuildFailed: an instruction needs more than x86-64-v3, or a file cannot be read.
     """
     checked = 0
     found: list[Instruction] = []
@@ -83,7 +83,7 @@ def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
         kernels = len({instruction.kernel for instruction in found})
         shown = "; ".join(map(str, found[:SHOWN]))
         raise BuildFailed(
-            f"cpu: portable, and {len(found)} instructions in {kernels} of {checked} libraries "
+            f"cpu: portable, but {len(found)} instructions in {kernels} of {checked} libraries "
             f"need more than AVX2 (x86-64-v3): {shown}",
             hint="nothing was published. Look for machine flags in CXX, or for libraries that "
             "the model itself builds into torch's cache directory",
@@ -92,7 +92,7 @@ def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
 
 
 def _is_code(data: bytes) -> bool:
-    # By content: a library is one under any name.
+    # Recognize libraries by content, because a library may have any name.
     return data.startswith(_ARCHIVE) or (
         data.startswith(_ELF) and int.from_bytes(data[18:20], "little") in _X86
     )
@@ -100,7 +100,7 @@ def _is_code(data: bytes) -> bool:
 
 def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
     completed = subprocess.run(
-        # Wide: all bytes of an instruction on its line.
+        # `--wide` prints all bytes of an instruction on one line.
         [objdump, "--disassemble", "--wide", str(file)],
         capture_output=True,
         encoding="utf-8",
@@ -112,8 +112,10 @@ def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
     if completed.returncode or not any(_instruction(line) for line in lines):
         reason = completed.stderr.strip() or "it printed no instruction"
         raise BuildFailed(
-            f"cpu: portable, and objdump could not disassemble {name}: {reason}",
-            hint="nothing was published: what cannot be read is not proven",
+            f"cpu: portable, but objdump could not disassemble {name}: {reason}",
+            hint=(
+                "nothing was published, because code that cannot be disassembled cannot be checked"
+            ),
         )
     return lines
 
@@ -121,33 +123,35 @@ def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
 _FUNCTION = re.compile(r"[0-9a-f]+ <(.+)>:")
 
 _WIDER_REGISTERS = re.compile(
-    # AVX-512: 512-bit vectors, masks, the upper half of the other vectors; AMX: tiles; APX: the
+    # AVX-512: 512-bit vectors, masks, the upper half of the other vectors. AMX: tiles. APX: the
     # upper half of the general registers.
     r"%(?:zmm\d+|k[0-7]|[xy]mm(?:1[6-9]|2\d|3[01])|tmm\d|r(?:1[6-9]|2\d|3[01])[dwb]?)\b"
 )
 
 _BEYOND_BY_NAME = re.compile(
-    # Encoded like AVX2 or SSE, with their registers, and yet not in x86-64-v3: AVX-VNNI and its
-    # successors, AVX-IFMA, AVX-NE-CONVERT, AES, carry-less multiplication, GFNI, SHA, SM3 and SM4.
+    # Instructions encoded like AVX2 or SSE, with the same registers, but not in x86-64-v3: AVX-VNNI
+    # and its successors, AVX-IFMA, AVX-NE-CONVERT, AES, carry-less multiplication, GFNI, SHA, SM3
+    # and SM4.
     r"\{(?:vex|evex)\d?\}|v?aes(?:enc|dec|imc|keygen)\w*|v?pclmul\w*|v?gf2p8\w+"
     r"|sha(?:1|256)\w+|vsha512\w+|vsm[34]\w+|vpdp[bw]\w+|vpmadd52\w+"
     r"|vcvtne\w+|vbcstne\w+"
 )
 
 _EVEX = "62"
-"""First byte of AVX-512's encoding, also where only 256 bits of a low register are used."""
+"""The first byte of AVX-512's encoding, used even for 256 bits of a low register."""
 
 _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
-"""Segment and address-size bytes, which may stand before it."""
+"""Segment and address-size bytes that may precede the first byte of an encoding."""
 
 
 def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    r"""Yield function and text of each instruction that x86-64-v3 does not have.
+    r"""Yield the function and text of each instruction that is not in x86-64-v3.
 
-    That is AVX-512, AMX and APX, by registers and encoding, and by name what is encoded as AVX2 is.
+    AVX-512, AMX and APX are found by registers and encoding, and extensions that are encoded like
+    AVX2 by name.
 
-    `listing` has the lines of `objdump --disassemble --wide`. An instruction that this objdump
-    does not know is yielded too: it may be newer than both.
+    `listing` has the lines of `objdump --disassemble --wide`. Instructions that this objdump does
+    not know are also yielded, because they may be newer.
 
     Example:
         >>> list(beyond_avx2(["0000 <add>:", " 0:\t62 f1 7c 48 58 c1\tvaddps %zmm1,%zmm0,%zmm0"]))
@@ -160,7 +164,8 @@ def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
         elif instruction := _instruction(line):
             code, text = instruction
             first = next((byte for byte in code if byte not in _PREFIXES), "")
-            # Addresses and symbols come after "<" and "#": a function may be called anything.
+            # Cut the text at "<" and "#": addresses and symbols follow, and a function may have any
+            # name.
             operands = re.split(r"[<#]", text, maxsplit=1)[0]
             if (
                 first == _EVEX

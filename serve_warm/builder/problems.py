@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `serve-warm check` finds: problems and warnings, each with its place and its fix."""
+"""The findings of `serve-warm check`: problems and warnings, each with a location and a fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that was found, where it stands, and what to do about it."""
+    """One finding, with its location and how to fix it."""
 
     where: str
     what: str
@@ -18,12 +18,12 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Everything that was found."""
+    """All findings of a check."""
 
     problems: tuple[Problem, ...] = ()
-    """A build or a start would meet each of them."""
+    """Findings that would make a build or a start fail."""
     warnings: tuple[Problem, ...] = ()
-    """What may be as it should be."""
+    """Findings that may be intended."""
 
     def __add__(self, other: Checked) -> Checked:
         return Checked(

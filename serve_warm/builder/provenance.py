@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where an artifact comes from, as its manifest says it: source commit, image and builder.
+"""The provenance of an artifact in its manifest: the source commit, the image and the builder.
 
-A CI job says two of them by itself, where a variable of the CI's own leaves no doubt what it means.
+In a CI job, the source and the builder come from variables of the CI system whose meaning is
+certain.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ MAX_CHARACTERS = 1000
 def read_provenance(
     environ: Mapping[str, str], *, source: str = "", image: str = "", builder: str = ""
 ) -> dict[str, str]:
-    """Return what is given of the three, else what a CI job's variables say; nothing where neither.
+    """Return the given values, or else values from the variables of a CI job.
+
+    Unknown values are left out.
 
     >>> read_provenance({"GITLAB_CI": "true", "CI_COMMIT_SHA": "4f2c"}, image="app:1")
     {'source': '4f2c', 'image': 'app:1'}
 
     Raises:
-        ConfigError: one of them cannot be shown in a line.
+            ConfigError: a value is too long or not printable.
     """
     said = {**_of_ci(environ), **_without_empty(source=source, image=image, builder=builder)}
     for name, text in said.items():
@@ -37,7 +40,7 @@ def read_provenance(
 
 def _of_ci(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("GITHUB_ACTIONS") == "true":
-        # The workflow file and its ref: a job of a fork or of another branch has another one.
+        # The workflow file with its ref, which differs for a fork or another branch.
         workflow = environ.get("GITHUB_WORKFLOW_REF", "")
         server = environ.get("GITHUB_SERVER_URL", "https://github.com")
         return _without_empty(

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Round trips: starts of fresh replicas on what was built, beside each other where there is room.
+"""Round trips: starts of fresh replicas with the new artifact, in parallel if resources allow.
 
-One a level, since each level must hold by itself. They wait for nothing of each other's.
+There is one round trip for each level, because each level must work by itself. Round trips do not
+depend on each other.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from serve_warm.errors import BuildFailed
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTrip:
-    """One start of a fresh replica on what was built."""
+    """One start of a fresh replica with the new artifact."""
 
     label: str
     parts: list[str]
     level: int
-    """The highest one that its parts have; at least one call must be answered by it."""
+    """The highest level of the trip's parts. This level must run at least one call."""
     without_compiler: bool = False
 
 
 def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> list[RoundTrip]:
-    """Return the round trips that prove what was built, one a level.
+    """Return the round trips that prove an artifact, one per level.
 
-    Each level by itself: what the entries answer never asks the caches, and the caches must answer
-    where an entry does not fit. Libraries need neither, where every call has one.
+    Each level is tested by itself. A call that an entry runs does not test the caches, but a start
+    needs the caches when an entry does not fit. If every call has a library, neither entries nor
+    caches are needed.
     """
     trips = [RoundTrip(label="round trip", parts=["cache"], level=1)]
     if "precompiled" in stored:
@@ -58,16 +60,16 @@ def prove(
     progress: Progress,
     took: Callable[[str, float], None],
 ) -> list[dict[str, Any]]:
-    """Start fresh replicas with `settings`, and return the reports of the last trip's.
+    """Start fresh replicas with `settings`, and return the reports of the last trip.
 
-    A trip begins beside others once these have all their resources, and enough is free for it: so
-    each of them can end, and nothing waits for what another holds. A gang has the cluster for
-    itself, because its ranks meet at a port that their code names. `took` is told the wall seconds
-    of each trip, by its label.
+    Trips run in parallel: a trip starts once all running trips have their resources and enough
+    resources remain free. So a trip never waits for resources that another trip holds. A gang runs
+    alone, because the code of its ranks may use a fixed port. `took` receives the label and wall
+    seconds of each trip.
 
     Raises:
-        BuildFailed: one was not warm through and through; its label comes first, and the others
-            are ended.
+        BuildFailed: a replica was not fully warm. The text begins with the label of the trip. The
+            other trips are stopped.
     """
     waiting, under_way = list(trips), list[_UnderWay]()
     reports: dict[str, list[dict[str, Any]]] = {}
@@ -86,7 +88,7 @@ def prove(
                 except ReplicaDied:
                     if not trip.was_beside:
                         raise
-                    # Two models in memory may be one too many for this machine.
+                    # Two models at once may need more memory than this machine has.
                     alone = True
                     waiting.append(trip.asked)
                     found = []
@@ -108,14 +110,14 @@ def _has_room(on: Cluster, needs: Mapping[str, float], under_way: Sequence[_Unde
 
 
 class _UnderWay:
-    """A round trip that has begun."""
+    """A round trip in progress."""
 
     def __init__(
         self, trip: RoundTrip, app: App, settings: Mapping[str, Any], *, on: Cluster
     ) -> None:
         self.asked = trip
         self.was_beside = False
-        """Whether another one was under way at any time of it."""
+        """Whether another trip ever ran at the same time."""
         self._began = time.perf_counter()
         self._open = contextlib.ExitStack()
         self.starting: Starting = self._open.enter_context(
@@ -124,15 +126,15 @@ class _UnderWay:
 
     @property
     def seconds(self) -> float:
-        """Wall seconds since it began."""
+        """Wall seconds since the trip began."""
         return time.perf_counter() - self._began
 
     def poll(self) -> list[dict[str, Any]] | None:
-        """Return the reports of its replicas if they are ready, and None if they are not yet.
+        """Return the reports of the trip's replicas once all are ready, and None before.
 
         Raises:
-            BuildFailed: they are not warm through and through.
-            ReplicaDied: one ended without a word.
+            BuildFailed: a replica is not fully warm.
+            ReplicaDied: a replica ended without reporting an error.
         """
         try:
             start = self.starting.poll()
@@ -148,12 +150,12 @@ class _UnderWay:
         return reports
 
     def close(self) -> None:
-        """Delete its application. Does nothing the second time."""
+        """Delete the trip's application. Calling it again does nothing."""
         self._open.close()
 
 
 def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool = False) -> None:
-    """Raise unless the round trip was warm through and through, and used what is of `level`."""
+    """Raise unless the round trip was fully warm and `level` ran at least one call."""
     problems = []
     if report["verdict"] != "full_hit":
         reason = (report["artifact"] or {}).get("reason", "")
@@ -178,10 +180,12 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
             if use["level"] < 3
         ]
         if report["compiler_imported"] == "start":
-            problems.append("torch's compiler was imported, which libraries do without")
+            problems.append("torch's compiler was imported, which libraries do not need")
     if problems:
         raise BuildFailed(
-            "a fresh replica loaded the artifact, and " + "; ".join(problems),
-            hint="nothing was published. What is not cached is usually a graph that bypasses "
-            "torch's caches (TORCH_LOGS=+inductor names it), or an input that differs per start",
+            "a fresh replica loaded the artifact, but " + "; ".join(problems),
+            hint=(
+                "nothing was published. Usually a graph bypasses torch's caches "
+                "(TORCH_LOGS=+inductor names it), or an input is different at each start"
+            ),
         )

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment's class shows without an instance: its routes, and whether it compiles.
+"""Facts about a deployment's class, without an instance: its routes, and whether it compiles.
 
-Private names of Ray Serve that are used, seen in 2.60: the class that `@serve.ingress` makes has an
-`__init__` that closes over `frozen_app_or_func`. Where it is not there, no route is known.
+Private names of Ray Serve in use, seen in 2.60: the class that `@serve.ingress` makes has an
+`__init__` that closes over `frozen_app_or_func`. Without that closure, routes are unknown.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """The table of routes of an ASGI app that has one, as Starlette and FastAPI have."""
+    """The routes of an ASGI app that lists its routes, such as a Starlette or FastAPI app."""
 
     known: tuple[str, ...]
-    """Method and path of each route that is documented, for messages."""
+    """The method and path of each documented route, for messages."""
     matchers: tuple[Any, ...]
-    """Starlette's routes."""
+    """The route objects of Starlette."""
 
     def take(self, verb: str, path: str) -> bool:
-        """Return whether one of the routes answers a request."""
+        """Return whether a route would answer the request."""
         from starlette.routing import Match
 
         scope = {"type": "http", "method": verb, "path": path, "root_path": "", "headers": []}
@@ -37,7 +37,7 @@ class Routes:
 
 
 def find_routes(cls: type) -> Routes | None:
-    """Return the routes of a class with `@serve.ingress`; None where they cannot be told."""
+    """Return the routes of a class with `@serve.ingress`; None if the routes are unknown."""
     from starlette.routing import BaseRoute
 
     for base in cls.__mro__:
@@ -53,7 +53,7 @@ def find_routes(cls: type) -> Routes | None:
 
 def _describe(routes: Sequence[Any]) -> Iterator[str]:
     for each in routes:
-        # A router within a router, as FastAPI 0.165 keeps them.
+        # FastAPI 0.165 keeps routers inside routers.
         inner = getattr(getattr(each, "original_router", None), "routes", None)
         if isinstance(inner, list):
             yield from _describe(inner)
@@ -63,9 +63,9 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the user's modules that a class is made of, if no name in them speaks of compiling.
+    """Return the user's modules of a class, if no name in them refers to compiling.
 
-    Empty where one does, or where a source cannot be read: then nothing is known.
+    Empty if a name refers to compiling, or if a source cannot be read.
     """
     looked_at = []
     for module in _own_modules(cls):
@@ -94,7 +94,7 @@ def _compiles(node: ast.AST) -> bool:
 
 
 def _own_modules(cls: type) -> Iterator[types.ModuleType]:
-    """Yield the modules of a class and what they import, without installed packages."""
+    """Yield a class's modules and the modules that these import, without installed packages."""
     waiting = [base.__module__ for base in cls.__mro__]
     seen = set()
     while waiting:

@@ -4,18 +4,17 @@
 
 Exit codes, the same for every command:
 
-    0    done; the answer is yes
-    1    it failed, and the text on stderr says what to do; `probe`: not ready, and why, on stdout;
-         `status`: not all ready, none there, or not all that was named could be read; `check`:
-         it found problems
-    2    wrong usage: an argument or a file that it names cannot be used as it stands; `check`: the
-         application cannot be read or imported, so nothing was checked
-    3    the answer is no: `verify` found something to refuse or nothing at all, nothing fits `diff`
+    0    success, or the answer is yes
+    1    failure, and stderr says what to do. `probe`: not ready, and stdout says why. `status`: a
+         replica is not ready, there is none, or a source could not be read. `check`: problems
+    2    wrong usage: an argument, or a file that it names, cannot be used. `check`: the application
+         cannot be read or imported, so nothing was checked
+    3    the answer is no. `verify`: an artifact was refused, or there is none. `diff`: nothing fits
     130  interrupted
-    143  terminated: `build` and `bench` end their replicas first
+    143  terminated; `build` and `bench` stop their replicas first
 
-Commands are imported when they are called: `serve-warm --help` and all that only read, copy, sign
-or prune artifacts import no torch, and `diff` can do without it.
+A command's module is imported only when the command runs. `serve-warm --help` and the commands that
+only read, copy, sign or prune artifacts import no torch, and `diff` works without it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ from collections.abc import Collection
 
 import click
 
-from serve_warm._private_folders import CAN_CHECK, system_name
+from serve_warm._package import __version__
 from serve_warm._redaction import redact
-from serve_warm._suggestions import did_you_mean
-from serve_warm._version import __version__
-from serve_warm.errors import ServeWarmError
+from serve_warm.errors import ServeWarmError, did_you_mean
 
 FAILED = 1
 CANNOT_TELL = 2
@@ -57,28 +54,28 @@ COMMANDS = {
     "report": "serve_warm.cli.reporting",
     "metrics": "serve_warm.cli.reference",
 }
-"""Module by command."""
+"""Modules by command."""
 
 ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
-"""Commands for every system; `status` there for pages of metrics alone."""
+"""Commands that work on every system. Outside Linux, `status` only reads pages of metrics."""
 WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
-"""Those that also work on macOS: they need to know who may change a key, a trust file or a store.
-All others start replicas, or ask what replicas of this machine wrote: that is Linux alone."""
+"""Commands that also work on macOS. They must check who may change a key, a trust file or a store.
+The remaining commands start replicas, or read state files of replicas, and need Linux."""
 
 EXIT_CODES = """\b
 Exit codes:
-  0    done; the answer is yes
-  1    it failed, and the text on stderr says what to do; probe, status: not ready;
+  0    success, or the answer is yes
+  1    failure, and stderr says what to do; probe, status: not ready;
        check: problems
   2    wrong usage; check: the application cannot be imported
-  3    the answer is no: verify refused something, nothing fits diff
+  3    the answer is no; verify: an artifact was refused; diff: nothing fits
   130  interrupted
   143  terminated
 """
 
 
 class _Lazy(click.Group):
-    """Imports the module of a command when it is asked for."""
+    """Imports a command's module when the command is used."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -94,7 +91,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names; asks for the nearest one if none."""
+        """Return the command that the first argument names, or fail and suggest a similar one."""
         question = did_you_mean(args[0], COMMANDS)
         if args[0] not in COMMANDS and question:
             ctx.fail(f"No such command {args[0]!r}: {question}")
@@ -105,24 +102,27 @@ class _Lazy(click.Group):
 
 
 def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
-    """Refuse a command on a system that lacks what the command needs.
+    """Refuse a command on a system on which it cannot work.
 
     Raises:
-        ServeWarmError: with what is missing, and where the command works.
+        ServeWarmError: the command does not work here; the hint says where it does.
     """
-    system = system_name()
-    if system == "Linux" or name in anywhere:
+    platform: str = sys.platform
+    if platform == "linux" or name in anywhere:
         return
+    from serve_warm._private_folders import CAN_CHECK, system_name
+
+    system = system_name()
     if name not in WHERE_OWNERS_ARE_KNOWN:
         raise ServeWarmError(
-            f"serve-warm {name} works on Linux alone, and this is {system}: replicas and their "
+            f"serve-warm {name} works only on Linux, and this is {system}: replicas and their "
             "state files need Linux",
             hint="run it where the replicas run",
         )
     if not CAN_CHECK:
         raise ServeWarmError(
-            f"serve-warm {name} does not work on {system}, where it cannot check who may change "
-            "keys, trust files and stores",
+            f"serve-warm {name} does not work on {system}: serve_warm cannot check there who may "
+            "change keys, trust files and stores",
             hint="use Linux, macOS or WSL",
         )
 
@@ -138,7 +138,7 @@ def serve_warm(*, verbose: bool) -> None:
 
 
 class _ScreenHandler(logging.Handler):
-    """Writes log lines to stderr, above a progress bar where there is one."""
+    """Writes log lines to stderr, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from serve_warm.cli import screen
@@ -147,9 +147,9 @@ class _ScreenHandler(logging.Handler):
 
 
 class _Harmless(logging.Formatter):
-    """Lines, tracebacks included, without credentials and without control characters.
+    """Formats log lines and tracebacks without credentials and control characters.
 
-    Other packages log too, and what they log may hold either.
+    Other packages log too, and their lines may hold either.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -157,21 +157,21 @@ class _Harmless(logging.Formatter):
 
 
 def harmless(text: str) -> str:
-    r"""Return lines that anybody may have written, as they may be shown in a terminal.
+    r"""Return untrusted lines in a form that a terminal can show safely.
 
-    Without credentials, and a line that holds anything unprintable as a Python string.
+    Credentials are redacted. A line with unprintable characters becomes a Python string.
 
     >>> print(harmless("all good\n\x1b[2Ktrusted"))
     all good
     '\x1b[2Ktrusted'
     """
-    # Split at line feeds alone: a terminal acts on the other ends of lines that Python knows.
+    # Only at line feeds, not with splitlines(): a terminal acts on Python's other line ends.
     lines = redact(text).expandtabs(4).split("\n")
     return "\n".join(line if line.isprintable() else repr(line) for line in lines)
 
 
 def main() -> None:
-    """Run the command line; whatever ends it, there is one message and a code of those above."""
+    """Run the command line, and end with one message and one of the exit codes above."""
     try:
         code = serve_warm(standalone_mode=False)
     except click.ClickException as error:
@@ -197,6 +197,6 @@ def _about(error: OSError) -> str:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return text
     return (
-        f"{text}\nhint: make room; parts are unpacked in {tempfile.gettempdir()}, and TMPDIR names "
-        "another folder for that"
+        f"{text}\nhint: free some disk space, or point TMPDIR at another folder: parts are "
+        f"unpacked in {tempfile.gettempdir()}"
     )

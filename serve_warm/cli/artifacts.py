@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from serve_warm._suggestions import did_you_mean
 from serve_warm.artifact import catalog
 from serve_warm.artifact.push import copy
 from serve_warm.cli import NO, screen
+from serve_warm.errors import did_you_mean
 from serve_warm.stores import Listed, Object, Sink, Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from serve_warm.artifact.push import OnTaken
 
 
-# Looking ----------------------------------------------------------------------------------------
+# Inspecting and verifying -----------------------------------------------------------------------
 
 
 @click.command()
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 @click.option("--deployment", help="Only the artifacts of this deployment.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
-    """Show the artifacts of a store: who signed them, what they are for, what is in them.
+    """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
-    Downloads no part: what stands here is what the statements say, and who says it.
+    Downloads no part: it only shows what the statements say, and who signed them.
     """
     opened = open_existing_store(store)
     described = catalog.describe(opened, load_trust(), deployment=deployment)
@@ -75,19 +75,20 @@ def _show_manifest(manifest: Manifest) -> None:
 @click.option("--deployment", help="Only the artifacts of this deployment.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
-    """Check all that a replica would check of the artifacts in STORE, on any machine.
+    """Check the artifacts in STORE as a replica would, on any machine.
 
-    That is signatures, age, deny-list, sizes, digests, and what is packed in the parts, each of
-    which is downloaded and thrown away again. Nothing is loaded. Whether an artifact fits a machine
-    is what diff tells.
+    Checks signatures, age, deny-list, sizes, digests and the contents of the parts. Each part is
+    downloaded and deleted again. Nothing is loaded. Run diff to see whether an artifact fits a
+    machine.
 
-    Ends with exit code 3 when one of them is refused, or when there is none.
+    Ends with exit code 3 if an artifact is refused, for example because no key is trusted, or if
+    there is no artifact.
     """
     opened = open_existing_store(store)
     with screen.bars() as progress:
         found = catalog.check(opened, load_trust(), deployment=deployment, progress=progress)
     checked = catalog.merge_signatures(found)
-    # Signed again by another key an artifact has two statements, and it takes one to believe it.
+    # An artifact that another key signed again has two statements. One trusted statement suffices.
     vouched = {item.digest for item in checked if item.trusted}
     refused = [item for item in checked if not item.trusted and item.digest not in vouched]
     good = sum(item.trusted for item in checked)
@@ -129,11 +130,11 @@ def _verdict(item: catalog.Described, otherwise: str) -> str:
 
 
 def _standing(item: catalog.Described) -> str:
-    """Return whether an artifact is believed, and why."""
+    """Return whether an artifact is trusted, and why."""
     if not item.trusted:
         return f"not trusted ({item.reason})"
     if item.how == "unsigned_ok":
-        return "trusted, unsigned: its store is named under unsigned_ok"
+        return "trusted, unsigned: its store is listed under unsigned_ok"
     return "trusted, " + (
         f"signed by {', '.join(item.signers)}" if item.signers else "its digest is pinned"
     )
@@ -146,7 +147,7 @@ def _show_hints(described: Sequence[catalog.Described]) -> None:
 
 
 def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
-    """Return what to say of a store without artifacts, or without any of a deployment."""
+    """Return a sentence that says that a store has no artifacts, or none for a deployment."""
     text = f"{store} has no artifacts"
     if deployment is not None:
         known = catalog.deployments(opened)
@@ -196,7 +197,7 @@ if_published = click.option(
     type=click.Choice(["refuse", "supersede"]),
     default="refuse",
     show_default=True,
-    help="Of a variant that is there already with other content.",
+    help="What to do if STORE already has this variant with other content.",
 )
 
 
@@ -209,10 +210,10 @@ if_published = click.option(
 def push(
     *, folder: str, store: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Publish the artifacts of FOLDER in STORE, each verified first.
+    """Publish the artifacts of FOLDER in STORE, and verify each one first.
 
-    What is published is never replaced. With --if-published supersede another artifact of the same
-    variant is put beside it; replicas take the one that was created last.
+    A published artifact is never replaced. With --if-published supersede the new artifact of a
+    variant is added, and the old one is kept. Replicas use the one that was created last.
     """
     _copy(folder, store, deployment, on_taken, as_json=as_json)
 
@@ -226,9 +227,9 @@ def push(
 def pull(
     *, store: str, folder: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Copy the artifacts of STORE into FOLDER, each verified first.
+    """Copy the artifacts of STORE into FOLDER, and verify each one first.
 
-    A replica pulls the one that fits by itself; this is for mirrors and images.
+    This is for mirrors and images. A replica pulls the artifact that fits by itself.
     """
     _copy(store, folder, deployment, on_taken, as_json=as_json)
 
@@ -267,7 +268,7 @@ def _copy(
 
 
 class _Watched:
-    """A store that tells how far the writing of a file is."""
+    """A store that reports progress while it writes a file."""
 
     def __init__(self, store: Store, progress: Progress) -> None:
         self._store = store
@@ -300,13 +301,13 @@ class _Watched:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         return self._store.pages(prefix)
 
-    # Last: in a class with this method, `list` is no longer the type.
+    # Last, because after this method `list` is no longer the type in this class.
     def list(self, prefix: str) -> list[str]:
         return self._store.list(prefix)
 
 
 class _Counted:
-    """A file that tells how much of it has been read; stores read it piece by piece."""
+    """A file that reports how much of it has been read. Stores read it in pieces."""
 
     def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
         self._file = file
@@ -322,7 +323,7 @@ class _Counted:
     def read(self, count: int = -1) -> bytes:
         piece = self._file.read(count)
         what, total, progress = self._told
-        # Some stores read it again, to compare it with what is there.
+        # Some stores read it a second time, to compare it with an existing object.
         if self._file.tell() > self._furthest:
             self._furthest = self._file.tell()
             progress(what, self._furthest, total)

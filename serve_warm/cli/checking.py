@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that looks for mistakes before anything is started: `check`."""
+"""The `check` command, which looks for mistakes before a replica starts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from serve_warm.errors import ServeWarmError
 
 @click.command(epilog=APP_HELP)
 @click.argument("app")
-@click.option("--store", help="What build --store will be given, to compare with the application.")
-@click.option("--deployment", help="Only this one of those that use WarmupMixin.")
+@click.option(
+    "--store",
+    help="The store that build will publish to; check compares it with the store of the app.",
+)
+@click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write what was found here; - for stdout, in place of the text.",
+    help="Write the findings to this file as JSON; - for stdout, instead of the text.",
 )
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.
 
-    Imports the application's module and runs no __init__. Looks at the names of deployments, keys,
-    settings, the store, and at targets and sizes of inputs as far as the source says them. The exit
-    code is 0 when no problem was found, 1 for problems, and 2 when the application cannot be
-    imported or read. Warnings do not count.
+    Imports the application's module and runs no __init__. Checks deployment names, keys, settings,
+    the store, and the targets and sizes of inputs as far as the source shows them. The exit code is
+    0 without problems, 1 with problems, and 2 if the application cannot be imported or read.
+    Warnings do not count.
     """
     start = time.perf_counter()
     with _CannotTell():
@@ -64,7 +67,7 @@ def _count(number: int, what: str) -> str:
 
 
 class _CannotTell:
-    """Ends the command with its own exit code for whatever the user's module raises."""
+    """Ends the command with exit code 2 for any exception of the user's module."""
 
     def __enter__(self) -> None:
         pass

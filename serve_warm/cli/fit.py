@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that says why an artifact fits a machine or does not: `diff`, also without torch."""
+"""The `diff` command, which says why an artifact fits a machine or does not. It needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Shown for a factor of the app where no app is known: threads and modes are those of a replica."""
+"""Shown for a factor of the app if no app is known. A replica sets its threads and modes."""
 
 
 @click.command()
@@ -32,24 +32,27 @@ BY_REPLICA = "set by the replica"
 @click.option(
     "--against",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A machine, and maybe its app, as JSON: a fingerprint, a replica's report, an artifact "
-    "as inspect --json prints it, or what diff --json printed there. Default: this machine.",
+    help=(
+        "JSON file that describes the machine to compare with: a fingerprint, a replica's "
+        "report, an artifact from inspect --json, or the output of diff --json on that machine. "
+        "Default: this machine."
+    ),
 )
 @click.option("--all", "show_all", is_flag=True, help="Show the equal factors too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def diff(
     *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
 ) -> None:
-    """Say, factor by factor, why the artifacts of STORE fit this machine or do not.
+    """Show, factor by factor, why the artifacts of STORE fit this machine or do not.
 
-    Needs neither torch nor ray. What a replica sets for itself (threads, grad mode, arguments of
-    torch.compile) is not known here and does not count, unless --against names a file that has it.
+    Needs neither torch nor ray. Factors that a replica sets (threads, grad mode, arguments of
+    torch.compile) are unknown here and do not count, unless --against names a file that has them.
 
-    Ends with exit code 3 when there is a deployment of which nothing fits, or nothing at all.
+    Ends with exit code 3 if no artifact of a deployment fits, or if there is no artifact.
     """
     opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)
-    # It logs what it refuses, which is shown here with everything else.
+    # The module logs refusals, which the output shows anyway.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
             opened, fingerprint=here, trust=load_trust(), deployment=deployment
@@ -81,7 +84,8 @@ def diff(
             _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
             click.echo(
-                f"factors {BY_REPLICA} were not compared: --against its report does that", err=True
+                f"factors {BY_REPLICA} were not compared: run it with --against and its report",
+                err=True,
             )
     if not takes:
         click.echo(nothing_there(opened, opened.uri, deployment), err=True)
@@ -94,24 +98,24 @@ def diff(
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """An artifact and a machine: what differs, what is equal, and what nobody knows yet."""
+    """An artifact compared with a machine: factors that differ, are equal, or are unknown."""
 
     considered: choose.Considered
     equal: tuple[Mismatch, ...] = ()
     """Factors with the same value on both sides."""
     by_replica: tuple[Mismatch, ...] = ()
-    """Factors of the app, where no app is known."""
+    """Factors of the app, if no app is known."""
 
     @property
     def statement(self) -> str:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Order as a pull does: of two that fit, the larger one is taken."""
+        """Return the key by which a pull orders artifacts that fit: it takes the largest."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:
-        """Order for people: what fits, then what is nearest to it, then what is refused."""
+        """Return the key for the output: artifacts that fit, then by differences, then refused."""
         considered = self.considered
         is_refused = considered.reason != "fingerprint"
         return not considered.accepted, is_refused, len(considered.mismatches)
@@ -155,7 +159,7 @@ def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
 
 
 def _of_artifact(considered: choose.Considered, here: Fingerprint) -> Fingerprint:
-    """Return what an artifact is for: what is here, but for the differences."""
+    """Return the fingerprint of an artifact: this machine's with the differences applied."""
     factors = here.to_json()
     for mismatch in considered.mismatches:
         if mismatch.artifact is None:
@@ -166,7 +170,7 @@ def _of_artifact(considered: choose.Considered, here: Fingerprint) -> Fingerprin
 
 
 def _as_replica(artifact: Fingerprint, here: Fingerprint) -> Fingerprint:
-    """Return this machine with a replica on it that sets what this artifact wants."""
+    """Return this machine's fingerprint with the artifact's app factors, which a replica sets."""
     machine = dict(here.machine)
     if artifact.app.get("cpu") == "portable" and {"cpu_isa", "cpu_capability"} <= machine.keys():
         machine["cpu_isa"], machine["cpu_capability"] = portable_factors(
@@ -183,7 +187,9 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
     verdict = f"none fits {where}"
     if taken is not None:
         verdict = f"a replica {where} would take {taken.statement}"
-        verdict += ", if it sets what that wants" * bool(taken.by_replica)
+        if taken.by_replica:
+            verdict = f"{taken.statement} fits {where}, but {_name_uncompared(taken)} of the "
+            verdict += "replica were not compared: it can still be a miss"
     click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:
         considered = item.considered
@@ -202,7 +208,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
         another_gpu = choose.of_another_gpu(considered)
         if another_gpu:
             click.echo(f"    {screen.show_line(another_gpu)}")
-        rows = [_row(mismatch) for mismatch in considered.mismatches]
+        rows = [_row(mismatch, considered.same_folders) for mismatch in considered.mismatches]
         if show_all:
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
             rows += [(m.factor, "the same", m.here or "") for m in item.equal]
@@ -210,13 +216,22 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
             screen.words(("factor", "artifact", "here"), rows, indent=4)
 
 
-def _row(mismatch: Mismatch) -> tuple[str, str, str]:
+def _name_uncompared(compared: _Compared) -> str:
+    """Return the unknown factors in words. Threads come by name, because they differ most often."""
+    count = len(compared.by_replica)
+    if not any(factor.factor == "threads" for factor in compared.by_replica):
+        return f"{count} factors"
+    return f"threads (num_cpus) and {count - 1} more factors"
+
+
+def _row(mismatch: Mismatch, same_folders: Collection[str]) -> tuple[str, str, str]:
     if mismatch.only is not None:
         artifact, here = (f"only {words}" if words else "nothing more" for words in mismatch.only)
         return mismatch.factor, artifact, here
     sides = (mismatch.artifact, mismatch.here)
     artifact, here = ("without it" if side is None else side for side in sides)
-    return mismatch.factor, artifact, here
+    note = " (the same folder by another path)" if mismatch.factor in same_folders else ""
+    return mismatch.factor, artifact, f"{here}{note}"
 
 
 # Reading ----------------------------------------------------------------------------------------
@@ -232,16 +247,16 @@ def _read_described(file: Path) -> Fingerprint:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(
-            f"{screen.show_line(str(file))} describes no machine: {screen.show_line(str(why))}",
+            f"{screen.show_line(str(file))} has no valid fingerprint: {screen.show_line(str(why))}",
             param_hint="'--against'",
         ) from error
 
 
 def _fingerprint_in(data: Any) -> Any:
-    """Return the fingerprint in what one of the commands or a replica wrote."""
+    """Return the fingerprint in the JSON that a command or a replica wrote."""
     if isinstance(data, list):
         if len(data) != 1:
-            raise ValueError(f"it is a list of {len(data)}, and one of them is needed")
+            raise ValueError(f"it is a list of {len(data)} entries, but must have exactly one")
         data = data[0]
     for _ in range(2):
         if not isinstance(data, Mapping):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that make signing keys and sign with them: `keygen`, `sign`."""
+"""The `keygen` and `sign` commands, which make signing keys and sign artifacts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="What to call the key in trust files; default: after the file.")
+@click.option("--name", help="Name of the key in trust files; default: the name of the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
-    """Make an Ed25519 signing key: FILE is the private half, FILE.pub the public one.
+    """Make an Ed25519 signing key: FILE is the private key, FILE.pub the public key.
 
-    Prints the lines for the trust.toml of the machines that shall believe it. The private half
-    belongs to whoever builds, and to no replica.
+    Prints the lines for the trust.toml of machines that should trust the key. Keep the private key
+    where you build artifacts, and never on a replica.
     """
     name = file.stem if name is None else name
     if not name or not name.isprintable():
@@ -51,8 +51,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
         )
         return
     private, public = screen.show_line(str(file)), screen.show_line(f"{file}.pub")
-    click.echo(f"wrote {private}, which only whoever builds may have, and {public}", err=True)
-    click.echo("/etc/serve_warm/trust.toml of machines that shall believe it needs:", err=True)
+    click.echo(f"wrote {private} and {public}: only builders may have the first one", err=True)
+    click.echo("add this to /etc/serve_warm/trust.toml of machines that trust it:", err=True)
     click.echo(lines, nl=False)
 
 
@@ -64,35 +64,42 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="Ed25519 private key, PEM, to sign with; may be repeated.",
+    help="Ed25519 private key (PEM) to sign with; repeatable.",
 )
 @click.option(
     "--deployment",
     "deployments",
     multiple=True,
-    help="Only the artifacts of this deployment; required and may be repeated with --unsigned.",
+    help=(
+        "Sign only the artifacts of this deployment; required with --unsigned, and then repeatable."
+    ),
 )
 @click.option(
     "--unsigned",
     is_flag=True,
-    help="Sign what carries no signature at all, as serve-warm build --unsigned leaves it. Anyone "
-    "who can write to STORE decides what that is.",
+    help=(
+        "Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
+        "Anyone who can write to STORE could have put them there."
+    ),
 )
-@click.option("--source-commit", default="", help="With --unsigned: signed as its origin.")
-@click.option("--image", default="", help="With --unsigned: signed as its origin.")
+@click.option(
+    "--source-commit", default="", help="With --unsigned: commit of the source, a signed fact."
+)
+@click.option("--image", default="", help="With --unsigned: image of the build, a signed fact.")
 @click.option(
     "--builder",
     default="",
-    help="With --unsigned: signed as its origin. What the build says of the three is dropped.",
+    help=(
+        "With --unsigned: name of the builder, a signed fact. The command ignores what the build "
+        "itself wrote about source, image and builder."
+    ),
 )
-@click.option(
-    "--publish", "target", help="With --unsigned: publish it in this store; default: in STORE."
-)
+@click.option("--publish", "target", help="With --unsigned: store to publish to; default: STORE.")
 @click.option(
     "--if-published",
     "on_taken",
     type=click.Choice(["refuse", "keep", "supersede"]),
-    help="With --unsigned: of a variant that is published already; default: refuse.",
+    help="With --unsigned: what to do if the variant is already published; default: refuse.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def sign(
@@ -108,26 +115,29 @@ def sign(
     on_taken: OfPublished | None,
     as_json: bool,
 ) -> None:
-    """Sign the artifacts of STORE once more, without uploading a part again.
+    """Sign the artifacts of STORE again, without uploading a part.
 
-    For the rotation of keys: each artifact gets a statement that carries the new signatures beside
-    those that it has. What is not trusted here before is left out, because a signature vouches for
-    all of an artifact; the exit code is 3 then.
+    Use it to rotate keys: each artifact gets a new statement with its old and new signatures.
+    Artifacts that this machine does not trust yet are skipped, because a signature vouches for a
+    whole artifact. The exit code is then 3.
 
-    With --unsigned for the first signature of what a build has left without one. Its parts are
-    checked before, and nothing of it is loaded: the key need not be where the code of a model runs.
-    That code could write anything about itself, so the deployment and the origin are said here.
+    With --unsigned it makes the first signature of an artifact that was built without one. It
+    checks the parts first and loads nothing, so the code of the model never runs in a process with
+    the key. The build could have written anything, so the options set the deployment and the
+    origin.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(
-            "--publish, --if-published, --source-commit, --image and --builder are for --unsigned"
+            "--publish, --if-published, --source-commit, --image and --builder work only with "
+            "--unsigned"
         )
     if unsigned and not deployments:
         raise click.UsageError(
-            "--unsigned needs --deployment NAME: the build could name any deployment"
+            "--unsigned needs --deployment NAME, because an untrusted build could name any "
+            "deployment"
         )
     if not unsigned and len(deployments) > 1:
-        raise click.UsageError("--deployment may be repeated with --unsigned alone")
+        raise click.UsageError("--deployment can be repeated only with --unsigned")
     keys = [load_signing_key(file) for file in key_files]
     opened = open_existing_store(store)
     if unsigned:
@@ -147,7 +157,7 @@ def sign(
 
 
 def _show_signed(store: Store, each: Sequence[push.Done], *, unsigned: bool, as_json: bool) -> None:
-    """Print what was signed, and end with 3 where something was left out."""
+    """Print the signed artifacts, and end with 3 if any was skipped."""
     signed = [key for done in each for key in done.statements]
     refused = [refusal for done in each for refusal in done.refused]
     already = sum(done.unchanged for done in each)
@@ -177,7 +187,7 @@ def _sign_first(
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
 ) -> list[push.Done]:
-    """Sign what a build has left of some deployments, and return what became of each."""
+    """Sign the unsigned artifacts of some deployments, and return the result of each."""
     from serve_warm.builder.provenance import read_provenance
 
     provenance, trust = read_provenance(environment(), **origin), load_trust()

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of replicas from outside: of this node's state files, and of pages of metrics.
+"""Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
-Both say the same in other words, so both become the same records. What a source does not know is
-None or empty, never a guess: a page of metrics has no words, and Ray's has no heartbeat.
+Both sources become the same records. A field that a source does not know is None or empty, never a
+guess: a page of metrics has only numbers, and Ray's has no heartbeat.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm import node
-from serve_warm._redaction import redact
+from serve_warm._redaction import join_lines, redact
 from serve_warm.errors import MissingPackage
 from serve_warm.report import LEVELS, TRACED, settle
 
 FETCH_LIMIT_S = 5.0
-"""A page of metrics that has not come by then is given up."""
+"""Time limit for a page of metrics."""
 MAX_PAGE_BYTES = 64 << 20
 ENDED_SHOWN_S = node.SWEEP_S
-"""So long a replica that ended before it was ready is shown without being asked for."""
+"""How long a replica that ended before it was ready is shown without `--all`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One replica, as one source shows it."""
+    """One replica, as seen by one source."""
 
     application: str
     deployment: str
@@ -43,32 +43,38 @@ class Observed:
     condition: str
     """One of `node.CONDITIONS`."""
     stage: str = ""
-    """In capitals; empty before it has said one."""
+    """In capitals; empty until the replica has reported one."""
     verdict: str = ""
     """Empty until it is known."""
     store: str = ""
-    """Address of the store that its artifact is, or should be, from; empty on pages of metrics."""
+    """Address of the configured store; empty on pages of metrics."""
     doing: str = ""
-    """What a start waits for, where its stage does not say it."""
+    """What a start waits for, if its stage does not say it."""
     traced: str = ""
-    """How many compiled calls of its start were traced: `none`, `some`, `all`; empty before READY.
-    """
+    """Share of the start's compiled calls that were traced: `none`, `some` or `all`; empty before
+    READY."""
     levels: dict[str, int] = field(default_factory=dict)
-    """Kinds of calls by level; empty where nothing was given to `serve_warm.compile`."""
+    """Kinds of calls by level; empty if nothing uses `serve_warm.compile`."""
     inputs_done: int | None = None
-    """Inputs replayed in the pass under way, or in the last one."""
+    """Inputs replayed in the current or last pass."""
     inputs_expected: int | None = None
     stage_s: float | None = None
     """Seconds since the stage began."""
     heartbeat_s: float | None = None
-    """Seconds since it wrote its state; of one that has ended, since its last time."""
+    """Seconds since it last wrote its state."""
     elapsed_s: float | None = None
-    """Seconds that its start takes, or took."""
+    """Seconds from its creation, before `__init__`, until now, READY or FAILED."""
     deadline_s: float | None = None
+    """Seconds that it has from the end of its `__init__` to READY."""
     graph_pool_bytes: int | None = None
-    """GPU memory that its CUDA graphs keep for themselves, on all devices; None without a GPU."""
+    """GPU memory in its CUDA graph pools, on all devices; None without a GPU."""
+    seats: str = ""
+    """What came of seats, in words; empty if none are set."""
     event: str = ""
-    """What last happened or is wrong, in a line; empty when all is well."""
+    """The last event or problem, in a line; empty if there is none."""
+    figures_alone: bool = False
+    """Whether the source is a page of metrics. Then `store` and `doing` are unknown, and `event`
+    has counts instead of the replica's words."""
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -77,7 +83,7 @@ class Observed:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is gone."""
+        """Whether its process has ended."""
         return self.condition == "dead"
 
     @property
@@ -87,37 +93,37 @@ class Observed:
 
     @property
     def died_young(self) -> bool:
-        """Whether it ended a short while ago, before it was ready."""
+        """Whether it ended recently, before it was ready."""
         recent = self.heartbeat_s is not None and self.heartbeat_s < ENDED_SHOWN_S
         return self.ended and recent and self.stage != "READY"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What all sources show at one time."""
+    """The replicas that all sources show at one time."""
 
     sources: tuple[str, ...] = ()
     replicas: tuple[Observed, ...] = ()
     troubles: tuple[str, ...] = ()
-    """A sentence for each source that could not be read, or not all of it."""
+    """A sentence for each source that could not be read completely."""
 
     @property
     def living(self) -> tuple[Observed, ...]:
-        """Those whose process is there."""
+        """The replicas whose process runs."""
         return tuple(each for each in self.replicas if not each.ended)
 
     @property
     def ready(self) -> bool:
-        """Whether all sources were read, a replica is there, and all that are there are ready."""
+        """Whether all sources were read, and a replica runs, and all that run are ready."""
         living = self.living
         return not self.troubles and bool(living) and all(each.warm for each in living)
 
     def of(self, application: str, deployments: Sequence[str]) -> Look:
-        """Return the part of it that is about one application, or some deployments.
+        """Return the part of this look that is about one application, or some deployments.
 
-        An empty application or no deployments leave all in; a deployment is named as
-        `application#Deployment`, or by its own name for all applications. A name of which there is
-        no replica is a trouble.
+        An empty `application` or no `deployments` means all. A deployment is named as
+        `application#Deployment`, or as `Deployment` for any application. `troubles` gets a sentence
+        for each name without a replica.
         """
         kept = [r for r in self.replicas if application in ("", r.application)]
         missing = [application] if application and not kept else []
@@ -127,7 +133,7 @@ class Look:
             kept = [each for each in kept if any(each in group for group in groups.values())]
         there = sorted({f"{r.application}#{r.deployment}" for r in self.replicas})
         found = f"; there are replicas of {', '.join(there)}" if there else ""
-        troubles = [f"no replica of {name} is there{found}" for name in missing]
+        troubles = [f"there is no replica of {name}{found}" for name in missing]
         return Look(
             sources=self.sources,
             replicas=tuple(kept),
@@ -140,13 +146,13 @@ def _is_of(name: str, replica: Observed) -> bool:
 
 
 def look(state_dir: str, urls: Sequence[str]) -> Look:
-    """Return what the state directory, where one is named, and all pages show now.
+    """Return the replicas that the state directory (unless empty) and all pages show now.
 
-    Pages are asked for at the same time. A replica that several sources show is taken from the
-    first: the directory, then the pages as they are listed.
+    Pages are fetched concurrently. If several sources show a replica, the first one wins: the
+    directory, then the pages in their order.
 
     Raises:
-        MissingPackage: there are pages, and nothing to parse them with.
+        MissingPackage: there are pages, but `prometheus_client` is not installed.
     """
     if urls and importlib.util.find_spec("prometheus_client") is None:
         raise MissingPackage("--url", package="prometheus-client")
@@ -167,7 +173,7 @@ def look(state_dir: str, urls: Sequence[str]) -> Look:
 
 
 def of_directory(directory: str) -> Look:
-    """Return the replicas that have files in a state directory; none where it is not there."""
+    """Return the replicas that have files in a state directory; none if it does not exist."""
     now = node.boot_s()
     try:
         found = node.look(directory)
@@ -183,7 +189,8 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
     state = replica.state or {}
     application, deployment, name = replica.names
     stage = _text(state.get("stage"))
-    figures = _figures_of(state.get("metrics"))
+    figures = _figures_of(state.get("metrics"), None if replica.condition == "dead" else now)
+    verdict = settle(_text(state.get("verdict")), stage)
     since = _number(state.get("stage_boot_s"))
     return Observed(
         application=application,
@@ -192,7 +199,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         source=source,
         condition=replica.condition,
         stage=stage,
-        verdict=settle(_text(state.get("verdict")), stage),
+        verdict=verdict,
         store=_text(state.get("store")),
         doing=_text(state.get("doing")) if replica.condition == "warming" else "",
         traced=_find_traced(figures, stage),
@@ -201,23 +208,27 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
         inputs_expected=_count(state.get("inputs_expected")),
         stage_s=None if since is None or replica.condition == "dead" else _age(now - since),
         heartbeat_s=_age(now - replica.heartbeat_s) if replica.heartbeat_s else None,
-        elapsed_s=figures.get(READY_SECONDS, _elapsed_s(replica, stage, now)),
+        elapsed_s=_elapsed_of(figures, replica, stage, now),
         deadline_s=figures.get(("serve_warm_deadline_seconds", "")),
         graph_pool_bytes=_pool_bytes(figures),
+        seats=_seats(figures, why=_text(state.get("seat"))),
         event=_sentence(
             [
                 _why(replica, now),
                 _text(state.get("error")),
                 *(_text(each) for each in _list(state.get("degraded"))),
                 *_after_ready(figures, last=_text(state.get("event"))),
-                *_refusals(figures),
+                *_refusals(figures, why=(reason := _cut_hint(_text(state.get("reason"))))),
+                f"no artifact is used: {reason}" if reason and verdict == "miss" else "",
+                *(f"warning: {_text(each)}" for each in _list(state.get("warnings"))),
             ]
         ),
     )
 
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
-"""From before the replica's `__init__`, which its state file cannot be as early as."""
+ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
+"""Both count from before the replica's `__init__`. The state file is first written later."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -228,21 +239,36 @@ def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
     return _age(until - replica.began_s)
 
 
+def _elapsed_of(
+    figures: Mapping[tuple[str, str], float], replica: node.Replica, stage: str, now: float
+) -> float | None:
+    took_s = figures.get(READY_SECONDS)
+    if took_s is None and replica.condition != "dead":
+        took_s = figures.get(ELAPSED_SECONDS)
+    return _elapsed_s(replica, stage, now) if took_s is None else took_s
+
+
 def _why(replica: node.Replica, now: float) -> str:
-    """Return what is wrong with a replica, less what its other fields show."""
+    """Return a replica's problem, unless its other fields show it."""
     if replica.condition == "stale" and replica.heartbeat_s <= now:
-        return "its process is there: it hangs or is stopped"
+        return "its process exists, but hangs or is stopped"
     shown = replica.condition in ("stale", "unreadable") or replica.state is None
     return replica.why if shown else ""
 
 
-def _figures_of(table: Any) -> dict[tuple[str, str], float]:
-    """Return the value by name and label of what a replica wrote as its metrics."""
+def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
+    """Return the metrics in a replica's state file, as values by name and label.
+
+    `now` is the current time for a running replica, and brings growing intervals up to date.
+    """
     figures: dict[tuple[str, str], float] = {}
     for row in _list(table):
         if isinstance(row, dict) and isinstance(row.get("values"), dict):
+            since_s = _number(row.get("since_boot_s"))
             for label, value in row["values"].items():
                 number = _number(value)
+                if number is not None and since_s is not None and now is not None:
+                    number = max(0.0, now - since_s)
                 if number is not None:
                     figures[_text(row.get("name")), _text(label)] = number
     return figures
@@ -252,10 +278,10 @@ def _figures_of(table: Any) -> dict[tuple[str, str], float]:
 
 
 def metrics_url(text: str) -> str:
-    """Return the address of a page; without a path it is that of the server of a node.
+    """Return the address of a page of metrics. `/metrics` is added if it has no path.
 
     Raises:
-        ValueError: it is no address of HTTP.
+        ValueError: it is not an HTTP address.
 
     >>> metrics_url("http://10.0.0.7:8099")
     'http://10.0.0.7:8099/metrics'
@@ -276,14 +302,14 @@ def metrics_url(text: str) -> str:
 
 
 class UnreachableError(Exception):
-    """There is no page at an address; the text is the rest of a sentence that begins with it."""
+    """An address has no page. The text is the rest of a sentence that begins with the address."""
 
 
 def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
     """Return the text at an address.
 
     Raises:
-        UnreachableError: there is none, it is no text, too much of it, or it takes too long.
+        UnreachableError: the server fails or is too slow, or the answer is not text or too large.
     """
     end = time.monotonic() + limit_s
     request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310 - http(s)
@@ -307,7 +333,7 @@ def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
         text = getattr(reason, "strerror", None) or str(reason)
         raise UnreachableError(f"cannot be reached: {text}") from None
     except http.client.HTTPException:
-        raise UnreachableError("answered nothing that is HTTP") from None
+        raise UnreachableError("did not answer with HTTP") from None
     except ValueError:
         raise UnreachableError(NO_METRICS) from None
 
@@ -329,7 +355,7 @@ def _of_urls(urls: Sequence[str]) -> list[Look]:
         except UnreachableError as error:
             looks[url] = _trouble(url, str(error))
 
-    # Daemons, left alone when they are late: a server may send its headers a byte at a time.
+    # Daemon threads, so that a late one can be abandoned: a server may send one byte at a time.
     threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in looks]
     end = time.monotonic() + FETCH_LIMIT_S + 1.0
     for thread in threads:
@@ -344,9 +370,9 @@ def _trouble(source: str, what: str) -> Look:
 
 
 def of_page(text: str, *, source: str) -> Look:
-    """Return the replicas that a page of metrics shows, of a node's server or of Ray.
+    """Return the replicas on a page of metrics, from a node's server or from Ray.
 
-    One that is no such page, or says that its node could not read all replicas, is a trouble.
+    `troubles` names a page without such metrics, and a page whose node could not read all replicas.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -368,7 +394,7 @@ def of_page(text: str, *, source: str) -> Look:
         return _trouble(source, NO_METRICS)
     if not known:
         return _trouble(source, NO_METRICS)
-    more = f"shows {unreadable:g} more whose state it cannot read: ask its /readyz?verbose"
+    more = f"cannot read the state of {unreadable:g} more: see its /readyz?verbose"
     return Look(
         sources=(redact(source),),
         replicas=tuple(_of_figures(names, each, source) for names, each in replicas.items()),
@@ -377,7 +403,7 @@ def of_page(text: str, *, source: str) -> Look:
 
 
 OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
-"""Of the rows that are read; what else Ray adds says who sent them."""
+"""Labels of the rows that are read. Ray adds others that name the sender."""
 
 
 def _of_figures(
@@ -394,8 +420,11 @@ def _of_figures(
     ended, heartbeat_s, took_s = one("replica_alive") == 0.0, None, one("ready_seconds")
     if not ended:
         heartbeat_s = one("heartbeat_age_seconds")
-    # A server takes the stage READY back from one that is dead or hangs. That it was is left.
+    # A server withdraws READY from a replica that is dead or hangs, but keeps its ready_seconds.
     stage = which("stage").upper() or ("" if took_s is None else "READY")
+    last = [label for name, label in figures if name == "serve_warm_stage"]
+    if ended and not stage and len(last) == 1:
+        stage = last[0].upper()  # a server keeps only the last stage, with the value 0
     condition, why = _condition(stage, heartbeat_s, believed=one("ready") != 0.0)
     return Observed(
         application=names[0],
@@ -414,34 +443,36 @@ def _of_figures(
         elapsed_s=one("start_elapsed_seconds") if took_s is None else took_s,
         deadline_s=one("deadline_seconds"),
         graph_pool_bytes=_pool_bytes(figures),
+        seats=_seats(figures),
         event=_sentence(
             [
                 "" if ended else why,
-                "degraded: its own report says why" if one("degraded") else "",
+                "degraded: its report says why" if one("degraded") else "",
                 *_after_ready(figures, last=""),
                 *_refusals(figures),
             ]
         ),
+        figures_alone=True,
     )
 
 
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
-    """Return the condition of a living replica, as `node.look` would, and what is wrong.
+    """Return the condition of a running replica, as `node.look` does, and its problem.
 
-    `believed` is whether the page calls it ready if that is its stage: a server may have another
-    limit than `node.STALE_S`.
+    `believed` is whether the page counts a READY replica as ready, because its server may use
+    another limit than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
-        return "stale", "its process is there: it hangs or is stopped"
+        return "stale", "its process exists, but hangs or is stopped"
     if stage == "FAILED":
-        return "failed", "its own log says why"
+        return "failed", "its log says why"
     if stage == "READY":
         return "warm", ""
     return "warming", "" if stage else "it has begun and has not written its state yet"
 
 
-# --- the words of both ---------------------------------------------------------------------
+# --- words for both sources ----------------------------------------------------------------
 
 
 def _find_traced(figures: Mapping[tuple[str, str], float], stage: str) -> str:
@@ -455,7 +486,7 @@ def _levels(figures: Mapping[tuple[str, str], float]) -> dict[str, int]:
 
 
 def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list[str]:
-    """Return what happened in traffic, which should be nothing, and the last event in words."""
+    """Return counts of unwanted events in traffic, with the last one in words; empty if none."""
     counts = [
         f"{figures[key]:g} {what}"
         for name, what in AFTER_READY.items()
@@ -469,8 +500,8 @@ AFTER_READY = {
     "serve_warm_captures_after_ready": "captures",
     "serve_warm_graph_skips_after_ready": "graphs skipped",
     "serve_warm_kernels_built_after_ready": "kernels built",
-    "serve_warm_tunings_after_ready": "tunings",
-    "serve_warm_eager_falls_after_ready": "falls to eager",
+    "serve_warm_tunings_after_ready": "autotuned",
+    "serve_warm_eager_falls_after_ready": "fallbacks to eager",
     "serve_warm_forbidden_after_ready": "refused",
 }
 
@@ -483,16 +514,45 @@ def _pool_bytes(figures: Mapping[tuple[str, str], float]) -> int | None:
 POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
-def _refusals(figures: Mapping[tuple[str, str], float]) -> list[str]:
+def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
+    """Return how many seats are wanted and wait, and whether this start was on one or why not.
+
+    `why` is the replica's own line, which a page of metrics does not have.
+    """
+    wanted, waiting = (figures.get((f"serve_warm_seats{end}", "")) for end in ("_wanted", ""))
+    missed = [r for (name, r), value in figures.items() if (name, value) == (SEAT_MISSES, 1.0)]
+    hit = figures.get(("serve_warm_seat_hits", "")) == 1.0
+    if not (wanted or hit or missed):
+        return ""
+    start = "yes" if hit else "no"
+    start += f" ({', '.join(missed)})" if missed else ""
+    start += "" if waiting is None else f"; {waiting:g} waiting for the next start"
+    counted = "" if wanted is None else f"{wanted:g} wanted; "
+    return f"{counted}this start: {why.removeprefix('seat: ') or start}"
+
+
+SEAT_MISSES = "serve_warm_seat_misses"
+
+
+def _refusals(figures: Mapping[tuple[str, str], float], *, why: str = "") -> list[str]:
+    """Return a sentence for each refused artifact, with the metric's reason and `why` in words."""
     refused = [label for (name, label), value in figures.items() if name == REFUSED and value == 1]
-    return [f"its artifact was refused: {reason}" for reason in refused]
+    words = f": {why}" if why else ""
+    return [f"its artifact was refused: {reason}{words}" for reason in refused]
 
 
 REFUSED = "serve_warm_refused"
 
 
+def _cut_hint(reason: str) -> str:
+    """Return a reason with only the first line of its hint; the others are lines to paste."""
+    what, sep, hint = reason.partition("\nhint: ")
+    return what + sep + hint.partition("\n")[0].removesuffix(":")
+
+
 def _sentence(parts: Iterable[str]) -> str:
-    return node.shown(redact("; ".join(dict.fromkeys(part for part in parts if part))))
+    lines = (join_lines(part) for part in parts if part)
+    return node.shown(redact("; ".join(dict.fromkeys(lines))))
 
 
 def _text(value: Any) -> str:
@@ -514,5 +574,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return seconds that have passed; of another boot's clock none are known."""
+    """Return the seconds; None if they are negative, because the clock is of another boot."""
     return max(0.0, seconds) if seconds > -1.0 else None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that asks whether this node is ready: `probe`."""
+"""The `probe` command, which reports whether this node is ready."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def probe(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Say whether this node is ready: its replicas are warm, its raylet and its proxy are healthy.
+    """Report whether this node is ready: its replicas warm, its raylet and proxy healthy.
 
-    Ends with 0 when it is; with 1 when it is not, and prints why, a reason a line. A probe of
-    Kubernetes runs the file alone, in a few hundredths of a second: python -I -S
-    .../serve_warm/node.py probe, with the same options.
+    Ends with exit code 0 if it is ready. Otherwise it prints one reason per line and ends with 1.
+    For a Kubernetes probe, run only the file node.py, which takes some hundredths of a second:
+    python -I -S .../serve_warm/node.py probe. It has the same options.
     """
     configured = resolve(WarmupConfig()).state_dir
     try:

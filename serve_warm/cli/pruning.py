@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that removes artifacts from a store: `prune`."""
+"""The `prune` command, which removes artifacts from a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 from packaging.version import InvalidVersion, Version
 
-from serve_warm.artifact import catalog
+from serve_warm.artifact import pruning
 from serve_warm.artifact.statements import STATEMENTS
 from serve_warm.cli import screen
 from serve_warm.config import WarmupConfig, resolve
@@ -26,7 +26,7 @@ SIZES = {"b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_
 
 
 def duration(text: str) -> float:
-    """Return seconds.
+    """Return a duration in seconds.
 
     >>> duration("12h"), duration("90d")
     (43200.0, 7776000.0)
@@ -35,7 +35,7 @@ def duration(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Return bytes, of decimal units as they are printed.
+    """Return a size in bytes. Units are decimal, as in the output.
 
     >>> size("500MB"), size("1.5 kB")
     (500000000, 1500)
@@ -55,7 +55,7 @@ def _quantity(text: str, units: Mapping[str, int], example: str) -> float:
 
 
 def version(text: str) -> str:
-    """Return it as it is, if it is one."""
+    """Return `text` unchanged if it is a version, or fail."""
     try:
         Version(text)
     except InvalidVersion as error:
@@ -65,23 +65,40 @@ def version(text: str) -> str:
 
 @click.command()
 @click.argument("store")
-@click.option("--older-than", type=duration, help="Artifacts of this age, such as 12h or 90d.")
-@click.option("--max-size", type=size, help="The oldest, until all parts fit, such as 10GB.")
-@click.option("--torch-before", type=version, help="All built for an earlier torch.")
+@click.option(
+    "--older-than",
+    type=duration,
+    help="Remove artifacts that are older than this, for example 12h or 90d.",
+)
+@click.option(
+    "--max-size",
+    type=size,
+    help="Remove the oldest artifacts until all parts together are "
+    "smaller than this, for example 10GB.",
+)
+@click.option(
+    "--torch-before",
+    type=version,
+    help="Remove artifacts that were built for an earlier version of torch.",
+)
 @click.option(
     "--keep-newest",
     type=click.IntRange(0),
-    help="Artifacts of each variant that age and size leave alone; default: 1.",
+    help=(
+        "Number of newest artifacts of each variant that are kept despite age and size; default: 1."
+    ),
 )
 @click.option(
     "--in-use",
     "in_use_files",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
-    help="JSON that names artifacts to keep: a replica's report, a list of reports, or a list of "
-    "statements; may be repeated.",
+    help=(
+        "JSON file with artifacts to keep: a replica's report, a list of reports, or a list of "
+        "statements; repeatable."
+    ),
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what prune would remove, but remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def prune(
     *,
@@ -96,15 +113,17 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule only those parts go that no artifact names any more and that are a day old, since
-    a push may be under way. An artifact stays when it is in use by a replica of this user on this
-    machine or by one that --in-use tells of; those of other machines this command cannot know.
+    Without a rule it removes only parts that no artifact names. These parts must be a day old,
+    because a push may still be running. It keeps artifacts that this user's replicas on this
+    machine use, and artifacts that --in-use files name. The command cannot see replicas on other
+    machines.
     """
     if keep_newest is not None and older_than is None and max_size is None:
         raise click.UsageError(
-            "--keep-newest is what --older-than and --max-size leave alone; give one of them"
+            "--keep-newest only works together with --older-than or --max-size: pass one of them "
+            "too"
         )
-    rules = catalog.Rules(
+    rules = pruning.Rules(
         older_than_s=older_than,
         max_bytes=max_size,
         torch_before=torch_before,
@@ -112,7 +131,7 @@ def prune(
     )
     in_use = _running_here().union(*(_find_names(file) for file in in_use_files))
     opened = open_existing_store(store)
-    pruned = catalog.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
+    pruned = pruning.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
     if as_json:
         did = "show" if dry_run else "remove"
         screen.data({"store": opened.uri, "did": did, **dataclasses.asdict(pruned)})
@@ -120,12 +139,12 @@ def prune(
     _show(pruned, "would remove" if dry_run else "removed")
 
 
-def _show(pruned: catalog.Pruned, did: str) -> None:
+def _show(pruned: pruning.Pruned, did: str) -> None:
     if pruned.removed:
         screen.words(
             ("why", "torch", "created", did),
             [
-                # To the minute: the statement should fit the window.
+                # To the minute, so that the statement fits the window.
                 (item.why, item.torch or "-", item.created[:16].replace("T", " "), item.statement)
                 for item in pruned.removed
             ],
@@ -150,7 +169,7 @@ def _find_names(file: Path) -> set[str]:
     try:
         found = _statements_in(parse_json(file.read_bytes()))
     except (OSError, ValueError) as error:
-        # Not taken for "nothing is in use": that would remove what somebody wanted to keep.
+        # An error, because an empty list would remove artifacts that the user wants to keep.
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(
             f"{screen.show_line(str(file))}: {why}; it should be a replica's report, a list of "
@@ -164,10 +183,10 @@ def _statements_in(data: Any) -> set[str]:
     """Return the statements that one or several reports name.
 
     Raises:
-        ValueError: these are no reports and no statements.
+        ValueError: `data` has neither reports nor statements.
     """
     items = data if isinstance(data, list) else [data]
-    # Empty in the report of a replica that compiled by itself.
+    # The report of a replica without an artifact has an empty one.
     return {_statement_of(item) for item in items} - {""}
 
 

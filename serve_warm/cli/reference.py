@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that says which metrics there are, and under which names: `metrics`."""
+"""The `metrics` command, which lists every metric and its names."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from serve_warm.metrics import METRICS
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One metric, as whoever writes a query needs it."""
+    """One metric, with the facts that a query needs."""
 
     ray: str
-    """Its name at Ray's endpoint; empty where Ray does not export it."""
+    """Its name at Ray's endpoint; empty if Ray does not export it."""
     node: str
     """Its name at the endpoint of a node's server."""
     type: str
     labels: tuple[str, ...]
-    """Beside those that the scrape adds."""
+    """Its labels, without those that the scrape adds."""
     unit: str
     meaning: str
 
 
 def of_replicas() -> list[Row]:
-    """Return what each replica has, through Ray and from its node's server."""
+    """Return the metrics of each replica, which Ray and the node's server export."""
     rows = []
     for metric in METRICS:
         name = _exported(metric.name, metric.kind)
@@ -48,7 +48,7 @@ def of_replicas() -> list[Row]:
 
 
 def of_nodes() -> list[Row]:
-    """Return what the server of a node has by itself."""
+    """Return the metrics of a node, which only its server exports."""
     return [
         Row(
             ray="",
@@ -67,7 +67,7 @@ def _exported(name: str, kind: str) -> str:
 
 
 def _unit(name: str) -> str:
-    """Return what a value is in, which Prometheus wants at the end of a name.
+    """Return the unit of a metric, which Prometheus puts at the end of the name.
 
     >>> _unit("serve_warm_ready_timestamp_seconds")
     'seconds since the epoch'
@@ -97,7 +97,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 TITLES = {
     "Of each replica, with the labels `application`, `deployment` and `replica`": of_replicas,
-    "Of a node, from its server alone": of_nodes,
+    "Of a node, only from its server": of_nodes,
 }
 
 
@@ -107,8 +107,8 @@ TITLES = {
 def metrics(*, form: str | None) -> None:
     """Print every metric: its name at Ray's endpoint and at a node's, type, labels, unit, meaning.
 
-    Ray's endpoint has those of the replicas, with labels of its own that a query sums away; the
-    server of a node (node.py serve) has all of them.
+    Ray's endpoint has the metrics of replicas, with extra labels that a query should sum away. The
+    server of a node (node.py serve) has all metrics.
     """
     if form == "json":
         screen.data([asdict(row) for rows in TITLES.values() for row in rows()])

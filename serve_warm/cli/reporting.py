@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that tells whole starts: `report`, of this node's replicas or of a Ray cluster's."""
+"""The `report` command, which shows whole starts of replicas on this node or in a Ray cluster."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
@@ -14,21 +15,23 @@ from typing import Any
 import click
 
 from serve_warm import node
+from serve_warm._seats import SeatUse
+from serve_warm._spans import Span, describe
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS, Span, describe, settle
+from serve_warm.report import LEVELS, settle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of one replica, as its state file or the replica itself tells it."""
+    """One start of one replica, read from its state file or from the replica."""
 
     application: str
     deployment: str
     replica: str
     stage: str
     ended: bool
-    """Whether the replica's process is gone."""
+    """Whether the replica's process has ended."""
     verdict: str
     traced: str
     levels: Mapping[str, int]
@@ -39,9 +42,11 @@ class Start:
     degraded: Sequence[str]
     warnings: Sequence[str]
     error: str
+    seat: str
+    """What came of seats, in a line; empty where there are none."""
 
     def lines(self) -> list[str]:
-        """Return what a terminal shows of it."""
+        """Return the lines that a terminal shows."""
         name = f"{self.application}#{self.deployment} {self.replica}"
         gone = ", and its process has ended" if self.ended else ""
         kinds = ", ".join(f"{self.levels[k]} at level {k}" for k in self.levels if self.levels[k])
@@ -53,6 +58,7 @@ class Start:
         ]
         said = [" ".join(filter(None, facts))]
         said += [f"artifact: {self.reason}"] if self.reason else []
+        said += [self.seat] if self.seat else []
         said += [f"degraded: {why}" for why in self.degraded]
         said += [f"warning: {text}" for text in self.warnings]
         said += [f"error: {self.error}"] if self.error else []
@@ -66,9 +72,12 @@ class Start:
     "--state-dir",
     metavar="DIR",
     default="",
-    help="Where the replicas of this node write; default: as they do.",
+    help="State directory of the replicas on this node. Default: the directory that they use.",
 )
-@click.option("--address", help="Ask the replicas of a running Ray cluster, such as auto, instead.")
+@click.option(
+    "--address",
+    help="Read reports from the replicas of this running Ray cluster instead; auto finds one.",
+)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here."
 )
@@ -76,17 +85,17 @@ class Start:
     "--trace",
     "trace_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a Chrome trace here, for chrome://tracing or ui.perfetto.dev.",
+    help="File to write a Chrome trace to, for chrome://tracing or ui.perfetto.dev.",
 )
 def report(
     *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
 ) -> None:
-    """Tell each start from its process on: where its seconds went, which levels answer, and why.
+    """Show each start since its process began: the time of each part, and the levels of calls.
 
-    Of the replicas of this node also those that have ended, for as long as their files are kept.
+    Replicas of this node that have ended are included while their files are kept.
     """
     if state_dir and address:
-        raise click.UsageError("name --state-dir or --address, not both")
+        raise click.UsageError("pass --state-dir or --address, not both")
     if address:
         starts = of_cluster(address)
     else:
@@ -107,7 +116,7 @@ def _write(path: Path, data: Any) -> None:
 
 
 def of_node(directory: str) -> list[Start]:
-    """Return the starts of which there are state files.
+    """Return the starts with state files in a directory.
 
     Raises:
         StoreError: there is none, or the directory cannot be read.
@@ -117,7 +126,7 @@ def of_node(directory: str) -> list[Start]:
     except OSError as error:
         raise StoreError(
             f"the state directory {directory} cannot be read: {error.strerror or error}",
-            hint="run it as the user of the replicas, or name --state-dir",
+            hint="run it as the user of the replicas, or pass --state-dir",
         ) from error
     starts = [
         _start(replica.names, replica.state, ended=replica.condition == "dead")
@@ -127,18 +136,18 @@ def of_node(directory: str) -> list[Start]:
     if not starts:
         raise StoreError(
             f"no replica has written to {directory}",
-            hint="run it as the user of the replicas, or name --state-dir or --address",
+            hint="run it as the user of the replicas, or pass --state-dir or --address",
         )
     return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
 
 
 def of_cluster(address: str) -> list[Start]:
-    """Return the starts of all running replicas of a Ray cluster that have the mixin.
+    """Return the starts of a Ray cluster's running replicas that use the mixin.
 
     Raises:
         MissingPackage: Ray is not installed.
         ConfigError: there is no cluster.
-        StoreError: it has no such replica.
+        StoreError: the cluster has no such replica.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingPackage("--address", package="ray[serve]")
@@ -150,14 +159,17 @@ def of_cluster(address: str) -> list[Start]:
     ]
     if not starts:
         raise StoreError(
-            f"no replica on the cluster at {address} has WarmupMixin",
-            hint="name --state-dir on the node of a replica that has ended",
+            f"no replica on the cluster at {address} uses WarmupMixin",
+            hint="for a replica that has ended, use --state-dir on its node",
         )
     return starts
 
 
 def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
-    """Return a start from a state file or a report; what another release does not have is empty."""
+    """Return a start from a state file or a report.
+
+    Fields that an older release did not write are empty.
+    """
     artifact = said.get("artifact")
     reason = artifact.get("reason", "") if isinstance(artifact, dict) else said.get("reason", "")
     levels = said.get("levels")
@@ -169,7 +181,8 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
         stage=_text(said.get("stage")),
         ended=ended,
         verdict=settle(_text(said.get("verdict")), _text(said.get("stage"))),
-        traced=_text(said.get("traced")),
+        # Before READY it is unknown how much is left to compile.
+        traced=_text(said.get("traced")) if said.get("stage") == "READY" else "",
         levels={str(level): _count(known.get(str(level))) for level in LEVELS},
         spans=[span for each in _list(said.get("spans")) if (span := _span(each)) is not None],
         doing=_text(said.get("doing")),
@@ -177,7 +190,19 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
         degraded=[_text(each) for each in _list(said.get("degraded"))],
         warnings=[_text(each) for each in _list(said.get("warnings"))],
         error=_text(said.get("error")),
+        seat=_seat(said.get("seat")),
     )
+
+
+def _seat(said: Any) -> str:
+    """Return the line about a seat from a state file, or from the record in a report."""
+    if not isinstance(said, dict):
+        return _text(said)
+    known = {each.name for each in dataclasses.fields(SeatUse)}
+    try:
+        return SeatUse(**{name: said[name] for name in known & said.keys()}).text()
+    except (TypeError, ValueError):
+        return ""
 
 
 def _span(data: Any) -> Span | None:
@@ -205,7 +230,7 @@ def _count(value: Any) -> int:
 
 
 def as_data(start: Start) -> dict[str, Any]:
-    """Return a start for JSON: its spans in seconds from its process on."""
+    """Return a start for JSON, with spans in seconds since its process began."""
     zero = min((span.began_boot_s for span in start.spans), default=0.0)
     plain = {name: getattr(start, name) for name in Start.__dataclass_fields__ if name != "spans"}
     return {
@@ -223,9 +248,9 @@ def as_data(start: Start) -> dict[str, Any]:
 
 
 def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
-    """Return a trace as Chrome and Perfetto read it: a process a start, a track for what is beside.
+    """Return a trace for Chrome and Perfetto: one process per start, a track for other threads.
 
-    All starts of a node are on one clock: who waited for whom can be seen.
+    All starts of a node share one clock, so the trace shows which replica waited for which.
     """
     spans = [span for start in starts for span in start.spans]
     zero = min((span.began_boot_s for span in spans), default=0.0)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands show things: bars and a clock in a terminal, lines in a log, JSON for programs.
+"""Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anybody may have written what an untrusted statement says. Whatever is shown of it goes through
-`shown`, or as text without markup into a table of this module.
+Anybody may have written an untrusted statement. So its texts are shown through `show_line`, or as
+plain text in a table of this module.
 """
 
 from __future__ import annotations
@@ -42,16 +42,19 @@ if TYPE_CHECKING:
 COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
 """How far a start is within a stage."""
 
+ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
+"""How far a bench is, at the end of its line. `3 of 6` and the port of an address stay."""
+
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function to be told, as often as one likes, what is going on.
+    """Yield a function that shows the current step, and may be called often.
 
-    In a terminal one line is kept up to date; elsewhere a line is written when other words than
-    counters change, so that a log shows stages and not every input.
+    In a terminal it updates one line. Elsewhere it writes a line only if more than counters
+    changed, so that a log shows stages and not every input.
     """
     start = time.monotonic()
     last = ""
@@ -63,7 +66,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
         def line(text: str) -> None:
             nonlocal last
-            stage = COUNTERS.sub("", text).rstrip("0123456789/ ")
+            stage = ROUNDS.sub("", COUNTERS.sub("", text))
             if stage != last:
                 last = stage
                 stderr.print(f"[{elapsed()}] {stage}", markup=False, soft_wrap=True)
@@ -88,10 +91,10 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function to be told what is being moved, how many bytes are done and how many in all.
+    """Yield a function that shows a transfer: its name, the bytes done, and all bytes.
 
-    In a terminal there is a bar for what is under way. There and elsewhere a line is written when
-    it is complete.
+    A terminal shows a bar for the current transfer. Each completed one becomes a line, also outside
+    a terminal.
     """
     shown_bars = Progress(
         TextColumn("{task.description}", markup=False),
@@ -109,11 +112,11 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 ONE_REQUEST_BYTES = 32 << 20
-"""Objects up to this size come as one stream, so what is told about them is in order."""
+"""Objects up to this size come as one stream, so their progress arrives in order."""
 
 
 class _Moving:
-    """One bar at a time, for what is moved one after the other and told by its name alone."""
+    """One bar at a time, for transfers that follow one another and are known only by name."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -129,7 +132,7 @@ class _Moving:
                 self._line()
                 self._task = self._bars.add_task(what, total=total)
                 self._what, self._done, self._total = what, 0, total
-            # Several threads tell about one object, and may come a little out of order.
+            # Several threads report about one object, and may come a little out of order.
             self._done = max(self._done, done)
             if self._task is not None:
                 self._bars.update(self._task, completed=self._done)
@@ -137,7 +140,7 @@ class _Moving:
                 self._line()
 
     def end(self) -> None:
-        """Write the line of what is under way."""
+        """Write the line of the current transfer."""
         with self._lock:
             self._line()
 
@@ -160,7 +163,7 @@ class _Moving:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose first column is text and whose others are numbers."""
+    """Return a table with text in the first column and numbers in the others."""
     drawn = Table(box=None, pad_edge=False)
     for index, name in enumerate(header):
         drawn.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
@@ -170,7 +173,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-    """Print a table of words, folded to the window in a terminal and never folded in a log."""
+    """Print a table of words. A terminal folds it to the window; a log does not."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in header:
         drawn.add_column(name, overflow="fold")
@@ -180,7 +183,7 @@ def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int =
     console = Console(highlight=False, width=width)
     with console.capture() as captured:
         console.print(Padding(drawn, (0, 0, 0, indent), expand=False))
-    # A table fills its last column with blanks.
+    # A table fills its last column with spaces.
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
 
@@ -189,7 +192,7 @@ _LOG_WIDTH = 10_000
 
 
 def show_line(text: str) -> str:
-    r"""Return one line of text as it may be shown in a terminal: escaped if it would act on it.
+    r"""Return one line of text, escaped if a terminal would act on it.
 
     >>> print(show_line("CPython 3.11"), show_line("\x1b[2Ktrusted"))
     CPython 3.11 '\x1b[2Ktrusted'
@@ -198,9 +201,9 @@ def show_line(text: str) -> str:
 
 
 def levels(entries: Any) -> list[str]:
-    """Return how many kinds of calls have which level, and a line for each that has less, with why.
+    """Return lines that count the kinds of calls at each level, and one for each reason.
 
-    `entries` is what a report or a manifest has; anything else, of another release, is no lines.
+    `entries` comes from a report or a manifest. Other data, of another release, gives no lines.
 
     >>> levels([{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}])
     ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']
@@ -220,14 +223,14 @@ def levels(entries: Any) -> list[str]:
 
 
 def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
-    """Return what was left out, for JSON."""
+    """Return the skipped artifacts, for JSON."""
     return [{"reason": each.reason, "message": each.message} for each in refused]
 
 
 def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
-    """Say what was left out and why, and end with exit code 3 if anything was."""
+    """Print the skipped artifacts and why, and end with exit code 3 if there are any."""
     for each in refused:
-        click.echo(f"left out ({each.reason}): {show_line(each.message)}", err=True)
+        click.echo(f"skipped ({each.reason}): {show_line(each.message)}", err=True)
     for hint in dict.fromkeys(each.hint for each in refused if each.hint):
         click.echo("hint: " + "\n".join(map(show_line, hint.splitlines())), err=True)
     if refused:
@@ -235,12 +238,12 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
 
 
 def data(value: Any) -> None:
-    """Print JSON on stdout; it escapes whatever a terminal would act on."""
+    """Print JSON on stdout. It escapes characters that a terminal would act on."""
     click.echo(json.dumps(value, indent=2))
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write JSON into a file and say where, or print it for `-`."""
+    """Write JSON to a file and print its name, or print the JSON for `-`."""
     if path == Path("-"):
         data(value)
         return
@@ -251,7 +254,7 @@ def write_json(value: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Hold back what a logger says below errors, where a command shows the same by itself."""
+    """Hide a logger's lines below ERROR, for commands that show the same in their output."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -262,7 +265,7 @@ def quiet(name: str) -> Iterator[None]:
 
 
 def size(count: int) -> str:
-    """Return bytes as a person writes them.
+    """Return a number of bytes in a readable unit.
 
     >>> size(206_366)
     '206.4 kB'

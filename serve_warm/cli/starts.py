@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that start replicas: `build` and `bench`."""
+"""The `build` and `bench` commands, which start replicas."""
 
 from __future__ import annotations
 
@@ -12,64 +12,84 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from serve_warm._private_folders import process_folder
+from serve_warm._spans import SHOWN_S, WAITING
 from serve_warm.cli import screen
-from serve_warm.config import environment
+from serve_warm.config import environment, point_torch_caches_at
 from serve_warm.errors import ConfigError, MissingPackage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serve_warm.builder.app import App, Application
     from serve_warm.builder.built import Built, NothingToBuild
+    from serve_warm.builder.publishing import Destination
+    from serve_warm.builder.signing import Signing
     from serve_warm.fingerprint import Cpu
 
 APP_HELP = "APP is a Serve YAML with one application, or module:app."
 
 address_option = click.option(
-    "--address", help="A running Ray cluster, such as auto; default: a local one."
+    "--address",
+    help="Address of a running Ray cluster, or auto to find one; default: a new local one.",
 )
 working_dir_option = click.option(
     "--working-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="With --address: a folder that Ray copies to the nodes, with the code of APP.",
+    help="With --address: the folder with the code of APP; Ray copies it to the nodes.",
 )
 
 
 @click.command(epilog=APP_HELP)
 @click.argument("app")
-@click.option("--store", required=True, help="Where to publish: a folder, s3, gs, az, hf.")
-@click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
-@click.option("--all", "every", is_flag=True, help="Each deployment that uses WarmupMixin.")
+@click.option(
+    "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
+)
+@click.option("--deployment", help="The deployment to build for, if several use WarmupMixin.")
+@click.option("--all", "every", is_flag=True, help="Build for each deployment with WarmupMixin.")
 @address_option
 @working_dir_option
 @click.option(
     "--key",
     "key_file",
     type=click.Path(path_type=Path),
-    help="Ed25519 private key, PEM, to sign with; default: your own, made on first use.",
+    help="Ed25519 private key (PEM) to sign with; default: your user key, made on first use.",
 )
 @click.option(
     "--unsigned",
     is_flag=True,
-    help="Publish into a folder without a signature, for serve-warm sign --unsigned; --key then "
-    "signs the copy for the round trip alone.",
+    help=(
+        "Publish an unsigned artifact into a folder, to be signed later by serve-warm sign "
+        "--unsigned. --key then signs only the copy for the round trip."
+    ),
 )
-@click.option("--source-commit", default="", help="Signed fact; default: that of a CI job.")
-@click.option("--image", default="", help="Signed fact: the image that this runs in, by digest.")
-@click.option("--builder", default="", help="Signed fact; default: the workflow, on GitHub.")
+@click.option(
+    "--source-commit",
+    default="",
+    help="Commit of the source, a signed fact; default: the commit of the CI job.",
+)
+@click.option(
+    "--image", default="", help="Image in which this command runs, by digest; a signed fact."
+)
+@click.option(
+    "--builder",
+    default="",
+    help="Name of the builder, a signed fact; default on GitHub: the workflow.",
+)
 @click.option(
     "--portable-cpu",
     "cpu",
     flag_value="portable",
-    help="Compile for every CPU with AVX2 (x86-64-v3), and prove it by disassembly.",
+    help="Compile for all CPUs with AVX2 (x86-64-v3), and check the result by disassembly.",
 )
 @click.option(
     "--if-published",
     type=click.Choice(["refuse", "keep", "supersede"]),
     default="refuse",
     show_default=True,
-    help="When the store has this variant already: fail, prove that one instead, or publish beside "
-    "it, which makes the new one the one that replicas take.",
+    help="What to do if the store already has this variant. refuse: fail. keep: prove the "
+    "published artifact instead. supersede: publish the new one as well; replicas then use the "
+    "new one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
@@ -91,56 +111,70 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    Looks for the mistakes that check finds, and stops at a problem. Then starts the deployment with
-    the resources of its own options, replays its inputs, packs its caches, and publishes them only
-    after a second, fresh replica has loaded the artifact and proven every input without running a
-    compiler.
+    First it looks for the mistakes that check finds, and stops at a problem. Then it starts the
+    deployment with its configured resources, replays its inputs and packs its caches. It publishes
+    them only after a second, fresh replica has loaded the artifact and proven every input without
+    running a compiler.
     """
     if every and deployment is not None:
-        raise click.UsageError("--all builds for each deployment, and --deployment names one")
+        raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
     _check_working_dir(address, working_dir)
     need_ray("build")
-    from serve_warm.builder.app import load_application
-    from serve_warm.builder.built import NothingToBuild
     from serve_warm.builder.provenance import read_provenance
+    from serve_warm.builder.publishing import Destination
+    from serve_warm.builder.signing import Signing
+    from serve_warm.stores import open_store
     from serve_warm.trust.keys import load_signing_key
 
     key = load_signing_key(key_file) if key_file is not None else None
-    application = load_application(app)
+    application = _import_to_build(app)
     _check_first(application, deployment, store, unsigned=unsigned)
     names = list(application.warming) if every else [deployment]
     apps = [application.app(name) for name in names]
-    options = {
-        "key": key,
-        "signature": "later" if unsigned else "now",
-        "provenance": read_provenance(
-            environment(), source=source_commit, image=image, builder=builder
+    results = _build_each(
+        apps,
+        Destination(store=open_store(store), if_published=if_published),
+        signing=Signing(
+            key=key,
+            when="later" if unsigned else "now",
+            provenance=read_provenance(
+                environment(), source=source_commit, image=image, builder=builder
+            ),
         ),
-        "cpu": cpu,
-        "if_published": if_published,
-    }
-    results = _build_each(apps, store, address, working_dir, options)
+        cpu=cpu,
+        address=address,
+        working_dir=working_dir,
+    )
     if as_json:
         data = [dataclasses.asdict(built) for built in results]
         click.echo(json.dumps(data if every else data[0], indent=2, default=dict))
         return
     for each, built in zip(apps, results, strict=True):
-        if isinstance(built, NothingToBuild):
-            click.echo(
-                f"nothing compiles in {each.deployment}: no artifact is needed, none published"
-            )
-        else:
-            _show_built(built, unsigned=unsigned)
+        _show_result(each, built, unsigned=unsigned)
+
+
+def _import_to_build(app: str) -> Application:
+    """Import the app with fresh folders for torch's caches, which its replicas use too.
+
+    The app may compile while it is imported. With torch's default folder, which all processes of a
+    user share, code that another process left there would run and be signed.
+    """
+    from serve_warm.builder.app import load_application
+
+    point_torch_caches_at(process_folder() / "cache")
+    return load_application(app)
 
 
 def _build_each(
     apps: Sequence[App],
-    store: str,
+    destination: Destination,
+    *,
+    signing: Signing,
+    cpu: Cpu | None,
     address: str | None,
     working_dir: Path | None,
-    options: dict[str, Any],
 ) -> list[Built | NothingToBuild]:
-    """Build for one deployment after the other on one cluster."""
+    """Build for each deployment in turn, on one cluster."""
     from serve_warm.builder.build import build
     from serve_warm.builder.cluster import open_cluster
 
@@ -155,24 +189,43 @@ def _build_each(
         for app in apps:
             if len(apps) > 1:
                 _say(f"for {app.deployment}:")
-            results.append(build(app, store, on=cluster, progress=progress, notice=_say, **options))
+            built = build(
+                app,
+                destination,
+                on=cluster,
+                signing=signing,
+                cpu=cpu,
+                progress=progress,
+                notice=_say,
+            )
+            results.append(built)
     return results
+
+
+def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool) -> None:
+    if built.published == "nothing":
+        click.echo(
+            f"nothing compiles in {app.deployment}: it needs no artifact, so none is published"
+        )
+        _show_warnings(built.warnings)
+    else:
+        _show_built(built, unsigned=unsigned)
 
 
 def _check_working_dir(address: str | None, working_dir: Path | None) -> None:
     if working_dir is not None and address is None:
         raise click.UsageError(
-            "--working-dir is for --address: without it replicas work in this folder"
+            "--working-dir needs --address: local replicas run in the current folder"
         )
 
 
 def _check_first(
     application: Application, deployment: str | None, store: str, *, unsigned: bool
 ) -> None:
-    """Refuse what check would call a problem, and show what it would warn of.
+    """Fail on the problems that `check` reports, and print its warnings.
 
-    Where replicas look is a warning here: the store of a build need not be theirs, and never is
-    where an artifact waits for its signature.
+    A store that differs from the replicas' is only a warning here. A build may publish elsewhere,
+    and always does if the artifact still needs its signature.
     """
     from serve_warm.builder import check
 
@@ -201,8 +254,8 @@ def _check_first(
 
 def _show_built(built: Built, *, unsigned: bool) -> None:
     cold, warm = built.cold, built.round_trip
-    ratio = warm["to_proof_s"] / cold["to_proof_s"]
-    done = "published" if built.published == "new" else "kept, as it was published before,"
+    ratio = _own_seconds(warm) / _own_seconds(cold)
+    done = "published" if built.published == "new" else "already published, kept:"
     click.echo(f"{done} {built.statement}")
     for rank, statement in enumerate(built.ranks[1:], start=1):
         click.echo(f"and for rank {rank} {statement}")
@@ -211,21 +264,22 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     for name, count in built.parts.items():
         click.echo(f"  part        {name}, {screen.size(count)}")
     click.echo(
-        f"  compiled    {cold['to_proof_s']:.1f} s to proof, "
+        f"  compiled    {_describe_seconds(cold)}, "
         f"{cold['warmup']['compiler_processes']} compiler processes"
     )
     click.echo(
-        f"  round trip  {warm['to_proof_s']:.1f} s to proof ({ratio:.2f} of that), "
+        f"  round trip  {_describe_seconds(warm)} ({ratio:.2f} of that), "
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
     for line in screen.levels(warm["entries"]):
         click.echo(f"  {line}")
+    _show_warnings(built.warnings)
     portable = built.portable_libraries is not None
     if portable:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
     if unsigned:
-        click.echo("unsigned, so no replica loads it: sign it with")
+        click.echo("it is unsigned, so no replica loads it; sign it with")
         name = built.statement.split("/")[1]
         click.echo(f"  serve-warm sign {built.store} --unsigned --deployment {name} \\")
         click.echo("    --key FILE --publish STORE")
@@ -233,12 +287,36 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     cpu_setting = ", cpu: portable" if portable else ""
     click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
     if portable:
-        click.echo("only replicas that set cpu: portable too can load it")
+        click.echo("only replicas that also set cpu: portable can load it")
     if built.trust:
-        click.echo("replicas of other users or machines trust it with these lines in")
+        click.echo("replicas of other users or machines trust it if these lines are in")
         click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
         click.echo(f"  {line}")
+
+
+def _show_warnings(warnings: Sequence[str]) -> None:
+    for text in warnings:
+        click.echo(f"  warning     {screen.show_line(' '.join(text.split()))}")
+
+
+def _waits(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [span for span in report["spans"] if span["name"].startswith(WAITING)]
+
+
+def _own_seconds(report: Mapping[str, Any]) -> float:
+    """Return the seconds to the proof without waits for other deployments."""
+    waited_s = sum(float(span["seconds"]) for span in _waits(report))
+    return max(0.001, float(report["to_proof_s"]) - waited_s)
+
+
+def _describe_seconds(report: Mapping[str, Any]) -> str:
+    """Return the seconds to the proof in words, and separately the waits for other deployments."""
+    waits = _waits(report)
+    waited_s = sum(span["seconds"] for span in waits)
+    names = ", ".join(dict.fromkeys(span["name"] for span in waits))
+    waited = f" and {waited_s:.1f} s {names}" if waited_s >= SHOWN_S else ""
+    return f"{_own_seconds(report):.1f} s to proof{waited}"
 
 
 @click.command(epilog=APP_HELP)
@@ -248,9 +326,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write results here; - for stdout, in place of the table.",
+    help="Write the results to this file as JSON; - for stdout, instead of the table.",
 )
-@click.option("--deployment", help="Which deployment, where several use WarmupMixin.")
+@click.option("--deployment", help="The deployment to measure, if several use WarmupMixin.")
 @address_option
 @working_dir_option
 @click.option(
@@ -258,7 +336,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     "modes",
     multiple=True,
     type=click.Choice(["cold", "torch_bytes", "warm"]),
-    help="Start this way; may be repeated. Default: all three.",
+    help="Mode to measure; repeatable. Default: all three modes.",
 )
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--requests", "request_count", default=60, show_default=True, type=click.IntRange(2))
@@ -274,7 +352,7 @@ def bench(
     repeats: int,
     request_count: int,
 ) -> None:
-    """Compare cold, torch's own cache bytes and serve_warm, each in fresh processes."""
+    """Compare cold starts, torch's own cache bytes and serve_warm, each in fresh processes."""
     _check_working_dir(address, working_dir)
     need_ray("bench")
     from serve_warm.builder import bench as bench_
@@ -304,16 +382,20 @@ def bench(
 
 
 def _say(text: str) -> None:
-    # Around a status line, and of what a replica says.
+    # Above the status line, and escaped, because the text may come from a replica.
     screen.stderr.print(screen.show_line(text), markup=False, soft_wrap=True)
 
 
 SERVES = ("ray", "starlette", "fastapi", "uvicorn")
-"""Modules of `ray[serve]`; all but the first are missing where ray was installed without it."""
+"""Modules of `ray[serve]`. Plain `ray` has only the first one."""
 
 
 def need_ray(command: str) -> None:
-    """Refuse a command that starts replicas where there is nothing to start them with."""
+    """Refuse a command that starts replicas if its packages are missing.
+
+    Raises:
+        MissingPackage: `ray[serve]` or `torch` is not installed.
+    """
     packages = [*((module, "ray[serve]") for module in SERVES), ("torch", "torch")]
     for module, package in packages:
         if importlib.util.find_spec(module) is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command that shows how far replicas are: `status`, once or for as long as one looks."""
+"""The `status` command, which shows the progress of replicas, once or continuously."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
 
 Which = Literal["now", "all"]
-"""Replicas to show: those of now, with the ones that ended early, or all that left a trace."""
+"""Replicas to show: running ones and those that ended before they were ready, or all known ones."""
 
 
 @click.command()
@@ -33,13 +33,19 @@ Which = Literal["now", "all"]
     "urls",
     multiple=True,
     metavar="URL",
-    help="Metrics of a node: of `node.py serve` (http://HOST:8099/metrics) or of Ray; repeatable.",
+    help=(
+        "Address of a metrics page, from `node.py serve` (http://HOST:8099/metrics) or from Ray; "
+        "repeatable."
+    ),
 )
 @click.option(
     "--state-dir",
     metavar="DIR",
     default="",
-    help="Where the replicas of this node write; default: as they do, and none with --url.",
+    help=(
+        "State directory of the replicas on this node. Default: the directory that they use, or "
+        "none with --url."
+    ),
 )
 @click.option("--app", "application", default="", help="Only this application.")
 @click.option(
@@ -47,20 +53,20 @@ Which = Literal["now", "all"]
     "deployments",
     multiple=True,
     metavar="NAME",
-    help="[APP#]NAME: only this deployment; repeatable.",
+    help="Show only this deployment, named [APP#]NAME; repeatable.",
 )
 @click.option(
-    "--all", "which", flag_value="all", default="now", help="Also replicas that have ended."
+    "--all", "which", flag_value="all", default="now", help="Also show replicas that have ended."
 )
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option(
     "--period-s",
     type=click.FloatRange(0.1),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks of --watch.",
+    help="Seconds between two updates of --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a look a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; one line per update of --watch.")
 @click.pass_context
 def status(
     context: click.Context,
@@ -76,8 +82,8 @@ def status(
 ) -> None:
     """Show the replicas of this node, or of others by --url: stage, inputs, verdict, last event.
 
-    Ends with 0 when all that are there are ready; with 1 when one is not, there is none, or a
-    source could not be read.
+    Ends with exit code 0 if all live replicas are ready. Ends with 1 if a replica is not ready, if
+    there are none, or if a source could not be read.
     """
     try:
         pages = tuple(dict.fromkeys(observed.metrics_url(url) for url in urls))
@@ -89,7 +95,7 @@ def status(
         state_dir = resolve(WarmupConfig()).state_dir or ""
 
     def look() -> Look:
-        # Asked each time: the first replica decides.
+        # Each time, because the first replica chooses the directory.
         directory = state_dir if state_dir or pages else node.default_directory()
         return observed.look(directory, pages).of(application, deployments)
 
@@ -106,14 +112,14 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print one look: drawn in a terminal, a replica a line elsewhere; troubles to stderr."""
+    """Print one look: as a table in a terminal, else one line per replica; troubles to stderr."""
     if screen.stdout.is_terminal:
         screen.stdout.print(draw(now, which))
     else:
         for each in choose(now, which):
             click.echo(line(each))
-    for trouble in troubles(now):
-        click.echo(trouble, err=True)
+    for text in (*troubles(now), *remarks(now, which)):
+        click.echo(text, err=True)
 
 
 def _every(period_s: float) -> Iterator[int]:
@@ -124,7 +130,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show one look after the other: in place in a terminal, elsewhere a line for each change."""
+    """Show looks as they come: in place in a terminal, elsewhere one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -133,6 +139,7 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
             for now in looks:
                 clock = Text(time.strftime("%H:%M:%S, Ctrl-C ends"), style="dim")
                 said = [Text(trouble, style="red") for trouble in troubles(now)]
+                said += [Text(remark, style="dim") for remark in remarks(now, which)]
                 live.update(Group(draw(now, which), *said, clock), refresh=True)
     else:
         before = Look()
@@ -142,29 +149,52 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
             before = now
 
 
-# --- what is shown, in words ---------------------------------------------------------------
+# --- texts ---------------------------------------------------------------------------------
 
 
 def choose(now: Look, which: Which) -> list[Observed]:
-    """Return the replicas to show: not those that were ready and have ended, unless all are.
+    """Return the replicas to show: all of them, or without those that have ended.
 
-    Nor those that ended long ago. What ended before it was ready is what one came to see: Serve
-    has replaced it, and the new one says nothing of it.
+    A replica that ended recently, before it was ready, is always shown, because Serve has replaced
+    it and the new replica does not mention it.
     """
     return [each for each in now.replicas if which == "all" or not each.ended or each.died_young]
 
 
 def troubles(now: Look) -> list[str]:
-    """Return a sentence for each source that was not read, or for nothing being there."""
+    """Return a sentence for each source that was not read, or one if there is no replica."""
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
-    advice = "run it as the user of the replicas, or name --state-dir or --url"
-    return [f"no replica is there: looked at {where}; {advice}"]
+    advice = "run it as the user of the replicas, or pass --state-dir or --url"
+    return [f"there is no replica: looked at {where}; {advice}"]
+
+
+def remarks(now: Look, which: Which) -> list[str]:
+    """Return sentences about facts that are not shown here, and where to find them."""
+    of_pages = [each for each in now.replicas if each.figures_alone]
+    shown = {each.names for each in choose(now, which)}
+    young = [e for e in of_pages if e.ended and e.stage != "READY" and e.names not in shown]
+    said = []
+    if any(each.names in shown for each in of_pages):
+        said.append(WORDS_ELSEWHERE)
+    if young:
+        its = "its page does" if len(young) == 1 else "their pages do"
+        it, was = ("it", "it was") if len(young) == 1 else ("them", "they were")
+        said.append(
+            f"{len(young)} more ended before {was} ready, and {its} not say when: --all shows {it}"
+        )
+    return said
+
+
+WORDS_ELSEWHERE = (
+    "pages of metrics have only numbers: to see stores, errors, last events and what a start waits "
+    "for, run serve-warm status on the replica's node"
+)
 
 
 def line(each: Observed) -> str:
-    """Return all that is known of a replica in one line, without figures that nobody knows."""
+    """Return all known facts about a replica in one line."""
     done, wrote = inputs(each), heartbeat(each)
     facts = [
         standing(each),
@@ -178,16 +208,16 @@ def line(each: Observed) -> str:
 
 
 def changes(before: Look, now: Look, which: Which) -> list[str]:
-    """Return a line for each replica that is new, gone or something else than before.
+    """Return a line for each replica that is new, gone or changed.
 
-    Figures that move all the time, such as ages and inputs, are in the lines and make none.
+    Numbers that change all the time, such as ages and inputs, do not count as a change.
     """
     was = {each.names: each for each in choose(before, which)}
     here = choose(now, which)
     lines = [line(each) for each in here if _standing(was.pop(each.names, None)) != _standing(each)]
     lines += [node.shown(f"{app}#{deployment} {name}: gone") for app, deployment, name in was]
-    said = troubles(before) if before.sources else []
-    return lines + [trouble for trouble in troubles(now) if trouble not in said]
+    said = [*troubles(before), *remarks(before, which)] if before.sources else []
+    return lines + [t for t in (*troubles(now), *remarks(now, which)) if t not in said]
 
 
 def _standing(each: Observed | None) -> tuple[str, ...]:
@@ -195,7 +225,7 @@ def _standing(each: Observed | None) -> tuple[str, ...]:
 
 
 def plain(now: Look) -> dict[str, Any]:
-    """Return a look for JSON: all replicas, null for what is not known."""
+    """Return a look for JSON, with all replicas and null for unknown facts."""
     return {
         "ready": now.ready,
         "sources": list(now.sources),
@@ -212,14 +242,14 @@ def plain(now: Look) -> dict[str, Any]:
 
 
 def standing(each: Observed) -> str:
-    """Return the stage where that says it, and else what is the matter."""
+    """Return the stage, or the condition if the stage does not describe the replica."""
     if each.condition in ("warm", "warming", "failed") or each.stage == "FAILED":
         return each.stage or "no stage"
     return f"{each.condition} in {each.stage}" if each.stage else each.condition
 
 
 def inputs(each: Observed) -> str:
-    """Return how many inputs are done of how many, as `4/6`; empty before they are known."""
+    """Return the progress of the inputs, such as `4/6`; empty before it is known."""
     if not each.inputs_expected:
         return ""
     return f"{'?' if each.inputs_done is None else each.inputs_done}/{each.inputs_expected}"
@@ -232,34 +262,38 @@ def heartbeat(each: Observed) -> str:
 
 
 def notes(each: Observed) -> list[str]:
-    """Return what it took or how much is left, what its graphs keep, and the last event."""
+    """Return notes on times, store, levels, graph memory and seats, and the last event."""
     took = ""
     if each.elapsed_s is not None and each.stage == "READY":
-        took = f"ready after {each.elapsed_s:.1f} s"
+        took = f"ready {each.elapsed_s:.1f} s after its __init__ began"
     elif each.elapsed_s is not None and each.condition == "warming" and each.deadline_s:
-        took = f"{each.elapsed_s:.0f} s of its deadline of {each.deadline_s:.0f} s"
+        took = f"created {each.elapsed_s:.0f} s ago, "
+        took += f"deadline {each.deadline_s:.0f} s after its __init__"
     waits = f"waits for {each.doing}" if each.doing else ""
     answered = _describe_levels(each)
     pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
-    return [
-        part for part in (waits, took, _told_of_store(each), answered, pools, each.event) if part
-    ]
+    seats = f"seats: {each.seats}" if each.seats else ""
+    parts = (waits, took, _told_of_store(each), answered, pools, seats, each.event)
+    return [part for part in parts if part]
 
 
-ASK_STORE = {"miss": "diff", "partial": "diff", "refused": "verify"}
-"""The command that says more about a verdict, by verdict."""
+ASK_STORE = {"miss": "diff", "refused": "verify"}
+"""The command that explains a verdict, by verdict. It has none for a partial hit, because `diff`
+only says that the artifact fits. The replica says what was compiled."""
 
 
 def _told_of_store(each: Observed) -> str:
-    """Return where the artifact is from, or the command that says why it is not in use."""
+    """Return the artifact's store, or the command that says why the artifact is not in use."""
     if not each.store:
         return ""
+    if each.verdict == "partial" and "parity: " in each.event:
+        return f"signers: serve-warm inspect {each.store}"  # the artifact fits, but is wrong
     command = ASK_STORE.get(each.verdict)
     return f"why: serve-warm {command} {each.store}" if command else f"store {each.store}"
 
 
 def _describe_levels(each: Observed) -> str:
-    """Return which levels answer the calls, where something is compiled."""
+    """Return how many kinds of calls each level answers; empty if nothing is compiled."""
     ordered = sorted(each.levels.items(), reverse=True)
     kinds = ", ".join(f"{count} at level {level}" for level, count in ordered if count)
     said = [f"calls: {kinds}"] if kinds else []
@@ -269,7 +303,7 @@ def _describe_levels(each: Observed) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return how long something is, in one unit.
+    """Return a duration in one unit.
 
     >>> [age(s) for s in (None, 0.4, 99, 100, 7200, 400_000)]
     ['–', '0 s', '99 s', '2 min', '2 h', '5 d']
@@ -284,24 +318,24 @@ def age(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-# --- what is shown, in a terminal ----------------------------------------------------------
+# --- the table in a terminal ---------------------------------------------------------------
 
 BAR = 10
-"""Characters."""
+"""Width in characters."""
 NAME = 32
-"""Characters of a replica's name, at most: Ray's have 8."""
+"""Most characters of a replica's name. Ray's names have 8."""
 STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
 
 
 def draw(now: Look, which: Which) -> RenderableType:
-    """Return a block for each deployment, those first that are not ready, a replica a line."""
+    """Return a block per deployment with one line per replica. Unready deployments come first."""
     groups: dict[tuple[str, str], list[Observed]] = {}
     for each in choose(now, which):
         groups.setdefault((each.application, each.deployment), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: (_all_warm(item[1]), item[0]))
     cells = {each.names: _cells(each) for group in groups.values() for each in group}
     header = ("replica", "stage", "inputs", "verdict", "for", "heartbeat")
-    # The bar alone is as wide as the heading above it.
+    # The bar is already as wide as the heading above it.
     widths = [
         max([0 if name == "inputs" else len(name), *(len(row[column]) for row in cells.values())])
         for column, name in enumerate(header)

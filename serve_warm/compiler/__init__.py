@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Process-wide hooks into torch: what compiles, what is cached, what is proven."""
+"""Process-wide hooks into torch that count compiles, fill torch's caches and prove warmth."""

@@ -1,26 +1,29 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Imports in the background: while one thread imports there, no other enters unfinished modules.
+"""Background imports that take turns with imports of other threads.
 
-Python locks each module on its own. Two threads that enter modules which import one another by
-different doors come to wait in a circle; Python notices, and one of them gets an error or a
-half-made module. torch's compiler is such a group: of 24 calls of `torch.compile` that were made
-while another thread imported it 7 failed (torch 2.13, Python 3.11). So whoever needs a module that
-is not there yet waits until the background is through, before it holds any module's lock; and the
-background waits until nobody is in the middle of an import.
+Python locks each module separately, and some modules import one another. If two threads begin to
+import such a group at different modules, the threads wait for each other. Python detects this
+deadlock, and one of the threads gets an error or a half-loaded module. The modules of torch's
+compiler are such a group. Of 24 calls of `torch.compile` during an import of the compiler in
+another thread, 7 failed (torch 2.13, Python 3.11). So a thread that imports a new module first
+waits for the background thread, and only then takes the module's lock. The background thread waits
+until no other thread is importing.
 
-Whoever waits may hold another lock that the background needs: `logging.config.dictConfig` imports
-handlers with logging's lock held, which each `logging.getLogger` takes. So nobody waits for a
-background that does not get on. What is left: who holds such a lock and asks for the very module
-that the background is in the middle of waits for ever, as two threads of Python's own may. So does
-the child of a `fork` made with such a lock held, if it asks for that module.
+A waiting thread may hold another lock that the background thread needs. For example,
+`logging.config.dictConfig` imports handlers while it holds logging's lock, and each
+`logging.getLogger` takes this lock. So a thread stops waiting if the background thread makes no
+progress.
 
-`when_imported` is for whoever must act on a module as soon as it is there, and not bring it.
+One deadlock remains, as with any two threads of Python. A thread waits forever if it holds such a
+lock and imports the same module as the background thread. A child process also waits forever if its
+parent forked while such a lock was held, and the child imports that module.
 
-The private names of Python (the same from 3.10 to 3.14) are `importlib._bootstrap._find_and_load`,
-by which the import of each module that is not loaded goes, whoever asks, and `_ModuleLockManager`,
-which holds the lock of one module. What is loaded never comes by.
-https://github.com/python/cpython/blob/v3.11.7/Lib/importlib/_bootstrap.py
+`when_imported` lets a caller act on a module as soon as the module is loaded, without importing it.
+
+Private names of Python in use are the same from 3.10 to 3.14. `importlib._bootstrap._find_and_load`
+runs for each import of a module that is not loaded yet. `_ModuleLockManager` holds the lock of one
+module. https://github.com/python/cpython/blob/v3.11.7/Lib/importlib/_bootstrap.py
 """
 
 from __future__ import annotations
@@ -37,40 +40,55 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from serve_warm.node import boot_s
+
 QUIET_S = 0.1
-"""Seconds without an import before the background begins. Imports come in bursts, and between two
-of a burst the background would only stand in the way: imports take turns at the GIL anyway."""
+"""Seconds without an import before the background thread begins. Imports come in bursts. Within a
+burst, a background import would save nothing, because imports share the GIL."""
 POLL_S = 0.02
 STUCK_S = 10.0
-"""An import waits no longer for a background that comes to no other module in this time: it may
-need what the waiting thread holds. The longest it took for one of torch's was 0.7 s (torch 2.13, a
-machine with four times as much to do as it has cores)."""
+"""Seconds that an import waits if the background thread does not reach another module. The
+background thread may need a lock that the waiting thread holds. The slowest of torch's modules took
+0.7 s (torch 2.13, a machine with four times as much work as cores)."""
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+"""The two halves of torch's compiler."""
 LOGGING_S = 0.25
-"""The same where the waiting thread is known to hold logging's lock: it is the likely reason."""
+"""Like `STUCK_S`, but for a thread that holds logging's lock, because that lock is the likely
+cause."""
 
 
 class Turns:
-    """Who imports in this process: as many threads as want to, or one of the background alone.
+    """Decides who imports in this process: any number of threads, or one background thread alone.
 
-    Make it outside of any import, in the thread that will import the most: what began before is
-    not known. It watches until `end()`. `stuck_s` is as `STUCK_S` says.
+    Create it in the thread that imports most, but not during an import, because imports that began
+    earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see `STUCK_S`.
     """
 
-    def __init__(self, *, stuck_s: float = STUCK_S) -> None:
+    def __init__(
+        self,
+        *,
+        stuck_s: float = STUCK_S,
+        tell: Callable[[str, float, float], None] = lambda _name, _began, _ended: None,
+    ) -> None:
+        # `tell` is called after each outermost import of user code, with the module's name and the
+        # CLOCK_BOOTTIME at which the import began and ended. Nested imports are part of the
+        # outermost import.
         self._stuck_s = stuck_s
+        self._tell = tell
         self._changed = threading.Condition()
         self._importing = 0
         self._last = time.monotonic()
         self._forking = 0
         self._alone: int | None = None
         self._steps = 0
-        """How often somebody became alone, and began or ended a module then."""
+        """Number of times that a thread became the only importer, or that this thread began or
+        ended a module."""
         self._own = threading.local()
         self._find_and_load: Callable[[str, Any], Any] = getattr(_bootstrap, _FIND)
-        self._watched = self._load  # one object, so that it is known again
+        self._watched = self._load  # one bound method, so that `end` can compare identities
         setattr(_bootstrap, _FIND, self._watched)
-        # A process that is forked in the middle would have half-made modules for good, locked by
-        # a thread that it does not have.
+        # A child forked in the middle of an import would keep half-loaded modules, locked by a
+        # thread that does not exist in the child.
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork,
@@ -78,8 +96,9 @@ class Turns:
         )
 
     def end(self) -> None:
-        """Watch no longer."""
-        # Where somebody wrapped it after us it stays, and goes on to what was there before.
+        """Stop watching imports."""
+        # Another library may have wrapped the hook. Then the hook stays, and only calls the
+        # original function.
         if getattr(_bootstrap, _FIND) is self._watched:
             setattr(_bootstrap, _FIND, self._find_and_load)
 
@@ -87,10 +106,10 @@ class Turns:
     def alone(
         self, ready: Callable[[], bool], *, given_up: threading.Event, quiet_s: float = QUIET_S
     ) -> Iterator[bool]:
-        """Wait until this is `ready` and nobody imports; nobody else does inside the block then.
+        """Wait until `ready()` is true and no thread imports, then keep other imports waiting.
 
-        `quiet_s` is for how long nobody may have imported before. Gives whether that came about
-        while `given_up` was not set; if not, import nothing.
+        `quiet_s` is the number of seconds without an import to wait for. Yields whether the caller
+        may import. Once `given_up` is set, this yields False, and the caller must not import.
         """
         with self._changed:
             while (
@@ -101,7 +120,8 @@ class Turns:
                 or not ready()
             ) and not given_up.is_set():
                 self._changed.wait(POLL_S)
-            # Looked at under the lock: whoever sets it and imports then finds nobody alone.
+            # Check `given_up` under the lock. So once it is set, no further thread becomes the only
+            # importer.
             has_it = not given_up.is_set()
             if has_it:
                 self._alone = threading.get_ident()
@@ -115,7 +135,10 @@ class Turns:
                     self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait, with `_changed` held, until nobody else is alone or whoever is does not get on."""
+        """Wait until no other thread is the only importer, or it makes no progress.
+
+        Holds `_changed`.
+        """
         own, steps, since = threading.get_ident(), self._steps, time.monotonic()
         limit_s = LOGGING_S if _holds_logging() else self._stuck_s
         while self._alone not in (None, own):
@@ -130,7 +153,7 @@ class Turns:
     def _before_fork(self) -> None:
         with self._changed:
             self._wait()
-            self._forking += 1  # nobody becomes alone until it is over
+            self._forking += 1  # no thread may become the only importer until the fork is over
 
     def _after_fork(self) -> None:
         with self._changed:
@@ -138,7 +161,7 @@ class Turns:
             self._changed.notify_all()
 
     def _begin_in_child(self) -> None:
-        # Whoever held the lock, imported or was alone is not there.
+        # Threads that held the lock or were importing do not exist in the child.
         self._changed = threading.Condition()
         self._alone, self._importing, self._forking = None, 0, 0
         self.end()
@@ -148,16 +171,18 @@ class Turns:
             return self._load_alone(name, import_)
         depth: int = getattr(self._own, "depth", 0)
         if depth == 0:
-            # Only here: further in, this thread holds locks of modules, and must not wait.
+            # Nested imports must not wait, because this thread already holds module locks.
             with self._changed:
                 self._wait()
                 self._importing += 1
         self._own.depth = depth + 1
+        began_s = boot_s()
         try:
             return self._find_and_load(name, import_)
         finally:
             self._own.depth = depth
             if depth == 0:
+                self._tell(name, began_s, boot_s())
                 with self._changed:
                     self._importing -= 1
                     self._last = time.monotonic()
@@ -172,19 +197,20 @@ class Turns:
 
 
 def _holds_logging() -> bool:
-    # Private; a lock that can be asked from 3.10 to 3.14, and nothing is known of any other.
+    # This name is private, and the same from 3.10 to 3.14. Python does not expose the owner of
+    # other locks.
     is_owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return is_owned is not None and bool(is_owned())
 
 
 def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
-    """Make `call(module)` once, as soon as a module has been imported by whomever.
+    """Call `call(module)` once, as soon as any thread has imported the module.
 
-    At once where it is there already, and after waiting where another thread is in the middle of
-    it. Else from the thread that imports it, before anybody can use it; an import that fails
-    makes no call, the next one that succeeds does. What `call` raises is raised by that import,
-    which has failed then. Asked for twice, the same `call` is made once. Only a module that is
-    half-made around the caller itself gets its call from a thread of its own, soon after.
+    If the module is loaded, `call` runs at once. If another thread is importing the module, this
+    waits first. Otherwise the importing thread makes the call, before any code can use the module.
+    After a failed import, `call` does not run until an import succeeds. An exception in `call`
+    makes the import fail. An equal `call` for an equal name runs only once. If the calling thread
+    itself is importing the module, a new thread makes the call soon after.
 
         when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
     """
@@ -192,11 +218,11 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 
 
 class _AfterImport:
-    """A finder that finds nothing, and sees to it that what others find is called back about.
+    """An import finder that never finds a module itself, but reports modules that others find.
 
-    To other imports it costs one look into a dict. It has no lock, which a fork could leave held
-    for ever: what is done to its dicts are single steps, and those for one module are made by
-    whoever holds the lock of that module.
+    Imports of other modules pay one dict lookup. The finder has no lock, because a fork could leave
+    a lock locked forever. Each change of the finder's dicts is one atomic step under the lock of
+    the module.
     """
 
     def __init__(self) -> None:
@@ -210,15 +236,15 @@ class _AfterImport:
 
     def _make_or_keep(self, name: str, call: Callable[[ModuleType], object]) -> None:
         try:
-            # Nobody else is between looking for it and having it then, whom a look into
-            # sys.modules would miss.
+            # While this holds the module's lock, no other thread can be between importing the
+            # module and storing it in sys.modules.
             with _bootstrap._ModuleLockManager(name):
                 module = sys.modules.get(name)
                 if module is None:
                     self._keep(name, call)
                     return
         except _bootstrap._DeadlockError:
-            module = None  # whoever makes it waits for this thread
+            module = None  # the importing thread waits for this thread
         if module is None or _half_made(module):
             threading.Thread(
                 target=self._make_or_keep,
@@ -232,7 +258,8 @@ class _AfterImport:
     def _keep(self, name: str, call: Callable[[ModuleType], object]) -> None:
         self._waiting.setdefault(name, []).append(call)
         if self not in sys.meta_path:
-            # Never taken out: whoever goes through the list meanwhile would miss a finder.
+            # The finder is never removed, because a thread that iterates over the list could then
+            # miss a finder.
             sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -247,25 +274,26 @@ class _AfterImport:
             found: ModuleSpec | None = look(name, path, target)
             if found is not None:
                 if found.loader is not None:
-                    loader: Any = _Loader(found, found.loader, self._imported)
+                    loader: Any = _Loader(found, found.loader, self._call_all)
                     found.loader = loader
                 return found
         return None
 
-    def _imported(self, name: str) -> None:
+    def _call_all(self, name: str) -> None:
         for call in tuple(self._waiting.get(name, ())):
             call(sys.modules[name])
-        # Not before all were made: where one raises, what comes next is another module.
+        # Remove the calls only after all have run, because after an exception the next import
+        # creates a new module.
         self._waiting.pop(name, None)
 
 
 class _Loader:
-    """Loads as the loader that was found does, in whose place it is until it begins."""
+    """A stand-in for the loader that was found, which calls back once the module is loaded."""
 
-    def __init__(self, spec: ModuleSpec, loader: Any, imported: Callable[[str], None]) -> None:
+    def __init__(self, spec: ModuleSpec, loader: Any, call_all: Callable[[str], None]) -> None:
         self._spec = spec
         self._loader = loader
-        self._imported = imported
+        self._call_all = call_all
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
@@ -274,10 +302,10 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._imported(self._spec.name)
+        self._call_all(self._spec.name)
 
     def __getattr__(self, name: str) -> Any:
-        # For those who only look: pkgutil.get_loader(...).get_source and the like.
+        # This serves readers such as pkgutil.get_loader(...).get_source.
         return getattr(self._loader, name)
 
 
@@ -291,19 +319,19 @@ _after_import = _AfterImport()
 
 
 def is_imported() -> bool:
-    """Return whether torch's compiler is in this process; without it nothing can be compiled."""
-    return any(name in sys.modules for name in ("torch._dynamo", "torch._inductor"))
+    """Return whether torch's compiler is loaded; unless it is, nothing can be compiled."""
+    return any(name in sys.modules for name in COMPILER_MODULES)
 
 
 def import_compiler() -> None:
-    """Import what the first compile would import (about 1.5 s), so that a stage pays for it.
+    """Import the modules that the first compile needs. The import takes about 1.5 s.
 
-    Asks CUDA for its devices in some versions (2.11).
+    Some versions of torch (2.11) query CUDA devices during the import.
     """
     import_dynamo()
     import torch._inductor.compile_fx  # noqa: F401
 
 
 def import_dynamo() -> None:
-    """Import the half of it that asks CUDA for nothing (2.11 to 2.13)."""
+    """Import only Dynamo. This does not query CUDA devices (2.11 to 2.13)."""
     import torch._dynamo  # noqa: F401

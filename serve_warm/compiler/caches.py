@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's caches of compiled code: their bytes, their folders, their precompiled headers.
+"""Torch's caches of compiled code, with their bytes, folders and precompiled headers.
 
-`torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. The headers' names are
-private; each function says the version it was seen in.
+`torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. The names for headers
+are private; each function says in which version of torch they were seen.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ logger = logging.getLogger(__name__)
 def defer_precompiled_headers() -> None:
     """Make torch precompile its C++ headers when a compiler runs, not when a kernel is loaded.
 
-    Inductor preprocesses two headers in every process and precompiles them into the user's
-    folder under the temp directory, before it looks whether the kernel's library is there: on a
-    fresh node 5 s of g++ in a start whose kernels are all in the artifact (torch 2.13,
-    `_precompile_header` of codecache.py). The path of the header only enters the compiler's
-    command line, so that a word of ours can stand for it until there is such a command.
+    In every process, Inductor preprocesses two headers and precompiles them into the user's folder
+    under the temp directory. It does so before checking whether the kernel's library exists. On a
+    fresh node, this costs 5 s of g++, even if the artifact has all kernels (torch 2.13,
+    `_precompile_header` of codecache.py). The path of the header is used only in the compiler's
+    command line. So a placeholder replaces the path until a compiler runs.
     """
     when_imported("torch._inductor.codecache", _defer_headers)
 
 
 def _defer_headers(codecache: Any) -> None:
-    from torch._inductor import cpp_builder  # which codecache has imported
+    from torch._inductor import cpp_builder  # already imported by codecache
 
     precompile = getattr(codecache, "_precompile_header", None)
     if precompile is None:
         return
     run: Callable[[str, str], None] = cpp_builder.run_compile_cmd
     headers: dict[str, Callable[[], str]] = {}
-    numbers = itertools.count()  # two threads get two numbers
+    numbers = itertools.count()  # atomic: two threads get two numbers
 
     @functools.cache
-    def deferred(*args: Any, **kwargs: Any) -> str:
+    def defer(*args: Any, **kwargs: Any) -> str:
         word = f"/serve_warm-deferred-header-{next(numbers)}.h"
         headers[word] = functools.partial(precompile, *args, **kwargs)
         return word
@@ -61,18 +61,18 @@ def _defer_headers(codecache: Any) -> None:
                 cmd_line = cmd_line.replace(word, header())
         run(cmd_line, cwd)
 
-    codecache._precompile_header = deferred
+    codecache._precompile_header = defer
     cpp_builder.run_compile_cmd = run_compile_cmd
 
 
 def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
-    """Make torch keep its precompiled headers where no other user can have put them.
+    """Make torch keep its precompiled headers where no other user can write.
 
-    With `own` no other process of this user can have put them there either.
+    With `own`, the folder is new, so other processes of this user cannot have written to it either.
 
-    Its own place is a folder of a known name under the temp directory, wherever the caches are
-    pointed at, and whoever made that folder first is asked nothing: a header from there is code
-    in every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
+    By default, torch uses a folder with a known name under the temp directory, whatever the cache
+    settings say. torch does not check who created that folder. Code from these headers goes into
+    every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
     """
     move = _move_headers_to_own if whose == "own" else _move_headers
     when_imported("torch._inductor.codecache", move)
@@ -89,7 +89,8 @@ def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None)
             _HEADER_DIR=str(directory), _HEADER_LOCK_DIR=str(directory / "locks")
         )
     elif hasattr(codecache, "_precompile_header"):
-        # A torch that keeps them somewhere else makes none: about a second more per kernel.
+        # This version of torch keeps headers elsewhere, so do not precompile any. Each kernel then
+        # takes about 1 s longer.
         force_setting(
             sys.modules["torch._inductor.config"], "cpp_cache_precompile_headers", value=False
         )
@@ -98,10 +99,10 @@ def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None)
 def header_directory(base: Path | None = None) -> Path:
     """Return the folder of this user's precompiled headers: `user_folder("headers")`.
 
-    One per user, not per process: a header costs 5.7 s and saves one second at each kernel (six
-    kernels on two cores: 3.8 s with it, 7.1 s without any, 10.5 s when it must be made first).
-    Where another user could have written to the folder, or could replace it, it is a new one of
-    this process. With `base` it is below that.
+    Each user, not each process, has a folder, because precompiling a header costs 5.7 s and saves 1
+    s per kernel. Six kernels on two cores take 3.8 s with the precompiled header, 7.1 s without it,
+    and 10.5 s if it must be made first. If another user could write to the folder or replace it,
+    this returns a new folder of this process instead. With `base`, the folder is below `base`.
     """
     folder = _private_folders.user_folder("headers")
     if base is not None:
@@ -113,7 +114,7 @@ def header_directory(base: Path | None = None) -> Path:
         why = f"{folder}: {error.strerror}"
     if not why:
         return folder
-    logger.warning("C++ headers are compiled for this process alone, since %s", why)
+    logger.warning("this process compiles its own C++ headers, because %s", why)
     return private_directory(base)
 
 
@@ -123,25 +124,24 @@ def _own_header_directory() -> Path:
 
 
 def save_torch_bytes() -> bytes:
-    """Return torch's own cache artifacts of this process, empty when there are none.
+    """Return torch's own cache artifacts of this process, or empty bytes without any.
 
-    Once per process only: bytes of a second save, with compiles in between, lose the first
-    batch when they are loaded (torch 2.13 to 2.15).
+    Call this once per process. If the process compiles more and saves again, loading the second
+    save loses the entries of the first (torch 2.13 to 2.15).
     """
     import torch
-    import torch._dynamo  # save fails before Dynamo has been imported
+    import torch._dynamo  # saving fails before Dynamo is imported
 
     saved = torch.compiler.save_cache_artifacts()
     return saved[0] if saved is not None else b""
 
 
 def load_torch_bytes(raw: bytes) -> bool:
-    """Load bytes of `save_torch_bytes`; return whether torch accepted them.
+    """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
 
-    This executes what the bytes say. Only call it with bytes whose signature was checked. Where
-    it returns False, entries before the bad one may have been written to the cache directory.
-    From 2.14 on entries are not opened here: one that cannot be read is a miss when a compile
-    looks it up.
+    Loading runs code from the bytes, so check the signature first. If this returns False, torch may
+    have written the entries before a bad entry to the cache directory. From 2.14 on, torch does not
+    open entries when loading: an unreadable entry becomes a cache miss when a compile looks it up.
     """
     import torch
     import torch._dynamo
@@ -149,7 +149,8 @@ def load_torch_bytes(raw: bytes) -> bool:
     try:
         return torch.compiler.load_cache_artifacts(raw) is not None
     except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError) as error:
-        # What unpickling an entry can raise. torch up to 2.13 lets it out, for some entries.
+        # Unpickling an entry can raise these errors. torch up to 2.13 does not catch them for all
+        # entries.
         what = "torch could not read an entry of its cache artifacts"
         logger.warning(what, exc_info=loggable(error))
         return False
@@ -158,9 +159,9 @@ def load_torch_bytes(raw: bytes) -> bool:
 def forget_compiled() -> None:
     """Make torch compile everything again that this process has compiled or loaded.
 
-    No file is touched. Inductor keeps loaded kernels by their source, so that without this a broken
-    one would be found again wherever the caches are pointed at. `clear_caches` is private (2.13);
-    before it was called `clear_inductor_caches`.
+    No file is changed. Inductor keeps loaded kernels by source. So without this call, Inductor
+    would use a broken kernel again, regardless of the cache directory. `clear_caches` is private
+    (2.13), and was earlier named `clear_inductor_caches`.
     """
     if "torch._dynamo" not in sys.modules:
         return
@@ -174,11 +175,11 @@ def forget_compiled() -> None:
 
 
 def private_directory(base: Path | None = None) -> Path:
-    """Return a new, empty directory of mode 0700 for this process' caches.
+    """Return a new, empty directory of mode 0700 for the caches of this process.
 
-    It goes with the process (`_private_folders.process_folder`). `base` is
-    `_private_folders.private_base()` unless it is given. Where that is not safe from other users,
-    neither is the new directory, and nothing of an artifact may be put into it.
+    The directory is deleted with the process (`_private_folders.process_folder`). `base` defaults
+    to `_private_folders.private_base()`. If other users can write to `base`, the directory is not
+    safe either, and must not receive any part of an artifact.
     """
     cache = _private_folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled callables on a user's object: what they were compiled with, and whether any exist.
+"""Compiled callables on a user's object: whether any exist, and their compile arguments.
 
 Torch keeps a backend on a compiled callable under private names (`dynamo_ctx`,
 `_compiled_call_impl`, `_torchdynamo_orig_callable`; seen in torch 2.13.0).
@@ -18,27 +18,28 @@ from typing import Any
 
 
 class HandedOver(abc.ABC):
-    """A callable with a dispatcher in front of what torch.compile makes of it.
+    """A callable whose calls go to a dispatcher first, and then to the result of `torch.compile`.
 
-    It stands in a compiled module, or under `_serve_warm` in the attributes of what the user has.
+    This object is stored in a compiled module, or as `_serve_warm` in the attributes of the user's
+    callable.
     """
 
     torch_compiled: Callable[[], Any]
-    """Returns what torch.compile makes of it, which imports Dynamo."""
+    """Function that returns the result of `torch.compile`, which imports Dynamo."""
 
     @abc.abstractmethod
     def library_arguments(self) -> str:
-        """Return the arguments in words where libraries are asked for, and else nothing.
+        """Return the compile arguments as text if libraries are requested, or else an empty string.
 
-        They are found without Dynamo.
+        Does not need Dynamo.
         """
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
-    """Return the dispatcher that a value is, or that is in front of it."""
+    """Return the value if it is a dispatcher, or else the dispatcher of this callable."""
     if isinstance(value, HandedOver):
         return value
-    # By its type: `functools.wraps` gives a wrapper of the user's all attributes that it has.
+    # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.
     if type(value).__module__.partition(".")[0] != "serve_warm":
         return None
     found = getattr(value, "__dict__", {}).get("_serve_warm")
@@ -46,11 +47,11 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
-    """Return the arguments of each `torch.compile` found on `owner`'s attributes, by name.
+    """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
 
-    Looks at the attributes themselves and at modules compiled in place. A compiled function
-    that is kept elsewhere is not seen: its arguments are still in torch's own keys, so the
-    artifact misses there, later and without a name.
+    This looks at the attributes themselves and at modules compiled in place, but not for compiled
+    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If
+    those arguments differ, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -65,18 +66,19 @@ def compile_arguments(owner: Any) -> dict[str, str]:
 
 
 FOREIGN = {"torch", "ray", "serve_warm"}
-"""Packages whose objects and functions are not looked into for what an app has compiled."""
+"""Packages whose objects and functions are not searched for compiled callables."""
 
 
 LOOKED_AT = 20_000
-"""Objects that `reaches_compiled` looks at, at most; some tens of milliseconds."""
+"""Maximum number of objects that `reaches_compiled` looks at, which takes some tens of
+milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:
-    """Return whether something compiled is found from the user's object. Calls nothing.
+    """Return whether the user's object refers to compiled code, without calling any code of it.
 
-    Looks at attributes and what they hold, and at the names of a module that methods use. What is
-    imported and not used is not the app's: a router may share its module with a model.
+    This looks at attributes and their contents, and at the globals that methods use. Unused imports
+    do not count, because a router may share its module with a model.
     """
     if "torch" not in sys.modules:
         return False
@@ -103,7 +105,7 @@ def _is_compiled(value: Any) -> bool:
 
 
 def _list_held(value: Any) -> list[Any]:
-    """Return what a value holds or uses, where an app may keep something compiled."""
+    """Return objects that a value contains or uses and that may lead to compiled code."""
     plain = (str, bytes, int, float, type, ModuleType)
     if isinstance(value, plain) or _is_foreign(type(value)):
         return []
@@ -120,12 +122,12 @@ def _list_held(value: Any) -> list[Any]:
 
 
 def _list_used(function: Any) -> list[Any]:
-    """Return what the code of a function names outside of it, and what its closure holds."""
+    """Return the globals that a function's code names, and the contents of its closure."""
     if _is_foreign(function):
         return []
     used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     codes = [function.__code__]
-    for code in codes:  # it grows: functions inside of functions
+    for code in codes:  # the list grows with nested functions
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
         for name in code.co_names:
             found = function.__globals__.get(name)
@@ -154,30 +156,31 @@ def _describe(backend: Any) -> str:
 
 
 def how_to_raise_the_limit(limit: int) -> str:
-    """Return what user code does in this torch to have `limit` variants of one function."""
-    torch = sys.modules.get("torch")  # without it this is asked for, and never said
+    """Return a hint on how user code can allow `limit` variants of one function in this torch."""
+    torch = sys.modules.get("torch")  # without torch, callers never show the text
     if torch is None or "recompile_limit" in inspect.signature(torch.compile).parameters:
         return f"pass torch.compile(..., recompile_limit={limit})"
-    # 2.11 has no argument. Its settings are the process', while later ones are each context's.
+    # 2.11 does not have the argument. Its settings are process-wide; later versions have settings
+    # for each context.
     return f"set torch._dynamo.config.recompile_limit={limit} before the first call"
 
 
 def uses_cuda_graphs(owner: Any) -> bool:
-    """Whether something compiled on `owner` records CUDA graphs on this machine."""
+    """Return whether compiled code on `owner` records CUDA graphs on this machine."""
     if "torch._dynamo" not in sys.modules:
         return False
     import torch
 
     if not torch.cuda.is_available():
         return False
-    values = list(vars(owner).values())  # another thread may set one meanwhile
+    values = list(vars(owner).values())  # a copy, because another thread may set an attribute
     backends = [backend for value in values for backend in _backends_of(value)]
     return any((getattr(b, "config", None) or {}).get("triton.cudagraphs") for b in backends)
 
 
 def _backends_of(value: Any) -> list[Any]:
-    """Return the backend objects of a compiled function, or of what is compiled of a module."""
-    if "torch._dynamo" not in sys.modules:  # which torch.compile imports
+    """Return the backend objects of a compiled function, or of a module's compiled parts."""
+    if "torch._dynamo" not in sys.modules:  # imported by torch.compile
         return []
     import torch
 
@@ -192,7 +195,7 @@ def _backends_of(value: Any) -> list[Any]:
 
 
 def _backend_of(compiled: Any) -> Any:
-    """Return the backend object that a callable was compiled with; `None` if it was not."""
+    """Return the backend object that a callable was compiled with, or `None`."""
     from torch._dynamo.eval_frame import innermost_backend
 
     handed_over = _find_dispatcher(compiled)
@@ -209,23 +212,23 @@ def _backend_of(compiled: Any) -> Any:
 
 
 def _region_of(module: Any) -> Any:
-    """Return the call of a block that `serve_warm.compile_regions` compiled inside a module."""
+    """Return the compiled call of a block that `serve_warm.compile_regions` compiled, or `None`."""
     calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
     return next((call for call in calls if isinstance(call, HandedOver)), None)
 
 
 def _methods_of(module: Any) -> list[Any]:
-    """Return the compiled functions that stand in a module for methods, as in guides for decoders.
+    """Return the compiled functions that replace methods of a module, as guides for decoders do.
 
     model.forward = torch.compile(model.forward, mode="reduce-overhead")
     """
-    if hasattr(module, "dynamo_ctx"):  # torch.compile's own module, whose `forward` is one
+    if hasattr(module, "dynamo_ctx"):  # torch.compile's own module has such a `forward`
         return []
     return [
         value
         for name, value in vars(module).items()
         if _find_dispatcher(value) is not None
-        # Dynamo's mark is on what it is told to leave alone, too, which has no backend.
+        # Dynamo also marks functions that must not be compiled. Such functions have no backend.
         or (
             inspect.isroutine(value)
             and hasattr(type(module), name)

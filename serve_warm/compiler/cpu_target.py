@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU that Inductor compiles for: its C++ compiler, its vector ISA, the portable preset.
+"""The CPU target of Inductor: the C++ compiler, the vector ISA and the portable preset.
 
 The names of `torch._inductor.cpu_vec_isa` and `config` are private, seen in torch 2.13.0.
 """
@@ -8,10 +8,12 @@ The names of `torch._inductor.cpu_vec_isa` and `config` are private, seen in tor
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,24 +25,37 @@ from serve_warm.errors import CompilerMissing, ConfigError
 def require_compiler(environ: Mapping[str, str]) -> None:
     """Raise `CompilerMissing` unless a C++ compiler can be run.
 
-    Inductor asks for one on CPU even when every kernel is in the cache. On a CUDA machine it
-    is only needed for CPU kernels, so nothing is required there.
+    On CPU, Inductor needs a compiler even if every kernel is in the cache. On a CUDA machine, only
+    CPU kernels need a compiler, so none is required there.
     """
     import torch
 
     if torch.cuda.is_available():
         return
-    wanted = environ.get("CXX") or "g++"
-    if shutil.which(wanted, path=environ.get("PATH")) is None:
+    named = environ.get("CXX")
+    wanted = named or "g++"
+    if shutil.which(wanted, path=environ.get("PATH")) is not None:
+        return
+    if not named:
         raise CompilerMissing(wanted)
+    raise CompilerMissing(named, by="CXX", trouble=_describe_trouble(named))
+
+
+def _describe_trouble(program: str) -> str:
+    """Return the reason why a program cannot be run."""
+    if os.sep not in program:
+        return "is not on PATH"
+    if not Path(program).exists():
+        return "does not exist"
+    return "cannot be executed"
 
 
 class IsaChecks:
-    """What torch's probe of the CPU's vector ISA answered, so that an equal CPU need not ask.
+    """The results of torch's probe of the CPU's vector ISA, which an equal CPU can reuse.
 
-    The probe compiles and loads a small library for each candidate ISA: 4.5 s of every cold
-    start, about 0.8 s of every warm one. The answers travel in the manifest, and are given
-    only after the fingerprint (CPU flags, compiler, torch) was found equal.
+    The probe compiles and loads a small library for each possible ISA. The probe takes 4.5 s in a
+    cold start and about 0.8 s in a warm start. The manifest contains the results, which are used
+    only if the fingerprint (CPU flags, compiler, torch) matches.
     """
 
     def __init__(self) -> None:
@@ -48,11 +63,11 @@ class IsaChecks:
         self._given: Mapping[str, bool] = {}
 
     def give(self, answers: Mapping[str, bool]) -> None:
-        """Answer from `answers` from now on; anything not in them is still probed."""
+        """Use `answers` from now on. torch still probes an ISA that is not in `answers`."""
         self._given = dict(answers)
 
     def hook(self, cpu_vec_isa: Any) -> None:
-        """Put this in front of torch's probe, where this torch has one we know."""
+        """Replace torch's probe, if this version of torch has the probe that serve_warm knows."""
         vec_isa: Any = cpu_vec_isa.VecISA
         original = getattr(vec_isa, "check_build", None)
         if original is None:
@@ -77,7 +92,7 @@ _isa_lock = threading.Lock()
 
 
 def isa_checks() -> IsaChecks:
-    """Return this process' recorder of ISA probes, which hooks torch as the watch does."""
+    """Return the recorder of ISA probes in this process, which hooks torch as the watch does."""
     global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
     with _isa_lock:
         if _isa_checks is None:
@@ -87,24 +102,24 @@ def isa_checks() -> IsaChecks:
 
 
 PINNED = {"cpp.simdlen": 256, "cpp.march": fingerprint.PORTABLE_MARCH}
-"""Inductor's settings for a portable artifact. With the vector width alone the compiler would still
-use 512-bit instructions here and there, because it is called with `-march=native`."""
+"""Inductor's settings for a portable artifact. The vector width alone is not enough: with
+`-march=native` the compiler would still use some 512-bit instructions."""
 
 
 def pin_portable_cpu() -> Sequence[str]:
     """Make Inductor compile for every CPU with AVX2, for as long as this process lives.
 
-    Returns what this CPU lacks for that; then nothing is pinned, because it could not run the
-    kernels, and it compiles for itself.
+    Returns the required features that this CPU lacks. If any feature is missing, this CPU could not
+    run portable kernels. In that case nothing is changed, and torch compiles for this CPU.
 
     Raises:
-        ConfigError: this is not Linux on x86-64, or a torch that cannot be pinned.
+        ConfigError: this is not Linux on x86-64, or this version of torch cannot be pinned.
     """
     found = f"{platform.system()} {platform.machine()}"
     if found != "Linux x86_64":
         raise ConfigError(
             f"cpu: portable is for Linux x86_64, and this is {found}",
-            hint="leave cpu out: machines with one and the same CPU need no preset",
+            hint="leave cpu out: machines with the same CPU need no preset",
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:
@@ -119,10 +134,10 @@ def _pin_settings(config: ModuleType) -> None:
 
 
 def force_setting(config: ModuleType, name: str, *, value: object) -> None:
-    """Set what torch takes as set by an environment variable that wins over everything.
+    """Set a setting of torch as an environment variable would, overriding every other value.
 
-    An assignment holds for one context only (since 2.12), and requests have others; the vector
-    width has no variable of its own. Both settings are in torch's keys.
+    Since 2.12, an assignment is valid in only one context, and requests run in other contexts. The
+    vector width has no environment variable. Both settings are part of torch's cache keys.
     """
     entry: Any = getattr(config, "_config", {}).get(name)
     if not hasattr(entry, "env_value_force"):
@@ -130,14 +145,14 @@ def force_setting(config: ModuleType, name: str, *, value: object) -> None:
 
         raise ConfigError(
             f"torch {torch.__version__} has no setting {name} that can be pinned",
-            hint="torch 2.13 has it; with this one leave cpu: portable out",
+            hint="use torch 2.13, which supports it, or remove cpu: portable",
         )
     entry.env_value_force = value
 
 
 def _probe_avx2_only(cpu_vec_isa: ModuleType) -> None:
-    # Not only for speed: the probe's libraries for wider vectors would be in the artifact, and
-    # answers about them in its manifest.
+    # This also keeps probe libraries for wider vectors out of the artifact, and their results out
+    # of the manifest.
     supported: Callable[[], list[str]] = cpu_vec_isa.x86_isa_checker
 
     def x86_isa_checker() -> list[str]:

@@ -1,21 +1,22 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: each capture is counted and timed, and each skip has a reason.
+"""CUDA graphs: counting and timing of captures, and reasons for skips.
 
-No cache holds a graph. Every process captures its own, and with Inductor's graph trees in more than
-one call: the first call of a path runs eagerly in the graphs' memory pool, the second is captured.
-Such an eager run compiles nothing and is not yet what traffic gets, so it is counted as well.
-Libraries (level 3) have no graph trees: `graphed` captures theirs.
+Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls of
+a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
+eager run compiles nothing. But it is also counted, because later calls behave differently: they
+launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
 
-Where a capture fails, for memory or for an operation that cannot be captured, torch raises in every
-call of that path. Here the path runs without a graph from then on: a skip, with its reason.
+If a capture runs out of memory or meets an operation that cannot be captured, torch raises an error
+in every later call of the function. Instead, serve_warm records a skip with the reason, and runs
+the function without a graph from then on.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, what `_Attempt` and `end_broken` undo, and
-`log_cudagraph_skip_and_bump_counter`, through which skips go.
+and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, the state that `_Attempt` and `end_broken`
+reset, and `log_cudagraph_skip_and_bump_counter`, which torch calls for each skip.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
-`torch.cuda.CUDAGraph` is public; graphs that user code makes by itself, and those of
-`torch.cuda.make_graphed_callables`, go through it.
+`torch.cuda.CUDAGraph` is public. Graphs of user code and of `torch.cuda.make_graphed_callables` use
+this class.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
+from serve_warm._redaction import first_line
 from serve_warm.compiler.background_import import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
 
 SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
-"""Modules of Inductor that have the function which notes a skip under their own name."""
+"""Inductor modules that import the function that records a skip under its own name."""
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:
-    """Call `note` with each capture and each skip from now on, from the thread that it is in.
+    """Call `note` with each capture and each skip from now on, in the thread that caused it.
 
-    `ran_eagerly` is called at each run that comes before a capture. Once per process.
+    `ran_eagerly` is called on each eager run before a capture. Call this once per process.
     """
     _observers.append(note)
     when_imported("torch.cuda.graphs", functools.partial(_hook_graphs, note))
@@ -63,7 +65,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """Whether this thread's captures are counted by who makes them."""
+    """A flag for each thread: whether the code that makes captures also counts them."""
 
     counted = False
 
@@ -72,14 +74,14 @@ _elsewhere = _Elsewhere()
 
 
 def is_under_way() -> bool:
-    """Return whether this thread is at a step of a capture, by torch's graph trees or by a user."""
+    """Return whether torch's graph trees or user code are capturing in this thread."""
     torch: Any = sys.modules["torch"]
     return _elsewhere.counted or bool(torch.cuda.is_current_stream_capturing())
 
 
 @contextlib.contextmanager
 def count_elsewhere() -> Iterator[None]:
-    """Leave captures of this thread to be counted by who makes them."""
+    """Leave counting the captures in the block to the code in the block."""
     before, _elsewhere.counted = _elsewhere.counted, True
     try:
         yield
@@ -92,10 +94,11 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Keep others of this process from capturing: what one does may break another's capture.
+    """Prevent captures in other threads, which could break a capture of this thread.
 
-    Torch's graph trees have a lock for it from 2.13 on. They take ours after it (`_hook_trees`),
-    since who captured first may have done so before they were imported, and have theirs not.
+    From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
+    their own (`_hook_trees`). A thread that captured before the trees were imported holds only
+    serve_warm's lock.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
@@ -104,10 +107,10 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class of a manager once a capture of it has failed.
+    """Return a manager class for managers with a failed capture.
 
-    Some of its functions run without a graph. A class of its own, so that launches of other
-    managers pay nothing for it.
+    The class runs some functions of such a manager without a graph. It is a subclass, so that
+    launches by other managers cost nothing extra.
     """
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -129,7 +132,7 @@ def _hook_trees(
     without_some = _manager_without_some(manager_class)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        # A manager captures an empty graph, to keep its pool.
+        # A new manager captures an empty graph to keep its pool.
         with _one_at_a_time, count_elsewhere():
             begin(self, *args, **kwargs)
 
@@ -138,7 +141,7 @@ def _hook_trees(
         attempt = _Attempt(self, new_inputs, function_id, give_up)
         start = time.perf_counter()
         with _one_at_a_time:
-            result = attempt.made(record, new_inputs, can_fail="for any reason")
+            result = attempt.make(record, new_inputs, can_fail="for any reason")
         if attempt.given_up:
             return result
         captured_by[threading.get_native_id()] = threading.current_thread().name
@@ -156,13 +159,13 @@ def _hook_trees(
     def run_eager_counted(self: Any, new_inputs: Any, function_id: Any) -> Any:
         ran_eagerly()
         attempt = _Attempt(self, new_inputs, function_id, give_up)
-        # What it writes to may be written to when it fails: such a function is not run once more.
+        # A failed run may already have written to its inputs, so it must not run again.
         writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
         with _one_at_a_time:
-            return attempt.made(run_eager, new_inputs, can_fail="no" if writes else "for memory")
+            return attempt.make(run_eager, new_inputs, can_fail="no" if writes else "for memory")
 
     def give_up(attempt: _Attempt, why: str) -> None:
-        """Have a function run without a graph from now on."""
+        """Run a function without a graph from now on."""
         manager = attempt.manager
         manager.__class__ = without_some
         vars(manager).setdefault("serve_warm_without", set()).add(attempt.function_id)
@@ -177,11 +180,11 @@ def _hook_trees(
 
 
 class _Attempt:
-    """One step of a function towards its graph, and what is done where the step fails.
+    """A step that prepares the graph of a function, with a clean-up if the step fails.
 
-    By itself torch 2.13 leaves behind, after a run that failed, a function that counts as run. And
-    after an operation that cannot be captured: the stream of the capture as the current one, and an
-    allocator that believes in a capture under way, so that it never gives memory back again.
+    Without the clean-up, torch 2.13 treats a failed run as successful. After an operation that
+    cannot be captured, the capture's stream also remains the current stream. torch's allocator then
+    assumes that the capture is still running, and never frees memory.
     """
 
     def __init__(
@@ -197,15 +200,17 @@ class _Attempt:
         self.manager = manager
         self.function_id = function_id
         compile_id = manager.id_to_compile_id.get(function_id)
-        # None for an entry of level 2, which no compile of this process made.
+        # None for an entry of level 2, because this process did not compile it.
         self.name = "CUDA graph" + (f" of compile {compile_id}" if compile_id is not None else "")
-        # Weights are among the inputs too, by the hundred: shown is what the call brought.
+        # The inputs include hundreds of weights, but the signature shows only the call's own
+        # inputs.
         static = set(manager.ids_to_funcs[function_id].static_input_idxs)
         brought = {f"input {i}": x for i, x in enumerate(new_inputs) if i not in static}
         self.signature = str(InputSignature.of(brought))
         self.given_up = False
         self._give_up = give_up
-        # Weakly: what nobody else holds is freed in a capture, and its memory used by the graph.
+        # Use weak references: a capture frees inputs without other owners, and the graph reuses the
+        # memory of these inputs.
         self._tensors = {
             i: TensorWeakRef(each)
             for i, each in enumerate(new_inputs)
@@ -216,18 +221,19 @@ class _Attempt:
         self._had_run = function_id in manager.warmed_up_functions
         self._stream = torch.cuda.current_stream() if _cuda_is_used() else None
 
-    def made(
+    def make(
         self,
         step: Callable[..., Any],
         new_inputs: list[Any],
         *,
         can_fail: Literal["for any reason", "for memory", "no"],
     ) -> Any:
-        """Return what `step` returns, or where it can fail, what the function does without a graph.
+        """Return the result of `step`. If it fails, return the function's result without a graph.
 
-        Where memory was short the step is made once more, after all was given back that is free.
-        What goes well without a graph goes without from then on; so does what cannot be tried,
-        since the step has freed an input.
+        `can_fail` selects the failures that are handled; other failures are raised. If the GPU is
+        out of memory, this frees unused memory and repeats the step once. After a handled failure,
+        the function always runs without a graph. If the step freed an input, the function cannot
+        run now, and the error is raised.
         """
         why, handled = "", sys.exc_info()[1]
         for again in (False, True):
@@ -245,7 +251,8 @@ class _Attempt:
                     self._free()
                     self._without(why)
                     raise
-            # Not in the handler, whose traceback holds what was allocated until then.
+            # Do this outside the handler: the traceback there keeps alive all memory that was
+            # allocated so far.
             del inputs
             self._free()
             if not short:
@@ -260,7 +267,7 @@ class _Attempt:
         self._give_up(self, why)
 
     def _inputs(self) -> list[Any]:
-        # In a list of their own, since whoever gets it empties it.
+        # Pass a new list each time, because the called function empties the list.
         tensors = self._tensors
         return [tensors[i]() if i in tensors else other for i, other in enumerate(self._others)]
 
@@ -286,9 +293,11 @@ class _Attempt:
         manager, pool = self.manager, self.manager.cuda_graphs_thread_pool
         is_empty = manager.current_node is None and not any(manager.roots.values())
         if is_empty:
-            # A pool gives nothing back as long as it has graphs, were it the one that keeps it.
+            # A pool does not free memory while it has a graph, even if only the empty graph that
+            # keeps the pool alive.
             pool = torch.cuda.graph_pool_handle()
-        # Also for torch's random numbers, which are captured until a capture ends well.
+        # This also ends the capture of torch's random number state, which a failed capture leaves
+        # active.
         graph = torch.cuda.CUDAGraph()
         with (
             warnings.catch_warnings(record=True),
@@ -305,36 +314,37 @@ class _Attempt:
 
 
 def end_broken(device_index: int, pool: Any) -> None:
-    """End a capture into a pool that has failed, for torch's allocator."""
+    """End a failed capture into a pool, for torch's allocator."""
     import torch
 
     allocator: Any = torch._C
-    # One that was broken has not ended for it; one that was short of memory has.
+    # For the allocator, a capture that broke has not ended, but a capture that ran out of memory
+    # has ended.
     with contextlib.suppress(RuntimeError):
         allocator._cuda_endAllocateToPool(device_index, pool)
         allocator._cuda_releasePool(device_index, pool)
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether a GPU's memory is what was missing, for an error or for what it came of."""
+    """Return whether an error, or one of its causes, says that a GPU ran out of memory."""
     torch = sys.modules.get("torch")
     met: set[int] = set()
     while torch is not None and error is not None and id(error) not in met:
         if isinstance(error, torch.OutOfMemoryError):
             return True
-        # In words alone, where torch's allocator was not asked, as for the graph itself, or by C++.
+        # Errors from C++, and errors without torch's allocator, show the cause only in their text.
         words = ("CUDA error: out of memory", "CUDA out of memory")
         if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
             return True
         met.add(id(error))
-        # What `raise ... from None` puts aside is not what it came of.
+        # `raise ... from None` hides the context, so the context is not a cause.
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
 def free_memory() -> None:
-    """Give back to the GPU what torch keeps for later and nobody uses; pools of graphs stay."""
-    gc.collect()  # errors and the tasks that they ended hold one another, and tensors
+    """Free GPU memory that torch caches but no code uses. Pools of graphs are not affected."""
+    gc.collect()  # errors and tasks in reference cycles keep tensors alive
     if _cuda_is_used():
         sys.modules["torch"].cuda.empty_cache()
 
@@ -345,23 +355,23 @@ def _cuda_is_used() -> bool:
 
 
 def times_short(device: str) -> int:
-    """Return how often torch's allocator had no memory on a device; 0 where nobody knows."""
+    """Return how many times torch's allocator ran out of memory on a device; 0 if unknown."""
     torch = _allocating()
     return int(torch.cuda.memory_stats(device).get("num_ooms", 0)) if torch is not None else 0
 
 
 def first_words(error: BaseException, handled: BaseException | None) -> str:
-    """Return the first line of what broke a capture, which the errors of its end come after.
+    """Return the first line of the error that broke a capture, ignoring errors from ending it.
 
-    `handled` is what the caller was handling when it began.
+    `handled` is the exception that the caller was handling when the capture began.
     """
     while isinstance(error.__context__, RuntimeError) and error.__context__ is not handled:
         error = error.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return first_line(str(error), 200) or type(error).__name__
 
 
 def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None:
-    """Say of each size that the app's `cudagraph_capture_sizes` leaves out that it is left out."""
+    """Note a skip for each size that is not in the app's `cudagraph_capture_sizes`."""
     name = "is_cudagraph_capture_sizes"
     original: Callable[[Any], bool] | None = getattr(trees, name, None)
     if original is None:
@@ -381,11 +391,11 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
 
 
 def _hook_threads(trees: ModuleType) -> None:
-    """Let each thread capture, as torch does by itself where it has `_initialize_tls` (2.13).
+    """Let each thread capture, as torch itself does if it has `_initialize_tls` (2.13).
 
-    Before, a thread other than the one that imported this module, which may be the one that loaded
-    an artifact, got an AssertionError. Autograd's threads still know that one thread's graphs only:
-    no backward pass is captured for others.
+    Earlier versions raise AssertionError in every thread except the thread that imported the module
+    of graph trees. That may be the thread that loaded an artifact. Autograd's threads still use the
+    graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
         return
@@ -396,28 +406,31 @@ def _hook_threads(trees: ModuleType) -> None:
 
     def get_obj(local: Any, attr_name: str) -> Any:
         if not hasattr(local, attr_name) and not of_threads._is_key_in_tls(attr_name):
-            # Not by `_stash_obj_in_tls` as well, which in 2.11 takes no reference: when the thread
-            # ends torch gives one back, and somebody else's object may lie there by then.
+            # Do not use `_stash_obj_in_tls`: in 2.11 it does not take a reference, but torch drops
+            # one when the thread ends. By then, another object may be at this address.
             local.tree_manager_containers = {}
             local.tree_manager_locks = defaultdict(threading.Lock)
         return original(local, attr_name)
 
     trees.get_obj = get_obj  # type: ignore[attr-defined]
     for stashed in vars(trees.local).values():
-        # What torch has stashed for this thread, which may end: the reference that it did not take.
+        # torch did not take a reference for this thread's stashed objects, and the thread may end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(stashed))
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return which thread captures, where only others did so before; empty for one of them."""
+    """Return a text that names this thread and others, if only other threads captured before.
+
+    Empty if this thread captured before, or none did.
+    """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""
     others = ", ".join(repr(name) for name in list(captured_by.values())[-3:])
-    return f"captured in thread {threading.current_thread().name!r}, all before it in {others}"
+    return f"captured in thread {threading.current_thread().name!r}, earlier ones in {others}"
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
-    """Return why a path that was captured before is captured once more; empty for a new one."""
+    """Return why a function is captured again; empty for the first capture."""
     node = manager.current_node
     captured = (manager.roots if node is None else node.children)[function_id]
     if not captured:
@@ -431,7 +444,7 @@ def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> No
     graph: Any = graphs.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
     broken: list[Any] = []
-    """Kept for good: torch's allocators go on asking one about each stream, by its address."""
+    """Objects that are never freed, because torch's allocators keep calling them by address."""
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         self._serve_warm_began_s = time.perf_counter()
@@ -462,7 +475,7 @@ def _hook_skips(note: Callable[[CompileEvent], None], utils: ModuleType) -> None
         note(_event("skip", "CUDA graph", reason=" ".join(msg.split())))
         original(msg)
 
-    # Those that are there already have taken the name; the others will take it from `utils`.
+    # Loaded modules have already imported the name; other modules will import it from `utils`.
     for user in SKIP_USERS:
         module = sys.modules.get(f"torch._inductor.{user}")
         if getattr(module, name, None) is original:
@@ -485,7 +498,7 @@ def _event(
 
 @contextlib.contextmanager
 def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
-    """Count what is captured in the block as one capture of `function`, if it succeeds."""
+    """Count all captures in the block as one capture of `function`, if the block succeeds."""
     start = time.perf_counter()
     with count_elsewhere():
         yield
@@ -494,16 +507,17 @@ def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
 
 
 def note_skip(reason: str) -> None:
-    """Note that what was to be captured is launched kernel by kernel."""
+    """Record that a function launches its kernels one by one instead of launching a graph."""
     _note(_event("skip", "CUDA graph", reason=" ".join(reason.split())))
 
 
 def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
-    They stay with the pool, whether a graph runs or not: no other allocation gets them. A pool that
-    user code made with `torch.cuda.MemPool` is among them. Takes some ms, asks the device nothing,
-    and is empty where CUDA was never used or torch's allocator is another one than its own.
+    A pool keeps its bytes even if no graph runs, and no other allocation can use these bytes. The
+    result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and does
+    not query the device. Returns an empty mapping if CUDA was never used, or if torch does not use
+    its native allocator.
     """
     torch = _allocating()
     if torch is None:
@@ -511,14 +525,14 @@ def pool_bytes() -> Mapping[tuple[int, str], int]:
     pools: dict[tuple[int, str], int] = {}
     for segment in torch.cuda.memory_snapshot():
         pool = tuple(segment.get("segment_pool_id", (0, 0)))
-        if pool != (0, 0):  # the one of everything that is no graph's
+        if pool != (0, 0):  # the pool of all memory outside graphs
             key = int(segment["device"]), ".".join(map(str, pool))
             pools[key] = pools.get(key, 0) + int(segment["total_size"])
     return pools
 
 
 def memory() -> tuple[DeviceMemory, ...]:
-    """Return what this process holds of each GPU that it uses, pools included; as `pool_bytes`."""
+    """Return how much memory this process holds on each GPU that it uses, including pools."""
     torch = _allocating()
     if torch is None:
         return ()
@@ -536,16 +550,16 @@ def memory() -> tuple[DeviceMemory, ...]:
 
 
 def _allocating() -> Any:
-    """Return torch where it has used a GPU by its own allocator, else `None`."""
+    """Return torch if it has used a GPU with its native allocator, or else `None`."""
     if not _cuda_is_used():
         return None
     torch = sys.modules["torch"]
-    # Of cudaMallocAsync and of an allocator of the user's nothing is known: they raise.
+    # cudaMallocAsync and user allocators do not report memory: they raise.
     return torch if torch.cuda.get_allocator_backend() == "native" else None
 
 
 def clone_outputs(value: Any) -> Any:
-    """Return `value` with every CUDA tensor in it cloned: a graph's next run overwrites them."""
+    """Return `value` with every CUDA tensor cloned. A graph's next run overwrites its outputs."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)

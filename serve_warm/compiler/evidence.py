@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled calls by the replay that made them: evidence that an input reached compiled code.
+"""Evidence that an input reached compiled code, namely the compiled calls of each replay.
 
-An input is proven by calls that ran and compiled nothing. Without a call there is nothing to prove:
-a guard clause or a remembered answer is quiet, too, and the first real request compiles.
+A replay proves an input if it calls compiled code and nothing compiles. Without such a call,
+nothing is proven. A handler that returns early or returns a cached answer also compiles nothing,
+and then the first real request compiles.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
-model thread copy it, so that their calls carry the mark. A thread pool, a thread that reads a queue
-and the task of `@serve.batch` do not: their calls are noted as made beside the replay. So are calls
-of a thread that has nothing to do with it. `serve_warm.replica.replay` tells these two apart.
+model thread copy the context, so calls from these carry the mark. Thread pools, threads that read a
+queue and the task of `@serve.batch` do not copy the context. Calls from those are recorded
+separately, together with calls of unrelated threads. `serve_warm.replica.replay` tells these two
+kinds of calls apart.
 """
 
 from __future__ import annotations
@@ -19,20 +21,21 @@ from contextvars import ContextVar
 
 
 class Replayed:
-    """The compiled calls during one replay, as native ids of the threads that made them."""
+    """The compiled calls during one replay, as native ids of the threads that made the calls."""
 
     def __init__(self) -> None:
         self.own: set[int] = set()
-        """Made in the context of the replay, so by it."""
+        """Calls in the context of the replay, which the replay itself made."""
         self.beside: set[int] = set()
-        """Made meanwhile in other contexts: for the replay, or by a thread of its own."""
+        """Calls at the same time in other contexts, made by the replay or by an unrelated
+        thread."""
 
 
 _marked: ContextVar[Replayed | None] = ContextVar("serve_warm_replayed", default=None)
 
 
 class CompiledCalls:
-    """Notes compiled calls. They come from any thread; replays follow one another."""
+    """Notes the compiled calls of any thread. Only one replay runs at a time."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -40,7 +43,7 @@ class CompiledCalls:
         self._replayed: Replayed | None = None
 
     def add(self, thread: int) -> None:
-        """Note a compiled call of this thread, in the context that it is made in."""
+        """Note a compiled call of this thread, in the current context."""
         self.threads.add(thread)
         replayed = self._replayed
         if replayed is None:
@@ -62,21 +65,22 @@ class CompiledCalls:
             self._replayed = None
 
     def is_outside(self) -> bool:
-        """Return whether the caller runs during a replay, in a context that none ever marked.
+        """Return whether a replay runs and the caller's context carries no replay's mark.
 
-        What an earlier replay left running carries that one's mark, and is not outside.
+        Code of an earlier replay that is still running has the mark of that replay, so it is not
+        outside.
         """
         return self._replayed is not None and _marked.get() is None
 
 
 current: CompiledCalls | None = None
-"""What notes compiled calls at this moment, if anything does. A module's attribute, since each
-compiled call reads it."""
+"""The current recorder of compiled calls, if any. This is a module attribute because each compiled
+call reads it."""
 
 
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
-    """Note the calls of compiled functions in the block, and which replay made them."""
+    """Note the calls of compiled functions in the block, and which replay made each call."""
     global current  # noqa: PLW0603 - process-wide, as the hooks that read it are
     calls = current = CompiledCalls()
     try:

@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""torch's profile of dynamic sizes: under which name it is kept, and why it is found again.
+"""torch's profile of dynamic sizes, and the names under which a later process finds the profile.
 
-With `dynamic=None` torch compiles the first shape as it is, and at the second one a graph for all.
-Its profile (profile-guided optimisation, `torch._dynamo.pgo`) remembers which sizes changed, so
-that the next process compiles the graph for all at once. The profile is a file in the cache
-directory, and so in the artifact. torch reads and writes it only where the job has an id, and finds
-what it says of a function only where both processes give that function one name.
+With `dynamic=None`, torch compiles a static graph for the first shape, and a graph for all shapes
+at the second shape. Its profile (profile-guided optimisation, `torch._dynamo.pgo`) remembers which
+sizes changed, so that the next process compiles the graph for all shapes at once. The profile is a
+file in the cache directory, and so in the artifact. torch reads and writes this file only if the
+job has an id. torch finds the entry of a function only if both processes give the function the same
+name.
 
-Private names of torch, seen in 2.13 and 2.11; each function says what differs.
+Private names of torch in use were seen in 2.13 and 2.11; each function says what differs.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/pgo.py
 """
 
@@ -25,26 +26,28 @@ from typing import Any
 def keep_profile(deployment: str) -> str:
     """Make torch keep its profile in the cache directory, for as long as this process lives.
 
-    Its job id is made of the deployment's name, so that replicas have the builder's; one that is
-    set already stays. Imports Dynamo. Returns why this torch cannot, or an empty string.
+    Sets the job id from the deployment's name, so that replicas share the builder's profile, unless
+    an id is set already. Imports Dynamo. Returns why this torch cannot keep a profile, or an empty
+    string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
 
-    # Not assigned: that holds in one context only (since 2.12), and requests have others. Nor is
-    # it TORCH_COMPILE_JOB_ID, which torch has read when it was imported.
+    # Since 2.12, an assignment would be valid in only one context, and requests run in other
+    # contexts. torch reads TORCH_COMPILE_JOB_ID when it is imported, which is too early.
     entry: Any = getattr(torch.compiler.config, "_config", {}).get("job_id")
     if not (hasattr(entry, "env_value_force") and hasattr(pgo, "reset_code_state")):
-        return f"torch {torch.__version__} has no profile of dynamic sizes that can be kept"
+        return f"torch {torch.__version__} cannot keep a profile of dynamic sizes"
     entry.env_value_force = torch.compiler.config.job_id or f"serve_warm-{deployment}"
     _name_closures_alike(pgo.CodeId)
     return ""
 
 
 def forget_profile() -> None:
-    """Make torch read its profile anew, from where its caches are pointed at now.
+    """Make torch read its profile again, from the current cache directory.
 
-    It reads it once, at the first compile: maybe in `__init__`, before there was an artifact.
+    torch reads the profile once, at the first compile. The first compile may be in `__init__`,
+    before an artifact is loaded.
     """
     from torch._dynamo import pgo
 
@@ -52,9 +55,9 @@ def forget_profile() -> None:
 
 
 def begin_anew() -> None:
-    """Make torch compile everything again, by the profile, as a new process would.
+    """Make torch compile everything again with the profile, as a new process would do.
 
-    What is in the cache directory stays there. No compiled function may be running.
+    The files in the cache directory stay. No compiled function may be running.
     """
     import torch
 
@@ -62,14 +65,15 @@ def begin_anew() -> None:
 
 
 def _name_closures_alike(code_id: Any) -> None:
-    """Give functions with closures names that are the same in all processes.
+    """Give functions with closures the same names in all processes.
 
-    torch's own hold hashes of code and of `None`: the one is salted anew in each process, the
-    other is an address (Python up to 3.11). Every compiled module is called by such a function.
-    In torch 2.11 closures are no part of a name.
+    torch's own names contain hashes of code and of `None`. The hash of code has a different salt in
+    each process, and the hash of `None` is a memory address (Python up to 3.11). torch calls every
+    compiled module through a function with a closure. In torch 2.11 closures are not part of a
+    name.
     """
     original: Callable[..., Any] = code_id.make
-    if "closure" not in inspect.signature(original).parameters or hasattr(original, _MENDED):
+    if "closure" not in inspect.signature(original).parameters or hasattr(original, _PATCHED):
         return
 
     def make(code: CodeType, closure: tuple[CellType, ...] | None = None) -> Any:
@@ -80,21 +84,21 @@ def _name_closures_alike(code_id: Any) -> None:
         digest = hashlib.sha256(words.encode()).digest()
         return dataclasses.replace(plain, closure_hash=int.from_bytes(digest[:8], "big"))
 
-    setattr(make, _MENDED, True)
+    setattr(make, _PATCHED, True)
     code_id.make = staticmethod(make)
 
 
-_MENDED = "serve_warm_names_closures_alike"
+_PATCHED = "serve_warm_names_closures_alike"
 
 
 def _describe_cell(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
-    """Return what torch means to tell functions by: the code closed over, and no other value."""
+    """Return the value that distinguishes a closure for torch: only the code in a cell."""
     try:
         code = getattr(cell.cell_contents, "__code__", None)
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # the cell is still empty
         return ()
     if not isinstance(code, CodeType):
         return ()
     plain = name(code, None)
-    # Two functions of one line differ in what they do.
+    # Two functions on one line differ only in their bytecode.
     return (plain.file_hash, plain.name, str(plain.firstlineno), code.co_code.hex())

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The proof: a stance under which compiling raises, and what runs eagerly is counted.
+"""The proof: a stance of torch under which compiles raise and eager fallbacks are counted.
 
-`torch.compiler.set_stance` is public. What Dynamo does with code that reached its recompile limit
-is not: `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch 2.13.0.
+`torch.compiler.set_stance` is public. Dynamo's handling of code at its recompile limit is private:
+`_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch 2.13.0.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 """
 
@@ -20,17 +20,18 @@ from serve_warm.compiler.watch import watch_process
 
 @contextlib.contextmanager
 def forbid() -> Iterator[None]:
-    """Make every compile inside the block raise `RuntimeError`: the proof.
+    """Make every compile inside the block raise `RuntimeError`, which is the proof.
 
-    So does what would run eagerly without a word, because its recompile limit is reached. The
-    stance is process-wide, not per thread, and is restored whatever happens.
+    Code that reached its recompile limit also raises, instead of silently running eagerly. The
+    stance is process-wide, not per thread, and is always restored.
     """
     global _forbidding  # noqa: PLW0603  (the stance is process-wide too)
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_forbidden_to_dynamo())
         else:
-            # Nothing can compile; and when somebody imports it, nothing may.
+            # Nothing can compile yet. If a thread imports Dynamo later, nothing may compile then
+            # either.
             _forbidding = stack
             when_imported("torch._dynamo", _forbid_from_its_import)
         try:
@@ -40,7 +41,7 @@ def forbid() -> Iterator[None]:
 
 
 _forbidding: contextlib.ExitStack | None = None
-"""Of the block that began without Dynamo."""
+"""The block that began without Dynamo, if one is active."""
 
 
 def _forbid_from_its_import(_: ModuleType) -> None:
@@ -51,7 +52,7 @@ def _forbid_from_its_import(_: ModuleType) -> None:
 @contextlib.contextmanager
 def _forbidden_to_dynamo() -> Iterator[None]:
     import torch
-    import torch._dynamo  # until whoever is in the middle of it has imported it
+    import torch._dynamo  # waits for a thread that is still importing Dynamo
 
     with _look_at_fallen_again(), torch.compiler.set_stance("fail_on_recompile"):
         seen = watch_process()
@@ -64,7 +65,7 @@ def _forbidden_to_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Run compiled callables as they are written inside the block; process-wide, as a stance is."""
+    """Run compiled callables eagerly inside the block, in the whole process."""
     import torch
 
     with torch.compiler.set_stance("force_eager"):
@@ -73,10 +74,10 @@ def run_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def falls_counted() -> Iterator[None]:
-    """Count what runs eagerly inside the block because its recompile limit was reached before.
+    """Count code that runs eagerly inside the block because it had reached its recompile limit.
 
-    Once in each block, whatever is called; compiling stays allowed. For the proof where a call that
-    raises would leave others waiting.
+    Each function counts once per block, and compiling remains allowed. The proof uses this if an
+    error in one rank would leave other ranks waiting.
     """
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -86,7 +87,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Have Dynamo look at calls of frames that have reached their limit, and count them."""
+    """Make Dynamo process calls of frames that have reached their limit. The watch counts them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

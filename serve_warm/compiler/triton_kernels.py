@@ -1,20 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels, Inductor's and hand-written ones: what is built and what is tuned.
+"""Counts of Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
 
-A kernel that is built leaves a binary in Triton's cache directory, whichever process built it:
-Inductor has its kernels built by worker processes, whose work no hook in this one sees. So binaries
-are counted where they lie.
+A built kernel leaves a binary in Triton's cache directory, regardless of which process built it.
+Inductor builds kernels in worker processes, where hooks of this process do not run. So serve_warm
+counts the binaries on disk.
 
-A tuning measures alternatives against one another, in this process or on its behalf: the
-configurations of a kernel at its first launch, or the templates of a matrix product while it is
-compiled (`max-autotune`). What it finds is cached as a file too: by Inductor always, and by Triton
-since 3.3 if it is told to, which is done here. So all of it travels with the cache directory.
-Torch's own counters of tunings count those of the build once more where a graph comes out of a
-cache (`counter_deltas`), and so say nothing of a start.
+Autotuning times several alternatives, in this process or in a helper process. Torch times the
+configurations of a kernel on the first launch, or the templates of a matrix product during the
+compile (`max-autotune`). Autotuning results are also files. Inductor always stores its results.
+Triton since 3.3 stores results if a setting is on, and this module turns that setting on. So the
+cache directory has all results. torch's own counters cannot be used, because for a graph from a
+cache they count the autotuning of the build again (`counter_deltas`).
 
 Private names, seen in torch 2.11, 2.13 and 2.15 with Triton 3.6: `CachingAutotuner` of Inductor
-with `bench`, what is in `TUNINGS` and `recheck_autotune_cache`, and `AutotuneCache` with `_read`;
+with `bench`, the names in `TUNINGS` and `recheck_autotune_cache`, and `AutotuneCache` with `_read`;
 `AlgorithmSelectorCache.autotune`; `AsyncAutotuner` with `get_results` and `get_choice_hash`; and
 Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/runtime/triton_heuristics.py
@@ -38,17 +38,17 @@ from serve_warm.errors import ArtifactRefused
 from serve_warm.report import CompileEvent
 
 BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
-"""What a kernel is built into, by vendor."""
+"""File suffixes of built kernels, by vendor."""
 
 
 TUNINGS = ("autotune_to_one_config", "_combo_sequential_autotune", "coordinate_descent_tuning")
-"""Methods of an autotuner that may measure its kernel; 2.11 has not the second."""
+"""Methods of an autotuner that may time a kernel. torch 2.11 does not have the second method."""
 
 
 def observe(note: Callable[[CompileEvent], None]) -> None:
-    """Call `note` with each tuning from now on, and have what it finds kept, and found again.
+    """Call `note` after each autotuning from now on, and make torch store and find results.
 
-    Once per process.
+    Call this once per process.
     """
     when_imported(
         "torch._inductor.runtime.triton_heuristics", functools.partial(_hook_inductor, note)
@@ -59,7 +59,7 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
 
 class _OfThisThread(threading.local):
-    """How many times this thread has measured a kernel."""
+    """For each thread, the number of times that it has measured a kernel."""
 
     measured = 0
 
@@ -69,7 +69,7 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
     own, bench, recheck = _OfThisThread(), tuner.bench, tuner.recheck_autotune_cache
 
     @functools.wraps(bench)
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def count_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
         own.measured += 1
         return bench(self, *args, **kwargs)
 
@@ -84,7 +84,7 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
         else:
             _keep_measured(self, heuristics, reload_kernel_from_src)
 
-    tuner.bench, tuner.recheck_autotune_cache = counted, recheck_here
+    tuner.bench, tuner.recheck_autotune_cache = count_and_bench, recheck_here
     for name in TUNINGS:
         if hasattr(tuner, name):
             setattr(tuner, name, _time_tuning(note, getattr(tuner, name), name, own))
@@ -94,22 +94,22 @@ def _time_tuning(
     note: Callable[[CompileEvent], None], tune: Any, how: str, own: _OfThisThread
 ) -> Callable[..., Any]:
     @functools.wraps(tune)
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def time_it(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, start = own.measured, time.perf_counter()
         found = tune(self, *args, **kwargs)
-        # Kernels of templates are asked at each launch, and have nothing to measure.
+        # Kernels from templates call this on each launch, but have nothing to time.
         if own.measured > before:
             words = f"{own.measured - before} configurations, {how}"
             note(_tuning(self.fn.__name__, words, time.perf_counter() - start))
         return found
 
-    return timed
+    return time_it
 
 
 def _look_here(tuner: Any) -> None:
-    """Point a tuner that a cached graph brought at this process' cache directory.
+    """Make the autotuner of a cached graph use the cache directory of this process.
 
-    What it found lies beside its kernel's source, by the path that this had where it was built.
+    The saved graph contains the path of the build, where results are next to the kernel's source.
     """
     tuner.filename = _here(tuner.filename)
     keeper = getattr(tuner.save_cache_hook, "__self__", None)
@@ -123,15 +123,16 @@ def _here(path: str | None) -> str | None:
         return None
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    # As `codecache.get_path` lays them out: a folder by two letters of the name, and the file.
+    # `codecache.get_path` uses this layout: a folder named after two letters of the file name.
     there = Path(path)
     return str(Path(cache_dir(), there.parent.name, there.name))
 
 
 def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[], Any]) -> None:
-    """Have what a coordinate descent found used, where torch would descend once more.
+    """Use the stored result of a coordinate descent where torch would repeat the descent.
 
-    2.11 forgets it when it began at the only configuration, and when it ended where it began.
+    torch 2.11 forgets the result if the descent had only one configuration to begin with, or ended
+    where it began.
     https://github.com/pytorch/pytorch/issues/172819
     """
     if len(found) != 1 or not getattr(found[0], "found_by_coordesc", False):
@@ -147,11 +148,12 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Have the configuration used that was measured as the best, where torch would measure again.
+    """Use the stored best configuration where torch would time the configurations again.
 
-    A reduction that takes many registers gets another configuration once it is built, with a half
-    of its block (`_dynamic_scale_rblock`). A graph is saved before that. 2.11 does not find such a
-    best one again, and makes a half of any other one, which it measures against it; 2.13 does not.
+    After its build, a reduction that needs many registers gets another configuration with half the
+    block size (`_dynamic_scale_rblock`). The saved graph does not have this configuration. torch
+    2.11 does not find it again: it halves a different configuration and measures the result. torch
+    2.13 does find it.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -178,7 +180,7 @@ BESIDE_BLOCKS = {
     *("configs_hash", "time_taken_ms", "triton_cache_hash", "extra_options", "found_by_coordesc"),
     *("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec"),
 }
-"""What torch keeps of a best configuration beside the sizes of its blocks (2.11 to 2.13)."""
+"""Keys that torch stores for a best configuration besides its block sizes (2.11 to 2.13)."""
 
 
 def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: ModuleType) -> None:
@@ -196,7 +198,7 @@ def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: Modu
 
 
 def _hook_pipelined(note: Callable[[CompileEvent], None], autotune_process: ModuleType) -> None:
-    # With `pipeline_max_autotune_gemm` templates are measured by another process, and waited for.
+    # With `pipeline_max_autotune_gemm`, torch waits for another process that times the templates.
     tuner: Any = autotune_process.AsyncAutotuner
     original = tuner.get_results
     known: set[str] = set()
@@ -218,16 +220,16 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
     tuner: Any = autotuner.Autotuner
     check = getattr(tuner, "check_disk_cache", None)
     if check is None:
-        return  # Triton before 3.3 keeps no tunings
+        return  # Triton before 3.3 does not store autotuning results
 
     def check_disk_cache(self: Any, key: Any, configs: Any, bench: Callable[[], None]) -> Any:
-        def timed() -> None:
+        def time_bench() -> None:
             start = time.perf_counter()
             bench()
             words = f"{len(configs)} configurations for {key}"
             note(_tuning(self.base_fn.__name__, words, time.perf_counter() - start))
 
-        return check(self, key, configs, timed)
+        return check(self, key, configs, time_bench)
 
     tuner.check_disk_cache = check_disk_cache
     if hasattr(autotuner, "knobs"):
@@ -235,10 +237,10 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
 
 
 class _Kept:
-    """Stands for `cache_results` of every `Autotuner`: whatever it was told, tunings are kept.
+    """Replaces `cache_results` on every `Autotuner`, so that Triton stores all results.
 
-    Of the class, because most instances are made before anything of ours runs, when the module
-    with their kernels is imported. Triton's interpreter has no device to tune for.
+    This is set on the class, because most instances already exist: an instance is created when the
+    module with its kernel is imported. Triton's interpreter has no device, so it does not autotune.
     """
 
     def __init__(self, knobs: Any) -> None:
@@ -265,12 +267,13 @@ def _tuning(kernel: str, words: str, seconds: float) -> CompileEvent:
 def relocate(cache_directory: Path) -> None:
     """Make Triton find the kernels of a cache directory that was filled at another path.
 
-    For each kernel Triton lists its files by the paths that they had where it was built. Where
-    these are gone it builds the kernel once more, into the place where it is already.
+    For each kernel, Triton stores a list of the kernel's files, with the paths of the build. If
+    these paths do not exist, Triton builds the kernel again, even though the kernel's files are in
+    the directory.
     https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/cache.py
 
     Raises:
-        ArtifactRefused: `bad_archive`: something under the name of such a list is none.
+        ArtifactRefused: `bad_archive`: a file has the name of such a list, but is not a list.
         OSError: a list cannot be written.
     """
     for group in (cache_directory / "triton").glob("*/__grp__*.json"):
@@ -280,19 +283,20 @@ def relocate(cache_directory: Path) -> None:
             raise ArtifactRefused(
                 f"{group.parent.name}/{group.name} does not list a kernel's files",
                 reason="bad_archive",
-                hint="build the artifact again; no Triton is known that writes such a file",
+                hint="build the artifact again; no known Triton writes such a file",
             ) from error
         listed = {"child_paths": {name: str(group.parent / name) for name in names}}
-        # Under its own name only when it is whole, and never through a link to something kept.
+        # Write a new file and rename it, so that nothing is ever written through a link to a stored
+        # file.
         new = group.with_suffix(".moved")
         new.write_text(json.dumps(listed))
         new.replace(group)
 
 
 class Built:
-    """Counts the kernels that were built into a cache directory since it was first looked at.
+    """Counts the kernels built into a cache directory since `look_at`.
 
-    The directory may be exchanged: what was counted stays counted.
+    A change of the directory does not reset the count.
     """
 
     def __init__(self) -> None:
@@ -303,27 +307,28 @@ class Built:
         self._there = 0
 
     def look_at(self, folder: Path) -> None:
-        """Count what comes into `folder` from now on; what lies there was not built here."""
+        """Count kernels that appear in `folder` from now on, not kernels that are already there."""
         self._before = self.count()
         self._folder, self._seen_ns = folder, -1
         self._at_first = 0
         self._at_first = self.count() - self._before
 
     def count(self) -> int:
-        """Return the kernels built so far. One `stat` where nothing has come since."""
+        """Return the number of kernels built so far. Costs one `stat` if nothing is new."""
         if self._folder is None:
             return self._before
         try:
-            # Each kernel has a folder of its own here.
+            # Each kernel has its own folder in this directory.
             changed_ns = self._folder.stat().st_mtime_ns
         except FileNotFoundError:
             return self._before
         if changed_ns != self._seen_ns:
             self._there = sum(file.suffix in BINARY_SUFFIXES for file in self._folder.glob("*/*"))
-            # What was renamed into a folder a moment ago is counted at the next look, too.
+            # Count a recently changed folder again, because its time would not show a rename in the
+            # same clock tick.
             self._seen_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         return self._before + self._there - self._at_first
 
 
 SETTLED_NS = 2_000_000_000
-"""A folder that changed less than this ago may have a kernel in it that is being written."""
+"""Seconds after its last change during which a folder may contain an unfinished kernel."""

@@ -1,16 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The watch: counts what compiles in this process, with reasons.
+"""The watch, which counts what this process compiles and why.
 
-One hook carries it. Each call of a compiled function asks
-`torch._dynamo.eval_frame._callback_from_stance` which callback to run when no compiled variant
-fits (private; seen in torch 2.13.0). The hook answers with a wrapper of that callback, so Python
-code runs when something is about to be compiled, and one function call more (about 1 µs) when
-nothing is.
+One hook is enough. For each call of a compiled function,
+`torch._dynamo.eval_frame._callback_from_stance` returns the callback to run if no compiled variant
+fits (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's Python code runs
+only when torch is about to compile; all other calls pay one extra function call (about 1 µs).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
-A start at level 3 imports neither Dynamo nor Inductor. So every hook waits for the import of its
-module, and is in place before anything can use that module.
+A start at level 3 imports neither Dynamo nor Inductor. So each hook is set when the hooked module
+is imported, before any code can use the module.
 """
 
 from __future__ import annotations
@@ -37,18 +36,19 @@ logger = logging.getLogger(__name__)
 
 
 EVENTS_KEPT = 64
-"""Events that a watch remembers; counts go on beyond it."""
+"""Number of events that a watch keeps. Further events are still counted."""
 
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
-"""What a compiler run leaves behind: `g++ --version` and preprocessing are none."""
+"""Suffixes of the output files of a compile. `g++ --version` and preprocessing write no such
+file."""
 
 
 class Watch:
-    """Counts what compiles in this process, with reasons; one per process, see `watch_process()`.
+    """Counts what this process compiles, with reasons; one per process, see `watch_process()`.
 
-    Counting never stops once begun: callers take `counts()` before and after a span and
-    subtract. `on_event` is called after each event, from the thread that compiled.
+    Counting never stops. To count a period, call `counts()` before and after it, and subtract.
+    `on_event` is called after each event, in the thread that compiled.
     """
 
     def __init__(self) -> None:
@@ -69,16 +69,17 @@ class Watch:
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self.fallen: dict[int, CodeType] = {}
-        """Code that runs eagerly from now on, since its recompile limit was reached, by its id."""
+        """Code that reached its recompile limit and now runs eagerly, by the id of the code
+        object."""
         self.refusing = False
-        """Whether torch's stance is `fail_on_recompile` by `forbid()`, and not by user code."""
+        """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
-        """While set, a compile is not made: what this returns is raised in its place."""
+        """If set, serve_warm raises what this function returns, instead of compiling."""
 
     def counts(self) -> Counts:
-        """Return everything counted since the process was first watched."""
-        # Private; the same from 2.6 to 2.15. Without Dynamo nothing was compiled.
+        """Return all counts since the watch began."""
+        # This name is private, and the same from 2.6 to 2.15. Without Dynamo, nothing was compiled.
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         aot, inductor = (
             ({}, {}) if counters is None else (counters["aot_autograd"], counters["inductor"])
@@ -108,19 +109,19 @@ class Watch:
             )
 
     def events(self) -> tuple[CompileEvent, ...]:
-        """Return the last events, oldest first."""
+        """Return the most recent events, oldest first."""
         with self._lock:
             return tuple(self._events)
 
     def count_kernels_in(self, cache_directory: Path) -> None:
-        """Count the kernels that are built into a cache directory from now on."""
+        """Count the kernels built into a cache directory from now on."""
         with self._lock:
             self._built.look_at(cache_directory / "triton")
 
-    # What follows is called by the hooks, from whichever thread compiles.
+    # The hooks call the following methods on the thread that compiles.
 
     def note(self, event: CompileEvent) -> None:
-        """Count an event, remember it and tell `on_event`."""
+        """Count an event, keep it and pass it to `on_event`."""
         with self._lock:
             self._events.append(event)
             self._compiles += event.kind in {"compile", "recompile"}
@@ -140,25 +141,25 @@ class Watch:
             self.on_event(event)
 
     def note_eager_run(self) -> None:
-        """Count a call that graph trees ran eagerly, before a capture."""
+        """Count a call that torch's graph trees ran eagerly before a capture."""
         with self._lock:
             self._eager_runs += 1
 
     def note_compiler_run(self, seconds: float) -> None:
-        """Count a run of the C++ compiler that left an object."""
+        """Count a run of the C++ compiler that wrote an object file."""
         with self._lock:
             self._compiler_processes += 1
             self._compiler_s += seconds
 
 
 class _Watched:
-    """A Dynamo callback with the watch around it; one for each callback, kept on it."""
+    """Wraps a Dynamo callback, and reports to the watch. The wrapper is stored on the callback."""
 
     def __init__(self, callback: Any, seen: Watch) -> None:
-        # torch follows this attribute to the backend, to match cache entries with it.
+        # torch follows this attribute to the backend, and matches cache entries with that backend.
         self._torchdynamo_orig_backend = callback
         self._seen = seen
-        # What is watched already is not watched twice: torch restores callbacks by the same way.
+        # This prevents a second wrapper, because torch restores callbacks through the same hook.
         self._serve_warm_watched = self
 
     def __call__(self, frame: Any, *args: Any) -> Any:
@@ -175,8 +176,8 @@ class _Watched:
             kind = "recompile" if reason else "compile"
             seen.note(_event(kind, frame, reason=reason, seconds=seconds))
         elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
-            # From now on Dynamo runs this code eagerly, without calling back, where none of its
-            # variants fits.
+            # From now on, Dynamo runs this code eagerly if no variant fits, without calling a
+            # callback.
             seen.fallen[id(frame.f_code)] = frame.f_code
             reason = f"recompile limit reached; {_recompile_reason()}"
             seen.note(_event("eager", frame, reason=reason, seconds=seconds))
@@ -184,7 +185,7 @@ class _Watched:
 
 
 def _would_compile(frame: Any) -> bool:
-    # The two questions that torch's own fail_on_recompile asks before it raises.
+    # torch's own fail_on_recompile makes the same two checks before it raises.
     from torch._dynamo import convert_frame, trace_rules
 
     return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
@@ -194,13 +195,15 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
     values = {name: value for name, value in frame.f_locals.items() if name != "self"}
     code, name = frame.f_code, frame.f_code.co_name
     if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
-        # torch's wrapper around what it does not trace by itself, such as a module of torch.nn.
+        # This is torch's wrapper around code that torch does not trace itself, such as a torch.nn
+        # module.
         code, name = _unwrap(values.pop("fn"), otherwise=code)
     return CompileEvent(
         kind=kind,
         function=f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
         signature=str(InputSignature.of(values)),
-        # A guard quotes the texts that the variant before was compiled for: those of a request.
+        # A guard quotes strings from the inputs of the earlier variant, which may come from a
+        # request.
         reason=hide_texts(reason),
         seconds=seconds,
         thread=threading.get_native_id(),
@@ -209,7 +212,7 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
 
 
 def _unwrap(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
-    """Return the code and the name of what torch has wrapped; of a module its `forward`."""
+    """Return the code and name of the function that torch wrapped, or of a module's `forward`."""
     owner = getattr(function, "__self__", function)
     forward = getattr(type(owner), "forward", None)
     code = getattr(forward if forward is not None else function, "__code__", otherwise)
@@ -231,7 +234,7 @@ _install_lock = threading.Lock()
 
 
 def watch_process() -> Watch:
-    """Return this process' watch, which hooks torch now, or as soon as its compiler is imported."""
+    """Return the watch of this process, whose hooks apply once torch's compiler is imported."""
     global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
     with _install_lock:
         if _the_watch is None:
@@ -251,15 +254,15 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
     def callback_from_stance(callback: Any) -> Any:
         chosen = original(callback)
         if callback is None or callback is False:
-            return chosen  # a function that compiling is disabled for
+            return chosen  # compiling is disabled for this function
         calls = evidence.current
         if calls is not None:
             calls.add(get_native_id())
         if chosen is not callback:
             if calls is None or chosen is None or chosen is False or not seen.refusing:
                 return chosen
-            # The stance is process-wide. A thread of the user's that compiles beside the proof must
-            # not fail for it: it may compile, and the proof counts that.
+            # The stance is process-wide. A user thread that compiles during the proof must not fail
+            # because of the proof. So let that thread compile, and count the compile.
             if not calls.is_outside():
                 return _Refused(chosen, seen)
         try:
@@ -272,10 +275,10 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
 
 
 class _Refused:
-    """torch's own callback of `fail_on_recompile`, counted before it raises.
+    """torch's own callback for `fail_on_recompile`, with a count of each refused compile.
 
-    A handler may swallow the exception and answer with something else: the proof counts what
-    was met, not what was raised.
+    A handler may swallow the exception and return another answer. So each attempt to compile is
+    counted, even if the exception is swallowed.
     """
 
     def __init__(self, callback: Any, seen: Watch) -> None:
@@ -286,15 +289,17 @@ class _Refused:
         try:
             return self._torchdynamo_orig_backend(frame, *args)
         except RuntimeError as error:
-            # By identity: copies of a code object are equal, and have variants of their own.
+            # Compare by identity, because copies of a code object are equal but have separate
+            # variants.
             fallen = id(frame.f_code) in self._seen.fallen
             self._seen.note(_event("eager" if fallen else "forbidden", frame, reason=str(error)))
             raise
 
 
 def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
-    # Inductor compiles C++ in threads of this process, each run through this one function
-    # (private; 2.5 to 2.15). It is checked against the process table by tests/test_cold_warm.py.
+    # Inductor compiles C++ in threads of this process, and each compiler run goes through this
+    # function (private; 2.5 to 2.15). tests/replica/test_cold_warm.py compares this count with the
+    # process table.
     original = cpp_builder.run_compile_cmd
 
     def run_compile_cmd(cmd_line: str, cwd: str) -> None:
@@ -315,9 +320,10 @@ def _makes_object(cmd_line: str) -> bool:
 
 
 def unwatched_compiles() -> int:
-    """Return how many frames were compiled in this process before it was watched.
+    """Return how many frames this process compiled before the watch began.
 
-    Callers compare two moments. Imports nothing: without Dynamo nothing was compiled.
+    To count a period, subtract an earlier result. This function imports nothing, because without
+    Dynamo nothing was compiled.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

@@ -1,24 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""torch's ahead-of-time compile of one function for one input: made here, loaded here.
+"""torch's ahead-of-time compile of one function for one input; a start only needs `aot_load`.
 
-Private names of torch are used here, in `compiler`, `pgo`, `exported` and `libraries`, and nowhere
-else.
-`torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it
-and a guard check; it pickles where the guards are left out. What they protected is returned
-beside it as facts, and the caller checks them (`facts`, `dispatcher`).
-Seen in torch 2.13 (2.11 asks for `enable_aot_compile`, which is set here):
+`torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it and
+a guard check. The result can be pickled without its guards. serve_warm returns the content of the
+guards as facts, which the caller checks (`facts`, `dispatcher`).
+
+Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import pickle
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,45 +22,41 @@ from typing import Any
 import torch
 
 from serve_warm.precompile import facts, guard_facts
+from serve_warm.precompile.aot_load import FAILURES, as_reasons, enable_aot_compile, file_digest
+from serve_warm.precompile.dispatch_notes import has_own_hooks
 from serve_warm.precompile.entry_function import Plan, with_checks
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
-from serve_warm.precompile.names import locate, resolve, source_file
+from serve_warm.precompile.names import locate, source_file
+from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
 
-FAILURES = (
-    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
-    *(ImportError, EOFError, OSError, pickle.PickleError),
-)
-"""What making or loading an entry raises when it cannot: torch's own errors are RuntimeErrors,
-and pickle raises what the object it is at raises. Each costs a level and nothing else."""
-
-
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
-"""Packages whose code is in the fingerprint already, by version and build; and serve_warm's own,
-which leaves nothing in a graph."""
+"""Packages whose code is not digested, because the fingerprint has their version and build.
+serve_warm's own code is not part of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Code for one call, as it goes into an artifact and as it can be called here and now."""
+    """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]
-    """Takes the callee and then the tensors. Raises `NoEntry`, before it computes anything, where
-    the tensors of its graph, weights included, are not like those of its first run."""
+    """Takes the callee, then the tensors. If the tensors of its graph (including weights) differ
+    from the tensors of its first run, it raises `NoEntry` before it computes anything."""
     data: bytes
-    """A pickle of torch's, or at level 3 a shared library: code, to be loaded only once it has been
-    verified. No weights."""
+    """A torch pickle, or at level 3 a shared library: code, so load it only after verification. It
+    holds no weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """What `load` needs beside a pickle: module and qualified name by the global that compiled code
-    finds it under."""
+    """Module and qualified name of each object that `load` needs in addition to a pickle, by the
+    name of its global in compiled code."""
     plan: Plan = field(default_factory=Plan)
-    """What `libraries.load` needs beside a library, or `load` beside a pickle; JSON can hold it."""
+    """Settings that loading a library or a pickle needs; can be stored as JSON."""
     facts: facts.Facts
     conditions: Sequence[str]
-    """What the sizes of dynamic dimensions must be, in Python over `L`, the tensors by name."""
+    """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` holds the tensors
+    by name."""
     sources: Mapping[str, str]
-    """SHA-256 of the file, by name of each Python module whose code is in the graph."""
+    """SHA-256 of the file of each Python module whose code is in the graph, by module name."""
 
 
 def make(
@@ -73,7 +65,7 @@ def make(
     """Compile `function(callee, *tensors)` ahead of time, with `arguments` of torch.compile.
 
     Raises:
-        NoEntry: there is a graph break, or something in it cannot be written to a file.
+        NoEntry: the graph breaks, or a part of it cannot be written to a file.
     """
     with as_reasons():
         captured = capture(function, callee, tensors, arguments)
@@ -91,7 +83,7 @@ def make(
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """What Dynamo found in one function: a graph, which a backend has compiled, and around it."""
+    """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
 
     entry: Any
     """torch's own object; its `fn` is the bytecode around the graph, which checks nothing."""
@@ -99,34 +91,79 @@ class Captured:
     conditions: Sequence[str]
     sources: Mapping[str, str]
     plan: Plan
-    """What `load` needs to know."""
+    """Settings that `load` needs."""
 
 
 def capture(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Captured:
-    """Trace `function(callee, *tensors)` and have its graph compiled, by a `backend` if given.
+    """Trace `function(callee, *tensors)` and compile its graph, with a `backend` if given.
 
     Raises whatever torch raises: call it inside `as_reasons()`.
     """
+    captured, is_complete = _restarting(function, callee, tensors, arguments)
+    if not is_complete:
+        # torch found the graph in its cache, and ran no code of the tensor subclasses in it.
+        # Each name is new to the cache. Without the cache there is nothing to write to a file.
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4()}"):
+            captured, _ = _restarting(function, callee, tensors, arguments)
+    return captured
+
+
+RESTARTS = 20
+"""Most traces of one call. Each learns one thing from the one before, such as a number to fix."""
+
+
+def _restarting(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> tuple[Captured, bool]:
+    """Capture again where torch asks for it.
+
+    torch.compile traces again when the compile of a graph asks for that. Its ahead-of-time compile
+    does so only while it traces (2.11 to 2.13), and compiles the graph afterwards.
+    """
+    from torch._dynamo.exc import RestartAnalysis
+
+    for _ in range(RESTARTS):
+        try:
+            return _capture(function, callee, tensors, arguments)
+        except RestartAnalysis as restart:
+            why = restart.restart_reason or type(restart).__name__
+    raise RuntimeError(f"trace restarted {RESTARTS} times: {why}")
+
+
+def _capture(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> tuple[Captured, bool]:
+    """Return the graph, and whether the code of all tensor subclasses in it is known."""
     guards: list[Guard] = []
     conditions: list[str] = []
 
     def take_all(entries: Sequence[Any]) -> list[bool]:
-        # Called once for all guards, while the objects they are about are there; none is kept.
+        # Called once for all guards, while their objects still exist. It keeps no guard.
         guards.extend(map(guard_from, entries))
         for entry in entries:
             if entry.guard_type == "SHAPE_ENV":
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    with _enable(), all_guarded() as unguarded:
+    # Each entry has its own numbers. That of an argument is in the signature, and any other number
+    # is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats into
+    # tensors (2.13).
+    with enable_aot_compile(), _settings_of_trace(), all_guarded() as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
-        entry = compiled.aot_compile(((callee, *tensors), {}))
+        try:
+            entry = compiled.aot_compile(((callee, *tensors), {}))
+        except FAILURES as error:
+            if unguarded.refusals:  # the trace may end with it
+                raise NoEntry(unguarded.refusals[0]) from error
+            raise
     if unguarded.refusals:
         raise NoEntry(unguarded.refusals[0])
-    return Captured(
+    dispatched = unguarded.dispatched
+    captured = Captured(
         entry=entry,
         facts=guard_facts.collect(
             [*guards, *unguarded.guards],
@@ -135,15 +172,20 @@ def capture(
             scopes={a: id(v) for a, v in entry.fn.__globals__.items() if type(v) is dict},
             marked=mark_of,
             results=unguarded.results,
+            lookups=unguarded.lookups,
+            globals_read=dispatched.globals_read(),
         ),
         conditions=(*conditions, *guard_facts.conditions_of(guards)),
-        sources=_sources(entry),
+        sources=_sources(entry, dispatched.modules()),
         plan=_settings_at_load(arguments),
     )
+    with_parts = [guard.value for guard in guards if guard.kind == guard_facts.OF_PARTS]
+    needs_code = any(has_own_hooks(each) for value in with_parts for each in classes_of(value))
+    return captured, bool(dispatched.codes) or not needs_code
 
 
 def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
-    """Return module and qualified name of what stands in the globals of compiled code."""
+    """Return module and qualified name of the objects in the globals of compiled code."""
     imported: Mapping[str, str] = entry._artifacts.runtime_env.import_sources
     found = {alias: (name, "") for alias, name in imported.items()}
     for alias, value in entry.fn.__globals__.items():
@@ -153,14 +195,14 @@ def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
 
 
 def captures(arguments: Mapping[str, Any]) -> bool:
-    """Return whether CUDA graphs are asked for: by arguments of torch.compile, or for all of it."""
+    """Return whether CUDA graphs are on, by torch.compile's arguments or the global setting."""
     from torch._inductor import config
 
     return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
 
 
 def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of Inductor that arguments of torch.compile stand for, by themselves."""
+    """Return the Inductor options that the arguments of torch.compile imply."""
     mode = arguments.get("mode")
     if mode in (None, "default"):
         return dict(arguments.get("options") or {})
@@ -170,78 +212,34 @@ def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CAPTURES = "triton.cudagraphs"
-"""The setting by which CUDA graphs are captured."""
+"""The setting that turns on CUDA graphs."""
 
 
 def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
-    """Return the setting by which graphs are captured, if they are: no entry says so by itself.
+    """Return the CUDA-graph setting if it is on, because an entry does not store it.
 
-    torch asks for it, 2.11 to 2.13, when it puts the pieces of an entry together
-    (`_functorch/_aot_autograd/aot_autograd_result.py`), and that is at each load.
+    torch (2.11 to 2.13) reads it each time it assembles a loaded entry
+    (`_functorch/_aot_autograd/aot_autograd_result.py`).
     """
     return {"settings": {CAPTURES: True}} if captures(arguments) else {}
 
 
 @contextlib.contextmanager
-def as_reasons() -> Iterator[None]:
-    """Raise `NoEntry` for what torch raises in the block; its text is torch's first line."""
-    try:
-        yield
-    except FAILURES as error:
-        raise NoEntry(_reason(error)) from error
-
-
-def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry. Executes `data`: only call it with what was verified.
-
-    `references` and `plan` are those that it was made with (`Made`).
-
-    Raises:
-        NoEntry: torch cannot load it here.
-    """
-    from torch._inductor import config
-
-    with as_reasons():
-        found = {name: resolve(*where) for name, where in references.items()}
-        with _enable(), config.patch(plan.get("settings", {})):
-            entry: Any = torch.compiler.load_compiled_function(
-                io.BytesIO(data), f_globals=found, external_data={}
-            )
-        return with_checks(entry, plan)
-
-
-def can_precompile() -> str:
-    """Return why this torch has no ahead-of-time compile that we know; empty where it has."""
-    try:
-        from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch._dynamo.aot_compile"
-    return ""
-
-
-def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
-    """Return the Python modules whose files are not those that an entry was compiled from."""
-    return [name for name, digest in sources.items() if _file_digest(name) != digest]
-
-
-@contextlib.contextmanager
-def _enable() -> Iterator[None]:
+def _settings_of_trace() -> Iterator[None]:
+    # Recurrent layers have a graph, too: `trace_notes` limits their steps.
     config: Any = torch._dynamo.config
-    if hasattr(config, "enable_aot_compile"):
-        with config.patch(enable_aot_compile=True):
-            yield
-    else:
+    with config.patch(specialize_float=True, allow_rnn=True):
         yield
 
 
 def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
-    """Add a guard filter, which goes into `options`; a mode is turned into its options for that."""
+    """Add a guard filter to `options`, after replacing a mode by its options."""
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
 def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
-    """Name the globals that torch leaves to whoever loads the function."""
+    """Return the import places of the globals that torch expects from the loader."""
     known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
     found = {}
     for name in sorted(set(environment.external_refs) - known):
@@ -253,49 +251,18 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _sources(entry: Any) -> dict[str, str]:
-    """Digest the files of all code in the graph that is not torch's or Python's own."""
-    names = {source.module for source in entry.source_info().inlined_sources}
+def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:
+    """Return digests of the files of all code in the graph except torch's and Python's own.
+
+    `more` are names of other modules whose code is in it.
+    """
+    names = {*more, *(source.module for source in entry.source_info().inlined_sources)}
     files = {name: source_file(name) for name in names}
     library = str(Path(contextlib.__file__).parent)
     return {
-        name: _file_digest(name)
+        name: file_digest(name)
         for name, file in sorted(files.items())
         if name.partition(".")[0] not in OWN_SOURCES
         and file
         and (not file.startswith(library) or "site-packages" in file)
     }
-
-
-def _file_digest(module: str) -> str:
-    import importlib.util
-
-    file = source_file(module)
-    if not file:
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            return ""
-        file = str(spec.origin or "") if spec is not None else ""
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _reason(error: BaseException) -> str:
-    """Return what torch says, which is long, in a line: what, why, and where in user code."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else "no reason given"
-    why = next((line for line in lines if line.startswith(EXPLANATION)), "")
-    frames = [found for line in lines if (found := FRAME.match(line)) is not None]
-    where = f" ({Path(frames[-1][1]).name}:{frames[-1][2]})" if frames else ""
-    text = f"{type(error).__name__}: {first} {why.removeprefix(EXPLANATION).strip()}".rstrip()
-    return f"{text[:300]}{where}"
-
-
-EXPLANATION = "Explanation:"
-
-
-FRAME = re.compile(r'File "(.+)", line (\d+), in ')
-"""How torch quotes user code; the innermost frame comes last."""

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a library is made for one call: Dynamo captures a graph, AOTInductor compiles it.
+"""The build of a library for one call: Dynamo captures a graph, and AOTInductor compiles it.
 
-The capture is the one of level 2, so that a library stands on the same facts as an entry. What
-Dynamo's bytecode does around the graph becomes a plan instead, as data: where each input comes from
-and what is made of the outputs. What no plan can say is refused: a forward that changes objects
-other than tensors, results of classes that cannot be built from their parts.
+The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
+of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
+input comes from and how the result is built from the outputs. Some calls cannot be described by a
+plan and are refused: a forward that changes objects other than tensors, or a result whose class
+cannot be rebuilt.
 
 Weights are inputs of the graph, not constants, so that no library holds any
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
@@ -22,6 +23,7 @@ import hashlib
 import json
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,26 +32,30 @@ import torch
 
 from serve_warm import _private_folders
 from serve_warm.precompile import aot_compile, aoti_cpp, aoti_graphs, aoti_library, facts
+from serve_warm.precompile.aot_load import as_reasons
+from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
+from serve_warm.precompile.aoti_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copy_tensors
 from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import locate, name_of_class
+from serve_warm.precompile.tensor_parts import plain_parts
 from serve_warm.precompile.trace_notes import path_of, side_effects
 
 SMALL = {
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
-"""Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them. Only
-those that this torch has are set; 2.11 has neither."""
+"""Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
+Settings that this torch does not have are skipped; 2.11 has neither."""
 
 DEVICES = ("cpu", "cuda")
-"""Kinds of devices that a library is made for; all of its inputs are on one device."""
+"""Kinds of devices that a library can be made for; all its inputs are on one device."""
 
 ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
-"""Kernels go into the library, which has no other files."""
+"""Setting that embeds kernels into the library, because there are no other files."""
 
 
 def make(
@@ -58,16 +64,16 @@ def make(
     """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
 
     Raises:
-        NoEntry: there is a graph break, or something in it that a library cannot do.
+        NoEntry: the graph breaks, or a library cannot do a part of it.
     """
-    with aot_compile.as_reasons():
+    with as_reasons():
         library = _Library(function, callee, tensors, arguments, compiler="now")
         run = library.run(callee, tensors)
-        return library.made(callee, run)
+        return library.finish(callee, run)
 
 
-class Begun:
-    """A library whose C++ is being compiled, for a call of its kind to finish."""
+class LibraryBuild:
+    """A library whose C++ is being compiled. A later call of the same kind finishes the build."""
 
     def __init__(
         self,
@@ -76,12 +82,12 @@ class Begun:
         tensors: Sequence[Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Do the part of `make` before the C++ compiler, and have that run in the background.
+        """Run `make` up to the C++ compiler, and start the compiler in the background.
 
         Raises:
             NoEntry: as `make` does.
         """
-        with aot_compile.as_reasons():
+        with as_reasons():
             self._library = _Library(function, callee, tensors, arguments, compiler="background")
             self._library.run(callee, tensors)
             self._library.graph.compile()
@@ -89,7 +95,7 @@ class Begun:
 
     @property
     def captured(self) -> aot_compile.Captured:
-        """What Dynamo found for the call that it was begun for."""
+        """Dynamo's result for the call that began the library."""
         return self._library.captured
 
     def finish(self, callee: Any, tensors: Sequence[Any]) -> aot_compile.Made:
@@ -98,13 +104,13 @@ class Begun:
         Raises:
             NoEntry: as `make` does.
         """
-        with aot_compile.as_reasons():
-            return self._library.made(callee, self._library.run(callee, tensors))
+        with as_reasons():
+            return self._library.finish(callee, self._library.run(callee, tensors))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One call of the bytecode around a graph, with eager in the graph's place."""
+    """One call of the bytecode around a graph, in which the graph itself runs eagerly."""
 
     given: Sequence[Any]
     returned: Any
@@ -112,7 +118,7 @@ class _Run:
 
 
 class _Library:
-    """A graph that Dynamo has captured for one call, and the library that it becomes."""
+    """A graph that Dynamo captured for one call, and the library made from it."""
 
     def __init__(
         self,
@@ -129,25 +135,27 @@ class _Library:
             self.captured = aot_compile.capture(function, callee, tensors, settings)
 
     def run(self, callee: Any, tensors: Sequence[Any]) -> _Run:
-        """Return what a call gives, and the plan for such calls."""
-        # With tensors that nothing else holds: the callee may hold those of this call, and what it
-        # returns would not say which of the two it is.
+        """Return the result of a call, and the plan for such calls."""
+        # The tensors are copies without other references. If the callee kept the original tensors
+        # of the call, the plan could not say whether a returned tensor belongs to the callee or to
+        # the call.
         given = copy_tensors(tensors)
+        self.graph.assigned.begin()
         returned = self.captured.entry.fn(callee, *given)
         return _Run(given=given, returned=returned, plan=self.graph.plan(given, returned))
 
-    def made(self, callee: Any, run: _Run) -> aot_compile.Made:
-        """Return the library, opened and held against the run."""
+    def finish(self, callee: Any, run: _Run) -> aot_compile.Made:
+        """Open the library, compare it with the run, and return it."""
         data, plan = self.graph.compile()(), run.plan
         plan["sha256"] = hashlib.sha256(data).hexdigest()
-        # Not where others might exchange it before it is opened.
+        # In a private folder, so that no other user can replace the file before it is opened.
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(data)
             fn = aoti_library.load(path, plan)
         self.graph.refuse_other_inputs(fn.inputs(callee, run.given))
         self.graph.refuse_other_aliases(fn.native)
-        self.graph.refuse_other_result(fn.result, run.given, run.returned)
+        self.graph.refuse_other_result(fn, run.given, run.returned)
         return aot_compile.Made(
             fn=fn,
             data=data,
@@ -159,7 +167,7 @@ class _Library:
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of Inductor that stand behind arguments of torch.compile."""
+    """Return the Inductor settings that arguments of torch.compile stand for."""
     from torch._inductor import config
 
     known: Any = config
@@ -174,24 +182,24 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Graph:
-    """What Dynamo hands to a backend, compiled; and one run of it, to see what goes in and out."""
+    """The compiled graph that Dynamo passed to a backend, with one run that records its tensors."""
 
     def __init__(
         self,
         settings: Mapping[str, Any],
         callee: Any,
-        changes: Mapping[str, None],
+        changes: Mapping[str, Sequence[str]],
         *,
         compiler: aoti_cpp.Compiler = "now",
     ) -> None:
-        # AOTInductor has no graphs: `graphed` captures what it makes.
+        # AOTInductor has no CUDA graphs: `aoti_graphs` captures its libraries.
         self._settings = {**settings, aot_compile.CAPTURES: False}
         self._captures = bool(settings[aot_compile.CAPTURES])
         self._callee = callee
-        self._changes = changes
+        self.assigned = Assigned(changes, callee)
         self._compiler = compiler
         self._library: Callable[[], bytes] | None = None
-        """Returns it, and waits for the C++ compiler first."""
+        """Returns the library, after waiting for the C++ compiler."""
         self._graph: Any = None
         self._fakes: list[Any] = []
         self._places: list[Input] = []
@@ -203,15 +211,14 @@ class _Graph:
         self._device = "cpu"
 
     def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
-        """Take a graph from Dynamo, as a backend does; compile it if its sizes are dynamic."""
-        if self._changes:
-            raise NoEntry(f"it changes {', '.join(self._changes)}, which a library cannot")
+        """Take a graph from Dynamo, as a backend does. If its sizes are dynamic, compile it."""
+        self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
-        _without_sizes(graph)
-        taken = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        self._fakes = list(map(_fake, taken))
-        self._places = [_place(_source_of(node), self._callee) for node in taken]
+        read_sizes(graph)
+        graph, sources = take_parts(graph, list(map(_source_of, inputs_of(graph))))
+        self._fakes = list(map(fake_of, inputs_of(graph)))
+        self._places = [_place(source, self._callee) for source in sources]
         devices = sorted({str(fake.device) for fake in self._fakes})
         self._device = devices[0]
         kind = self._device.partition(":")[0]
@@ -223,39 +230,40 @@ class _Graph:
         if kind == "cuda":
             self._settings.update(ON_A_GPU)
         self._graph = graph
-        # What Inductor finds out about sizes becomes a condition while Dynamo is at it, and not
-        # later. A graph of static sizes is compiled when all else is known to be possible; 2.11
-        # cannot do it any earlier, so that it makes no dynamic ones.
+        # Only while Dynamo traces, Inductor can turn facts about sizes into conditions. So a graph
+        # with dynamic sizes is compiled now. A graph with static sizes is compiled later, when
+        # everything else is known to work. 2.11 cannot compile this early, so there are no dynamic
+        # graphs with it.
         if any(map(_is_dynamic, self._fakes)):
             self.compile()
-        return _callable(self._run_eagerly)
+        return callable_once(self._run_eagerly)
 
     def compile(self) -> Callable[[], bytes]:
-        """Compile the graph, if it is not yet; what is returned waits for the C++ compiler."""
+        """Compile the graph once; the returned function waits for the C++ compiler."""
         if self._library is None:
             self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
         return self._library
 
     def _generate(self) -> str:
-        """Have torch compile the graph, and return where it says that the library is."""
+        """Make torch compile the graph, and return the path that torch reports for the library."""
         from torch._inductor.compile_fx import compile_fx_aot
 
-        # The tensors that Dynamo traced with, in the mode they belong to: their symbols are those
-        # of the conditions.
+        # The tensors that Dynamo traced with, in their own mode: the conditions use their symbols.
         mode = self._fakes[0].fake_mode
-        graph = copy.deepcopy(self._graph)  # what compiles it also changes it
+        graph = copy.deepcopy(self._graph)  # the compile changes its graph
         with torch._guards.tracing(torch._guards.TracingContext(mode)):
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         _refuse_foreign(Path(path))
         return str(path)
 
     def forget_run(self) -> None:
-        """Let go of the tensors of the last run."""
+        """Release the tensors of the last run."""
         self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
-        """Stand in for the compiled graph in the bytecode around it, once."""
-        self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
+        """Replace the compiled graph once, inside the bytecode around it."""
+        tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+        self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
         versions = [copy._version for copy in copies]
         with self._same_random_numbers():
@@ -263,30 +271,35 @@ class _Graph:
             outputs = list(self._graph(*copies))
             self._draws = any(map(_differ, self._random_state(), before))
         if not all(isinstance(output, torch.Tensor) for output in outputs):
-            raise NoEntry("its graph computes something that is no tensor")
+            raise NoEntry("its graph computes something that is not a tensor")
         self._written = [copy._version != was for copy, was in zip(copies, versions, strict=True)]
         self._aliases = _aliases(outputs, copies)
-        # Where the graph returns one of its inputs, the caller gets that very tensor.
+        # If the graph returns one of its inputs, the caller gets that same tensor.
         by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
         self._outputs = [by_id.get(id(output), output) for output in outputs]
         return self._outputs
 
     def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
-        """Return the plan of a run that returned this.
+        """Return the plan of a run with this result.
 
         Raises:
-            NoEntry: something in it can be said in no plan.
+            NoEntry: no plan can describe a part of it.
         """
         inputs = [
             _input(given, fake, place)
             for given, fake, place in zip(self._inputs, self._fakes, self._places, strict=True)
         ]
-        # Later ones first: a tensor is best named by what the caller has in hands.
+        # Later items win. The best name for a tensor is an argument, because the caller holds it.
         known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
         known |= {id(t): ["input", n] for n, t in enumerate(self._inputs)}
         known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
         dynamic = any("*" in given.said for given in inputs)
+        places = self.assigned.places(_path_of_module)
+        self.assigned.refuse_shared([value for _, _, value in places], returned)
         result = _plain(returned, known, dynamic=dynamic)
+        if places:
+            forms = [[s, n, _plain(value, known, dynamic=dynamic)] for s, n, value in places]
+            result = [ASSIGNING, forms, result]
         plan: Plan = {
             "inputs": [_without_defaults(given) for given in inputs],
             "outputs": len(self._outputs),
@@ -297,7 +310,7 @@ class _Graph:
         return {**plan, **self._on_a_gpu(inputs)}
 
     def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
-        """Return the device, if it is not the CPU, and why it is not captured if it should be."""
+        """Return the keys of a plan for a GPU: the device, and why the library is not captured."""
         if self._device == "cpu":
             return {}
         if not self._captures:
@@ -306,21 +319,21 @@ class _Graph:
 
     def _why_not_captured(self, inputs: Sequence[Input]) -> str:
         if any(map(_is_on_the_cpu, self._graph.graph.nodes)):
-            # What is captured of it would be an answer of the capture's, or be read too early.
-            return "a part of it is on the CPU, which a launch does not do again"
+            # A launch would return the CPU result from the capture, or read it too early.
+            return "a part of it is on the CPU, which a graph's launch does not repeat"
         for given, tensor, written in zip(inputs, self._inputs, self._written, strict=True):
             if given.kind != "argument":
                 continue
-            # A graph has tensors of its own for what a call brings.
+            # A CUDA graph has its own copies of a call's tensors.
             if written:
-                return f"it writes into argument {given.index}, which a graph has a copy of"
+                return f"it writes into argument {given.index}, and a graph only has a copy of it"
             if aoti_graphs.overlaps_itself(tensor):
                 return f"argument {given.index} is expanded, and cannot be copied into"
         shared = [where for where in self._aliases if where]
         return f"an output shares memory with {shared[0]}" if shared else ""
 
     def _same_random_numbers(self) -> contextlib.AbstractContextManager[None]:
-        """Leave torch's random numbers as they are, where the graph uses any."""
+        """Restore torch's random number state after the block."""
         devices = [] if self._device == "cpu" else [self._device]
         return torch.random.fork_rng(devices=devices)
 
@@ -331,14 +344,14 @@ class _Graph:
         return states
 
     def refuse_other_inputs(self, found: Sequence[Any]) -> None:
-        """Raise `NoEntry` where a plan does not find the tensors that the graph was called with."""
+        """Raise `NoEntry` if a plan does not find the tensors that the graph was called with."""
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
-                raise NoEntry(f"the {place.kind} {where} is not what its graph takes")
+                raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` where outputs share memory otherwise than eager's do."""
+        """Raise `NoEntry` if the library's outputs share memory differently from eager's."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
@@ -347,19 +360,26 @@ class _Graph:
         for eager, ours, output in zip(self._aliases, found, self._outputs, strict=True):
             if eager != ours and id(output) not in given:
                 raise NoEntry(
-                    f"an output of it shares memory with {ours}, and eager's with {eager}"
+                    f"its output shares memory with {ours}, and eager's shares it with {eager}"
                 )
 
     def refuse_other_result(
-        self, result: aoti_library.Build, tensors: Sequence[Any], returned: Any
+        self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` where what is built of the same tensors is not what was returned."""
-        if not _same(result(self._outputs, self._inputs, tensors), returned):
-            raise NoEntry(f"the {type(returned).__qualname__} it returns is more than its parts")
+        """Raise `NoEntry` if the plan builds another result from the same tensors than eager."""
+        given = (self._outputs, self._inputs, tensors)
+        places = self.assigned.places(_path_of_module)
+        for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
+            if not _same(make(*given), value):
+                raise NoEntry(f"the value that it assigns to {name} cannot be built of its parts")
+        if not _same(function.result(*given), returned):
+            raise NoEntry(
+                f"the {type(returned).__qualname__} it returns differs from one built of its parts"
+            )
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise `NoEntry` where code calls torch's dispatcher, by a table that lies beside it."""
+    """Raise `NoEntry` if code calls torch's dispatcher. A table of the library shows this."""
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]
@@ -367,43 +387,14 @@ def _refuse_foreign(path: Path) -> None:
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
 
 
-def _without_sizes(graph: Any) -> None:
-    """Let a graph take its sizes from its tensors: AOTInductor has no other inputs than those."""
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    tensors = [node for node in inputs if isinstance(_fake(node), torch.Tensor)]
-    where = {
-        size.node.expr: (tensor, dim)
-        for tensor in reversed(tensors)
-        for dim, size in enumerate(_fake(tensor).shape)
-        if isinstance(size, torch.SymInt)
-    }
-    for node in inputs:
-        if node in tensors:
-            continue
-        if not isinstance(_fake(node), torch.SymInt) or _fake(node).node.expr not in where:
-            raise NoEntry(f"its graph takes {_fake(node)}, which is no size of a tensor")
-        with graph.graph.inserting_after(inputs[-1]):
-            size = graph.graph.call_function(
-                torch.ops.aten.sym_size.int, where[_fake(node).node.expr]
-            )
-        size.meta["example_value"] = _fake(node)
-        node.replace_all_uses_with(size)
-        graph.graph.erase_node(node)
-    graph.recompile()
-
-
-def _fake(node: Any) -> Any:
-    return node.meta["example_value"]
-
-
 def _is_on_the_cpu(node: Any) -> bool:
-    """Return whether a node makes a tensor there."""
+    """Return whether a node makes a tensor on the CPU."""
     made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
 
 
-def _callable(run: Callable[..., Any]) -> Any:
-    """Return it as the kind of object that torch takes from a backend here; it is never saved."""
+def callable_once(run: Callable[..., Any]) -> Any:
+    """Wrap `run` in the object that torch expects from a backend here. It is never saved."""
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Once(SerializableCallable):
@@ -412,17 +403,20 @@ def _callable(run: Callable[..., Any]) -> Any:
 
         @classmethod
         def serialize_compile_artifacts(cls, fn: Any) -> bytes:
-            raise NoEntry(f"a graph that is only looked at was to be saved: {fn!r}")
+            raise NoEntry(f"torch tried to save a graph that was only traced: {fn!r}")
 
         @classmethod
         def deserialize_compile_artifacts(cls, data: bytes) -> Any:
-            raise NoEntry(f"a graph that is only looked at was saved in {len(data)} bytes")
+            raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
 
     return Once()
 
 
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Return for each output whose memory it shares, and which part; empty where it is its own."""
+    """Return, for each output, the tensor whose memory it shares, and the offset.
+
+    Empty if it shares none.
+    """
     owners = {
         tensor.untyped_storage().data_ptr(): f"input {number}"
         for number, tensor in enumerate(inputs)
@@ -441,23 +435,23 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _source_of(node: Any) -> str:
-    """Return the Python expression over `L`, the arguments, for where a graph's input comes from.
+    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
 
-    Dynamo's own, which stands at each input of a graph that a backend gets (2.11, 2.13, 2.15):
+    Dynamo stores the expression at each input of a backend's graph (2.11, 2.13, 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
     """
     return str(path_of(node._dynamo_source))
 
 
 def _place(source: str, callee: Any) -> Input:
-    """Return where a plan finds what this expression names.
+    """Return the place of the object in this expression, in the format of a plan.
 
     Raises:
-        NoEntry: it is neither an argument nor on a path from the callee that a plan can have.
+        NoEntry: it is not an argument, and no path in a plan leads to it from the callee.
     """
     try:
         root, path = _path(ast.parse(source, mode="eval").body, source)
-    except SyntaxError as error:  # some of Dynamo's names are for people
+    except SyntaxError as error:  # some of Dynamo's names are only for display
         raise NoEntry(f"its graph takes {source}, which is {NO_PLACE}") from error
     if root != facts.CALLEE:
         if path or not re.fullmatch(r"t\d+", root):
@@ -482,7 +476,7 @@ def _place(source: str, callee: Any) -> Input:
     return Input(kind="path", path=path)
 
 
-NO_PLACE = "neither an argument nor found from what is called"
+NO_PLACE = "neither an argument nor reachable from the callable"
 
 
 def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
@@ -507,12 +501,20 @@ def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
     return root, [*steps, step]
 
 
+def _path_of_module(source: str) -> list[list[Any]]:
+    """Return the steps from the callee to a module that a forward changes."""
+    root, steps = _path(ast.parse(source, mode="eval").body, source)
+    if root != facts.CALLEE:
+        raise NoEntry(f"it changes {source}, which is {NO_PLACE}")
+    return steps
+
+
 STEP_OF = {
     "getattr": "attribute",
     "object.__getattribute__": "own",
     **dict.fromkeys(("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"), "item"),
 }
-"""Kind of step by the function that Dynamo names it with."""
+"""Kind of step by the function that Dynamo uses for it in an expression."""
 
 
 def _differ(left: Any, right: Any) -> bool:
@@ -539,7 +541,7 @@ def _without_defaults(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
-    """Return what a callee returned as `libraries.load` reads it."""
+    """Return a callee's result in the form that `aoti_library.load` reads."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if id(value) not in known:
@@ -553,8 +555,9 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
         raise NoEntry("it returns a number, which may depend on a size that is dynamic")
     if kind in (list, tuple):
         return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
-    if kind is dict and all(type(key) in (str, int, bool) for key in value):
-        return ["dict", [[k, _plain(item, known, dynamic=dynamic)] for k, item in value.items()]]
+    if kind in (dict, OrderedDict) and all(type(key) in (str, int, bool) for key in value):
+        how = "dict" if kind is dict else aoti_library.ORDERED
+        return [how, [[k, _plain(item, known, dynamic=dynamic)] for k, item in value.items()]]
     return _of_class(value, known, dynamic=dynamic)
 
 
@@ -578,7 +581,7 @@ def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> l
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Return whether two values are built alike of the very same tensors."""
+    """Return whether two values have the same structure and contain the same tensor objects."""
     if type(left) is not type(right) or isinstance(left, torch.Tensor):
         return left is right
     if isinstance(left, Mapping) and not _same([*left.items()], [*right.items()]):

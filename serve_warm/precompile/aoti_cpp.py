@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ of a library: how its code is changed, and when the C++ compiler runs.
+"""The C++ of a library: the change of its source, and the time when the C++ compiler runs.
 
-The compiler takes most of the time that a library needs (of 11 CPU seconds for a MiniLM 7), is a
-process of its own, and leaves torch alone. So it can run while torch traces the next graph, which
-only one thread may do. torch's part is done in its order: it is told that the compiler has run,
-and its command lines are noted.
+The compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). It is a
+separate process and does not touch torch. So it can run while torch traces the next graph in the
+only thread that may trace. torch still does its steps in order: serve_warm records the command
+lines of torch, and lets torch assume that the compiler has run.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -28,13 +28,13 @@ from typing import Any, Literal
 
 from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
-from serve_warm.precompile import aot_compile
+from serve_warm.precompile.aot_load import FAILURES
 from serve_warm.precompile.facts import NoEntry
 
 logger = logging.getLogger(__name__)
 
 PRINTS = re.compile(r"""std::cerr << "Error: " << e\.what\(\) << '\\n'""")
-"""How the C interface of a library reports a failure, beside the text that it keeps."""
+"""The C++ statement with which a library's C interface prints the text of a failure."""
 
 KEEPS = """\
 #include <cstdint>
@@ -46,23 +46,24 @@ int32_t AOTInductorGetLastError(const char** text) {
   return 0;
 }
 """
-"""What keeps that text in torch 2.13 to 2.15; 2.11 has nothing like it, and gets this."""
+"""C++ source that stores this text. torch 2.13 to 2.15 have it, and serve_warm adds it for 2.11."""
 
 
 Compiler = Literal["now", "background"]
-"""When the C++ compiler runs: until it is done, or while torch traces what comes next."""
+"""Runs the C++ compiler, either before the next step or while torch traces the next graph."""
 
 
 def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Callable[[], bytes]:
-    """Return what returns a library, and waits for the C++ compiler first if that must be.
+    """Return a function that returns a library, after waiting for the C++ compiler if needed.
 
-    `generate` has torch compile one, and returns where torch says that it is. Called once, and
-    again where the compiler in the background did not do what torch's way may do.
+    `generate` makes torch compile a library, and returns the path that torch reports. It is called
+    once. It is called again if the compiler failed in the background, because torch itself may
+    succeed.
 
-    Raises whatever torch raises, here or from what is returned.
+    Raises whatever torch raises, here or in the returned function.
     """
     if compiler == "background":
-        with contextlib.suppress(*aot_compile.FAILURES), _noted_commands() as commands:
+        with contextlib.suppress(*FAILURES), _note_commands() as commands:
             begun = commands.begin(generate())
             return functools.partial(_wait, begun, generate)
     data = _compile_now(generate)
@@ -80,18 +81,18 @@ def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
 
 
 def _compile_now(generate: Callable[[], str]) -> bytes:
-    with _wrapped(contextlib.nullcontext):
+    with _wrap_compiler(contextlib.nullcontext):
         data = Path(generate()).read_bytes()
     _refuse_another_runtime(data)
     return data
 
 
 @contextlib.contextmanager
-def _noted_commands() -> Iterator[Commands]:
-    """Note the runs of the C++ compiler for one library in the block, and do not run it."""
+def _note_commands() -> Iterator[Commands]:
+    """Record the C++ compiler's command lines for one library, without running them."""
     commands = Commands()
     try:
-        with _wrapped(functools.partial(_noting, commands)):
+        with _wrap_compiler(functools.partial(_noting, commands)):
             yield commands
     finally:
         if not commands.has_begun:
@@ -99,14 +100,14 @@ def _noted_commands() -> Iterator[Commands]:
 
 
 @contextlib.contextmanager
-def _wrapped(during: Any) -> Iterator[None]:
-    """Compile libraries in the block that write nothing to stderr when a call fails.
+def _wrap_compiler(during: Any) -> Iterator[None]:
+    """Compile libraries in the block so that they print nothing to stderr when a call fails.
 
-    Each failure would be 25 lines there, and no caller could keep them from it: the file descriptor
-    is the whole process's. The source of the interface is a part of each library's own. Seen in
-    2.11, 2.13 and 2.15:
+    Each failure would print 25 lines. A caller could not prevent this, because the file descriptor
+    belongs to the whole process. Each library contains the source of its C interface. Seen in 2.11,
+    2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
-    torch's part for each is done within `during()`.
+    torch compiles each library within `during()`.
     """
     from torch._inductor.codecache import AotCodeCompiler
 
@@ -125,7 +126,7 @@ def _wrapped(during: Any) -> Iterator[None]:
 
 
 def without_prints(source: str) -> str:
-    """Return the C++ of a library that keeps the text of a failure and does not print it."""
+    """Return a library's C++ changed to keep the text of a failure without printing it."""
     if not PRINTS.search(source):
         return source
     if "g_aoti_last_error" in source:
@@ -134,18 +135,19 @@ def without_prints(source: str) -> str:
 
 
 CPP_RUNTIMES = b"libstdc++.", b"libc++."
-"""One of them stands in a library that shares its C++ runtime with torch."""
+"""Names of shared C++ runtimes. A library that uses torch's runtime contains one of these names."""
 
 
 def _refuse_another_runtime(data: bytes) -> None:
-    """Raise `NoEntry` where a library has a C++ of its own, from a compiler that links it so.
+    """Raise `NoEntry` if a library has a statically linked C++ runtime.
 
-    Its locales are not the process's then, and the first thing that torch's code in it does, a
-    regular expression, ends the process (2.11, `parse_device_str` of model_base.h).
+    Its locales then differ from the locales of the process. torch's code in the library uses a
+    regular expression at once, and this crashes the process (2.11, `parse_device_str` of
+    model_base.h).
     """
     if not any(name in data for name in CPP_RUNTIMES):
         raise NoEntry(
-            "the C++ compiler has linked its own C++ runtime into the library: have it link "
+            "the C++ compiler linked its runtime statically into the library: make it link "
             "libstdc++ as a shared library"
         )
 
@@ -154,23 +156,23 @@ def _refuse_another_runtime(data: bytes) -> None:
 
 
 class Commands:
-    """The command lines that make one library: its objects, and the library of these."""
+    """The command lines that make one library: those for its objects, and the link."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
-        """Where each file that torch has named is made instead, in a folder of our own: torch
-        removes the objects as soon as it has been told that they are linked."""
+        """For each path that torch names, the path in a private folder that is used instead. torch
+        would remove the objects as soon as it assumes that they are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
         self._library = ""
 
     def note(self, line: str, target: str) -> None:
-        """Note a command line that makes `target`, and let torch believe that it was made.
+        """Record a command line that makes `target`, and make torch assume that it ran.
 
         Raises:
-            RuntimeError: the command line is not understood.
+            RuntimeError: serve_warm does not understand the command line.
         """
         words = shlex.split(line)
         if words.count(target) != 1 or self._library:
@@ -184,21 +186,21 @@ class Commands:
         file.unlink(missing_ok=True)
         self._library = target
         for word in words:
-            # What was made otherwise, by the linker for example, is removed like the others.
+            # Objects that are made in another way, for example by the linker, are removed too.
             if word.endswith(OBJECT) and word not in self._places:
                 place = self._folder / f"{len(self._places)}{OBJECT}"
                 self._places[word] = str(shutil.copyfile(word, place))
 
     def begin(self, returned: str) -> Future[bytes]:
-        """Run the commands in a thread; the future has the library, as torch would have made it.
+        """Run the commands in a thread. The future returns the library that torch would have made.
 
-        `returned` is where torch says that it is.
+        `returned` is the path that torch reports for the library.
 
         Raises:
-            RuntimeError: that is not what was noted.
+            RuntimeError: no noted command makes that path.
         """
         if returned != self._library or Path(returned).exists():
-            raise RuntimeError(f"torch has made {returned} in a way that is not known")
+            raise RuntimeError(f"torch has made {returned} in an unknown way")
         self.has_begun = True
         return _daemon_threads.begin(self._run, name=THREAD)
 
@@ -210,7 +212,7 @@ class Commands:
             return Path(self._places[self._library]).read_bytes()
 
     def forget(self) -> None:
-        """Remove what there is, where the commands are not run."""
+        """Remove the files if the commands will not run."""
         self._open.close()
 
 
@@ -222,9 +224,9 @@ THREAD = "serve_warm-cpp"
 
 @contextlib.contextmanager
 def _noting(commands: Commands) -> Iterator[None]:
-    """Note what makes objects of C++ and libraries in this thread, and have the rest built.
+    """Record the builds of C++ objects and libraries in this thread, and run all other builds.
 
-    Nothing but the C++ of one library is compiled in the block.
+    Only the C++ of one library is compiled in the block.
     """
     from torch._inductor.cpp_builder import CppBuilder
 
@@ -233,7 +235,7 @@ def _noting(commands: Commands) -> Iterator[None]:
 
     def build(builder: Any) -> None:
         target, line = builder.get_target_file_path(), builder.get_command_line()
-        # Weights, none here, are assembled: that takes no time, and their source is removed.
+        # Weights (none here) are built at once. This is fast, and torch removes their source.
         has_code = any(word.endswith(".cpp") for word in shlex.split(line))
         kind_of_file = Path(target).suffix
         is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
@@ -251,7 +253,10 @@ def _noting(commands: Commands) -> Iterator[None]:
 
 @functools.cache
 def _slots() -> threading.BoundedSemaphore:
-    """Return what lets as many compilers run as torch's own: the cores, or what a user has set."""
+    """Return a semaphore that allows as many compilers as torch does.
+
+    The number is the number of cores, or the user's setting.
+    """
     from torch._inductor import config
 
     return threading.BoundedSemaphore(max(1, config.compile_threads or 1))

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of libraries (level 3), which come without those of Inductor.
+"""CUDA graphs of libraries (level 3), which Inductor does not capture.
 
-As with torch's own, each thread captures for itself, and a call's tensors are copied to where the
-graph reads them. Otherwise than with those, what is returned is a copy and stays right.
+As in torch's graph trees, each thread captures its own graphs, and the tensors of a call are copied
+to the addresses that the graph reads. Unlike torch's graph trees, this returns a copy of the
+result, so later calls cannot overwrite it.
 """
 
 from __future__ import annotations
@@ -30,39 +31,38 @@ class Code(Protocol):
     """Native code that several threads may run."""
 
     def __call__(self, inputs: Sequence[Any], /) -> Sequence[Any]:
-        """Run on tensors as they are, and return the outputs."""
+        """Run on the given tensors, and return the outputs."""
 
-    def reserved(self) -> contextlib.AbstractContextManager[Run]:
-        """Have a run of it that nobody else has for as long as the block lasts."""
+    def reserve(self) -> contextlib.AbstractContextManager[Run]:
+        """Reserve a run of the code for the block, so that no other thread uses it."""
 
 
 MOST_CAPTURES = 64
-"""Graphs that one library keeps for the same weights in a thread. One more, of a dynamic size,
-frees the one that was not launched for the longest time."""
+"""Number of graphs that one library keeps for the same weights in a thread. One more graph, for
+another dynamic size, replaces the least recently launched one."""
 
 Key = tuple[Any, ...]
-"""A kind of call: its stream, the addresses of weights, and what its tensors are like."""
+"""A kind of call: the stream, the addresses of weights, and sizes and strides of the tensors."""
 
 
 class _Pool:
     """Memory that graphs share, and an empty graph that keeps it.
 
-    Without one torch refuses all that are captured after the last of the pool's graphs is gone
-    (`use_count > 0`). Its own graph trees keep theirs in the same way (2.11 to 2.15):
+    Without that graph, torch refuses all captures after the last graph of the pool is gone
+    (`use_count > 0`). torch's graph trees keep their pools in the same way (2.11 to 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
     """
 
     def __init__(self) -> None:
-        """Take the current device."""
+        """Create a pool on the current device."""
         cuda: Any = torch.cuda
         self.handle = cuda.graph_pool_handle()
-        # One for each pool: cuBLAS has a workspace for each stream that it is captured on, and
-        # graphs of one pool alone are launched one after another.
+        # One stream per pool: cuBLAS keeps a workspace for each stream that it is captured on, and
+        # only graphs of one pool run one after another.
         self._stream = cuda.Stream()
         self._kept_by: Any = None
 
     def keep(self) -> None:
-        """Capture the empty graph."""
         empty = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
@@ -71,38 +71,51 @@ class _Pool:
         self._kept_by = empty
 
     def capturing(self, graph: Any) -> contextlib.AbstractContextManager[None]:
-        """Capture what this thread queues in the block into `graph`."""
+        """Capture the work that this thread queues in the block into `graph`."""
         cuda: Any = torch.cuda
         block: contextlib.AbstractContextManager[None] = cuda.graph(
             graph,
             pool=self.handle,
             stream=self._stream,
-            # As graph trees do: what another thread allocates meanwhile is no error.
+            # As in graph trees, allocations of other threads are no error during the capture.
             capture_error_mode="thread_local",
         )
         return block
 
 
-class _OfThread(threading.local):
+class Pools(threading.local):
+    """The memory pools of each thread's graphs."""
+
     def __init__(self) -> None:
-        self.pools: dict[tuple[str, int], _Pool] = {}
-        """One for the graphs of all libraries, by the device and stream that they are launched on:
-        what runs on one stream runs one after another, so that it may use the same memory."""
+        self.by_place: dict[tuple[str, int], _Pool] = {}
+        """By launch device and stream. Work on one stream runs one after another, so it can use the
+        same memory."""
 
 
-_of_thread = _OfThread()
+POOLS = Pools()
+"""The pools that all libraries of this process share."""
 
 
 class Graphed:
-    """Native code that is captured at the first call of a kind, and launched from the second on.
+    """Native code that is captured at the first call of a kind, and then launched.
 
-    A kind is a stream, the addresses of weights, and sizes and strides of what a call brings. The
-    first call runs the code as it is, which also loads and chooses what no capture could; so what
-    it writes is written once. Modules of one structure share the code, each with its weights.
+    A kind is a stream, the weights' addresses, and sizes and strides of the call's tensors. The
+    first call runs the code directly. This also loads and selects kernels, which a capture cannot
+    do. So writes of the first call happen once. Modules of one structure share the code, each with
+    its own weights.
     """
 
-    def __init__(self, code: Code, *, device: str, brought: Sequence[int], inputs: int) -> None:
-        """Take the code, and which of its inputs are the call's own; the others are weights."""
+    def __init__(
+        self,
+        code: Code,
+        *,
+        device: str,
+        brought: Sequence[int],
+        inputs: int,
+        pools: Pools = POOLS,
+    ) -> None:
+        """`of_call` lists the inputs that come from the call. The others are weights."""
+        self._pools = pools
         self._code = code
         self._device = device
         self._brought = tuple(brought)
@@ -110,13 +123,13 @@ class Graphed:
         self._local = threading.local()
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run on tensors as they are, and return the outputs.
+        """Run on the given tensors, and return the outputs.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the code failed.
         """
         if cuda_graphs.is_under_way():
-            return self._code(inputs)  # becomes a part of that graph
+            return self._code(inputs)  # becomes a part of the graph under capture
         stream = torch.cuda.current_stream(self._device).cuda_stream
         like = tuple([(inputs[index].shape, inputs[index].stride()) for index in self._brought])
         key = (stream, tuple([inputs[index].data_ptr() for index in self._fixed]), like)
@@ -126,9 +139,9 @@ class Graphed:
         if found is None:
             if "never" in mine:
                 return self._code(inputs)
-            # Nobody else may have it before it is captured: one that is made in a capture, for
-            # want of an idle one, loads its kernels there.
-            with self._code.reserved() as run:
+            # Reserved until it is captured. If another thread used the model, the capture would
+            # need a new model, which would load its kernels inside the capture.
+            with self._code.reserve() as run:
                 outputs = run(inputs)
                 moved = sum(
                     (other[0], other[2]) == (key[0], key[2]) and each.weights_are_gone()
@@ -139,18 +152,18 @@ class Graphed:
                 weights = [(weakref.ref(inputs[i]), inputs[i].data_ptr()) for i in self._fixed]
                 kept[key] = _Kept(launch=launch, weights=weights)
             return outputs
-        kept[key] = found  # the last one to be freed
+        kept[key] = found  # moved to the end, so that it is freed last
         return found.launch(inputs)
 
     def _capture(
         self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, moved: int
     ) -> Run:
-        """Return the graph for calls like this one, whose outputs are `like` these.
+        """Return the graph for calls like this one; `like` holds this call's outputs.
 
-        Or the code itself, where no graph can be had.
+        Returns the code itself if it cannot be captured.
         """
         if any(map(overlaps_itself, like)):
-            return self._never("an output of it is expanded, and cannot be copied")
+            return self._never("its output is expanded, and cannot be copied")
         handled = sys.exc_info()[1]
         for again in (False, True):
             try:
@@ -161,7 +174,7 @@ class Graphed:
             if not short:
                 return self._never(reason)
             if not again:
-                # Not in the handler, whose traceback holds what was allocated until then.
+                # Outside the handler, whose traceback holds everything allocated until then.
                 cuda_graphs.free_memory()
         cuda_graphs.note_skip(reason)
         return self._code
@@ -175,16 +188,16 @@ class Graphed:
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = f"captured {moved} times before: its weights have moved" if moved else ""
         signature = str(InputSignature.of(brought))
-        pools, place = _of_thread.pools, (self._device, stream)
-        # Both are given back whatever happens; a capture that fails does not do it.
+        pools, place = self._pools.by_place, (self._device, stream)
+        # These restore device and stream; a failed capture does not.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
             try:
-                # Tensors of its own are written into in whatever mode a call is made.
+                # The graph's own tensors must be writable in any mode in which a call may run.
                 with torch.inference_mode(mode=False), torch.no_grad(), cuda_graphs.alone():
                     given = list(inputs)
                     for index in self._brought:
                         tensor = inputs[index]
-                        # With its strides, which the code was compiled for.
+                        # Keep the strides, because the code was compiled for them.
                         given[index] = tensor.new_empty_strided(tensor.shape, tensor.stride())
                     if place not in pools:
                         pools[place] = _Pool()
@@ -212,19 +225,19 @@ class Graphed:
         return launch
 
     def _never(self, reason: str) -> Run:
-        """Capture nothing more in this thread: what has failed would fail for each size."""
+        """Stop capturing in this thread, because a capture would fail for each size."""
         cuda_graphs.note_skip(reason)
         vars(self._local)["never"] = reason
         return self._code
 
     def _recover(self, place: tuple[str, int]) -> None:
-        """Have another pool after a capture that failed; graphs that live keep theirs.
+        """Replace the pool after a failed capture. Existing graphs keep the old pool.
 
-        Torch takes none into a pool that a broken capture was under way for. The empty graph of
-        the new one is also the capture that ends well: until then torch's random numbers believe
-        that they are being captured.
+        torch cannot capture into a pool after a broken capture. The empty graph of the new pool
+        also is a successful capture. Until there is one, torch's random number generator acts as if
+        a capture were running.
         """
-        pools = _of_thread.pools
+        pools = self._pools.by_place
         failed = pools.pop(place, None)
         if failed is None:
             return
@@ -243,16 +256,18 @@ class _Kept:
     weights: Sequence[tuple[weakref.ref[Any], int]]
 
     def weights_are_gone(self) -> bool:
-        """Return whether one of them is no longer where the graph reads it."""
+        """Return whether a weight has moved from the address that the graph reads."""
         found = ((weight(), address) for weight, address in self.weights)
         return any(weight is None or weight.data_ptr() != address for weight, address in found)
 
 
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
-    """Free a graph where there are many: the coldest of these weights, or of ones that are gone.
+    """Free a graph if there are too many.
 
-    Not of another module's: with more of them than there may be graphs, each round of calls would
-    free what the next one needs.
+    It is the least recently launched graph of these weights, or a graph whose weights moved.
+
+    Never free a graph of another module. With more modules than allowed graphs, each round of calls
+    would free the graphs that the next round needs.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:
@@ -263,6 +278,6 @@ def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
 
 
 def overlaps_itself(tensor: Any) -> bool:
-    """Return whether elements share memory, as those of an expanded tensor do."""
+    """Return whether elements share memory, as in an expanded tensor."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and not step for size, step in sizes)

@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a library made by AOTInductor is opened and called: without Dynamo, Inductor or a compiler.
+"""Opening and calling a library of AOTInductor, without Dynamo, Inductor or a compiler.
 
-A library holds machine code and no weights. They go in with the arguments of each call, read from
-the callee then: loaded, replaced or moved weights are right at the next call, and modules of one
-structure share a library. Beside the library stands its plan (`aoti_build` writes it):
-where the inputs come from, what they were like, and what is made of the outputs.
+A library holds machine code and no weights. Each call reads the weights from the callee and passes
+them in with the arguments. So the next call uses loaded, replaced or moved weights, and modules of
+the same structure share a library. Each library has a plan, written by `aoti_build`: where the
+inputs come from, their properties, and how the result is built from the outputs.
 
-It is called through its C interface, without Python's lock, and not by torch's own runner, which
-imports Inductor and probes the CPU. Seen in torch 2.11 to 2.13:
+The library is called through its C interface, without the GIL. torch's own runner would import
+Inductor and probe the CPU. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_runtime/interface.h
 """
 
@@ -19,6 +19,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,36 +27,42 @@ from typing import Any
 
 import torch
 
+from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs
+from serve_warm.precompile.aoti_assigned import ASSIGNING
 from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
-from serve_warm.precompile.entry_function import Plan, refuse_overlap
+from serve_warm.precompile.entry_function import ApartInMemory, Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
-"""Makes what the callee returns of outputs and inputs of native code, and tensors of the call."""
+"""Function that builds the callee's result from the outputs and inputs of the native code and the
+tensors of the call."""
+
+Assign = tuple[Callable[[Any], Any], str, Build]
+"""An attribute that a call assigns: the way from the callee to its module, its name and value."""
 
 DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSError)
-"""What opening a library raises that is another one, or is not there."""
+"""Exceptions raised when a library is missing or does not match its plan."""
 
 
 class LibraryFailed(RuntimeError):
-    """The code of a library failed; what it wrote until then stays written."""
+    """A library's code failed. Anything that it wrote before this stays written."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
-    """The code of a library failed and left nothing behind: other code may answer the same call."""
+    """A library's code failed but changed nothing, so other code may run the same call."""
 
 
 def _item(base: Any, key: Any) -> Any:
-    # Past what a subclass of dict makes of a key that it does not have.
+    # Bypasses the `__missing__` of a dict subclass.
     return dict.__getitem__(base, key) if isinstance(base, dict) else base[key]
 
 
 STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
-    # Past what a class defines in its place.
+    # Bypasses the class's own attribute lookup.
     "own": object.__getattribute__,
     "item": _item,
 }
@@ -65,20 +72,20 @@ KINDS = ("argument", "parameter", "buffer", "attribute", "path")
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """Where an input of the native code comes from."""
+    """The origin of one input of the native code."""
 
     kind: str
-    """`argument`, a tensor of the call; in a module, `parameter`, `buffer` and `attribute`; or
-    `path`, wherever else it is found from the callee."""
+    """`argument`, a tensor of the call; in a module `parameter`, `buffer` and `attribute`; or
+    `path`, any other place reached from the callee."""
     owner: str = ""
     """Path of the module, as in `named_modules`."""
     name: str = ""
     index: int = 0
-    """Which argument."""
+    """Number of the argument."""
     path: Sequence[Sequence[Any]] = ()
-    """Steps from the callee: of each its kind, one of `STEPS`, and its name or key."""
+    """Steps from the callee; each has a kind, one of `STEPS`, and a name or key."""
     said: str = ""
-    """What compiled code takes for granted of it."""
+    """Properties of the input that compiled code relies on."""
 
     def __post_init__(self) -> None:
         unknown = {self.kind} - {*KINDS} | {kind for kind, _ in self.path} - {*STEPS}
@@ -89,20 +96,22 @@ class Input:
 
 
 def load(path: Path, plan: Plan) -> Function:
-    """Return the function of a library, of (callee, *tensors). Executes what is in the file.
+    """Return a library's function, called as (callee, *tensors). Executes code from the file.
 
-    Only open what was verified. The function raises `NoEntry`, before it computes anything, where
-    tensors or module are not like those of the build.
+    Only open a verified file. The function raises `NoEntry`, before it computes anything, if
+    tensors or module differ from those of the build.
 
     Raises:
         NoEntry: it cannot be opened here.
     """
     try:
-        # The loader maps the file as it is: a part that is missing would be a bus error later on.
+        # The loader does not check the file, so a truncated file would crash later with a bus
+        # error.
         if hashlib.sha256(path.read_bytes()).hexdigest() != plan["sha256"]:
             raise NoEntry(f"its library {path.name} is damaged")
         inputs = tuple(Input(**plain) for plain in plan["inputs"])
-        result = _result(plan["result"])
+        assigns, plain = _assigns(plan["result"])
+        result = _result(plain)
         device = str(plan.get("device", "cpu"))
         kind = Native if device == "cpu" else NativeOnGpu
         native = kind(path, device=device, inputs=len(inputs), outputs=int(plan["outputs"]))
@@ -112,14 +121,15 @@ def load(path: Path, plan: Plan) -> Function:
         native,
         inputs,
         result=result,
+        assigns=assigns,
         writes=bool(plan["writes"]),
-        draws=bool(plan.get("draws", True)),  # no plan said so before
+        draws=bool(plan.get("draws", True)),  # older plans do not have the key
         captures=plan.get("captures"),
     )
 
 
 class Function:
-    """The code of a library with what it takes from the callee, and what it returns."""
+    """The code of a library, with its inputs from the callee and the builder of its result."""
 
     def __init__(
         self,
@@ -127,6 +137,7 @@ class Function:
         inputs: Sequence[Input],
         *,
         result: Build,
+        assigns: Sequence[Assign] = (),
         writes: bool,
         draws: bool = True,
         captures: str | None = None,
@@ -136,8 +147,10 @@ class Function:
         if captures is not None:
             self._run = _add_graphs(native, inputs, captures)
         self.result = result
+        self.assigns = assigns
+        """The attributes that a call assigns."""
         self._writes = writes
-        """Whether it writes into its inputs: then none of them may overlap another."""
+        """Whether it writes into its inputs. If it does, no two inputs may overlap."""
         self._draws = draws
         """Whether it draws random numbers."""
         self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
@@ -146,36 +159,47 @@ class Function:
         ]
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
+        self._apart = ApartInMemory()
+        self._apart.has_fixed_sizes = not self._free
         self._checks: tuple[Callable[..., bool], ...] = ()
         self.input_ids: frozenset[int] = frozenset()
-        """As of a graph (`ahead.inputs_of`)."""
+        """Ids of the inputs of the last call that made a check (`entry_function.inputs_of`)."""
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run it.
+        """Run the library.
 
         Raises:
-            NoEntry: it is not for this call; nothing was computed.
-            LibraryFailedCleanly: it failed, and the call may be made again by other code.
+            NoEntry: it does not fit this call; nothing was computed.
+            LibraryFailedCleanly: it failed, and other code may answer the call.
             LibraryFailed: it failed.
         """
         inputs = self.inputs(callee, tensors)
+        owners = self._owners(callee) if self.assigns else ()
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         if self._writes:
-            refuse_overlap(inputs)
+            self._apart.check(inputs)
         try:
             outputs = self._run(inputs)
         except LibraryFailed as error:
             if self._writes or self._draws:
                 raise
             raise LibraryFailedCleanly(str(error)) from None
+        for owner, (_, name, make) in zip(owners, self.assigns, strict=True):
+            setattr(owner, name, make(outputs, inputs, tensors))
         return self.result(outputs, inputs, tensors)
+
+    def _owners(self, callee: Any) -> list[Any]:
+        try:
+            return [walk(callee) for walk, _, _ in self.assigns]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise NoEntry(f"its module differs from the build's: no {error}") from error
 
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return the tensors that the native code computes with in a call.
 
         Raises:
-            NoEntry: there is nothing where one of them was.
+            NoEntry: one of them is missing.
         """
         inputs: list[Any] = []
         try:
@@ -194,26 +218,26 @@ class Function:
                 else:
                     inputs.append(walk(callee))
         except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(f"its module is another one: no {error}") from error
+            raise NoEntry(f"its module differs from the build's: no {error}") from error
         return inputs
 
     def _learn(self, inputs: Sequence[Any]) -> None:
-        """Compare tensors with those of the build, and remember how to do so in C++."""
+        """Compare tensors with those of the build, and create a C++ check for the next calls."""
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
-                raise NoEntry(f"a tensor that its graph finds by itself is {tensor!r:.40}")
+                raise NoEntry(f"its graph takes a tensor, and found {tensor!r:.40} instead")
             refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
                 raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
-        # Inference tensors and others are told apart by the check, and are one to the code.
+        # The check distinguishes inference tensors from others, but the code treats both the same.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
         self._checks = (tensor_check(inputs, free=every), *self._checks[:3])
         self.input_ids = frozenset(map(id, inputs))
 
 
 def _walk(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
-    """Return the function that follows a path from the callee."""
+    """Return a function that follows a path from the callee."""
     steps = [(STEPS[kind], argument) for kind, argument in path]
 
     def walk(found: Any) -> Any:
@@ -235,13 +259,16 @@ def _add_graphs(
 
 
 def describe(tensor: Any, *, free: bool) -> str:
-    """Return what native code takes for granted of a tensor; with `free`, its sizes are open."""
+    """Return the properties of a tensor that native code relies on.
+
+    With `free`, leave out its sizes.
+    """
     every = range(tensor.dim()) if free else ()
     return describe_tensor(tensor, free=(every, every))
 
 
 def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return a row for each module on the way to these, and the row of each path."""
+    """Return a row for each module on the path to an owner, and the row of each path."""
     rows = {"": 0}
     steps: list[tuple[int, str]] = []
     for owner in owners:
@@ -257,12 +284,29 @@ def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, in
 # What is returned -----------------------------------------------------------------------------
 
 
+ORDERED = "ordered"
+"""Kind of a result that is an `OrderedDict`."""
+
+
+def _assigns(plain: Sequence[Any]) -> tuple[list[Assign], Sequence[Any]]:
+    """Return the attributes that a plan assigns, and the form of its result."""
+    if plain[0] != ASSIGNING:
+        return [], plain
+    _, assigned, result = plain
+    return [(_walk(steps), str(name), _result(form)) for steps, name, form in assigned], result
+
+
+def assigns(plan: Plan) -> bool:
+    """Return whether calls by a plan assign attributes of modules."""
+    return plan.get("result", [""])[0] == ASSIGNING
+
+
 TENSORS = ("output", "input", "argument")
-"""Which tensor is returned, in the order of what a `Build` takes."""
+"""Kinds of returned tensors, in the order of a `Build`'s arguments."""
 
 
 def _result(plain: Sequence[Any]) -> Build:
-    """Return the function that builds what the callee returns; each part of a plan is a list."""
+    """Return the function that builds the callee's result. Each part of a plan is a list."""
     kind, *rest = plain
     if kind in TENSORS:
         place, index = TENSORS.index(kind), int(rest[0])
@@ -270,8 +314,10 @@ def _result(plain: Sequence[Any]) -> Build:
     if kind == "plain":
         value = rest[0]
         return lambda *_: value
-    if kind == "dict":
+    if kind in ("dict", ORDERED):
         pairs = [(key, _result(item)) for key, item in rest[0]]
+        if kind == ORDERED:
+            return lambda *given: OrderedDict((key, item(*given)) for key, item in pairs)
         return lambda *given: {key: item(*given) for key, item in pairs}
     if kind in ("list", "tuple"):
         items = [_result(item) for item in rest[0]]
@@ -283,36 +329,36 @@ def _result(plain: Sequence[Any]) -> Build:
 def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) -> Build:
     found: Any = resolve(where[0], where[1])
     if name_of_class(found) != name:
-        raise ValueError(f"{where[1]} is not the class of the build")
+        raise ValueError(f"{where[1]} is not the same class as at the build")
     make: Callable[..., Any] = found
     if kind == "fields" and dataclasses.is_dataclass(found):
         fields = {field: _result(item) for field, item in parts}
         return lambda *given: make(**{field: item(*given) for field, item in fields.items()})
     if kind == "sequence" and issubclass(found, tuple):
         items = [_result(item) for item in parts]
-        make = getattr(found, "_make", make)  # named tuples take their items one by one
+        make = getattr(found, "_make", make)  # named tuples take items as separate arguments
         return lambda *given: make([item(*given) for item in items])
-    raise ValueError(f"nothing is built by {kind!r} of {where[1]}")
+    raise ValueError(f"kind {kind!r} cannot build a {where[1]}")
 
 
 # The C interface ------------------------------------------------------------------------------
 
 
 class Native:
-    """One shared library, and the models in it; each model runs one call at a time.
+    """One shared library and its models. Each model runs one call at a time.
 
     It is never closed: the code may be running, and torch keeps what it registered.
     """
 
     def __init__(self, path: Path, *, device: str, inputs: int, outputs: int) -> None:
         self.device = device
-        self._library = ctypes.CDLL(str(path))  # its calls release Python's lock
+        self._library = ctypes.CDLL(str(path))  # its calls release the GIL
         self._run = self._runner()
         self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
         self._inputs: Any = ctypes.c_void_p * inputs
         self._outputs: Any = ctypes.c_void_p * outputs
-        # torch's own container of models lets a waiting thread sleep on when more threads call
-        # than it has models. Here nobody waits: who finds none idle makes another one.
+        # In torch's own container, a waiting thread may never wake up if there are more threads
+        # than models. Here no thread waits: if no model is idle, it makes a new one.
         self._idle = [self._model()]
 
     def _model(self) -> ctypes.c_void_p:
@@ -346,8 +392,8 @@ class Native:
         return int(self._run(model, given, outputs))
 
     def _failure(self) -> RuntimeError:
-        # The other lines are where in C++ that was.
-        reason = self._why().partition("\n")[0]
+        # The other lines name the place in C++.
+        reason = first_line(self._why())
         return LibraryFailed(f"the library of a compiled call failed: {reason}")
 
     def _why(self) -> str:
@@ -357,23 +403,23 @@ class Native:
         return (text.value or b"no reason given").decode(errors="replace")
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run on tensors as they are, and return the outputs.
+        """Run on the given tensors, and return the outputs.
 
         Raises:
-            LibraryFailed: it failed.
+            LibraryFailed: the code failed.
         """
         model = self._take_model()
         try:
             return self._run_model(model, inputs)
         finally:
-            # Also after a failure: a run changes nothing in a model but which kernels are loaded,
-            # and loads one that is missing (2.11 to 2.15). A model is not deleted either: CUDA
-            # graphs that were captured with it launch its kernels.
+            # Also after a failure, because a run only changes which kernels a model has loaded, and
+            # loads missing ones again (2.11 to 2.15). Models are never deleted, because captured
+            # CUDA graphs launch their kernels.
             self._idle.append(model)
 
     @contextlib.contextmanager
-    def reserved(self) -> Iterator[Run]:
-        """Have a run of one model that nobody else has for as long as the block lasts."""
+    def reserve(self) -> Iterator[Run]:
+        """Reserve a run of one model for the block, so that no other thread uses it."""
         model = self._take_model()
         try:
             yield functools.partial(self._run_model, model)
@@ -388,7 +434,7 @@ class Native:
 
     def _run_model(self, model: ctypes.c_void_p, inputs: Sequence[Any]) -> list[Any]:
         outputs = self._outputs()
-        # Owned by what runs from now on, also where it fails.
+        # The library owns the handles once it runs, even if it fails.
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
         given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
         if self._start(model, given, outputs):
@@ -400,19 +446,21 @@ class Native:
 
 
 class NativeOnGpu(Native):
-    """The same on a GPU, where a model is a container of one, with its kernels inside.
+    """A shared library for a GPU.
 
-    Work is queued on the device's current stream of the calling thread, as torch's own is.
+    Each of its models is a container of one model, with the kernels inside.
+
+    Work is queued on the current stream of the calling thread, as in torch.
     """
 
     _short = 0
-    """How often torch had no memory, when it was last asked."""
+    """Number of times that torch had run out of memory at the last check."""
 
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
         try:
-            # It makes its device the current one, and leaves it so (2.11 to 2.13, model_base.h).
+            # The call permanently changes the current device (2.11 to 2.13, model_base.h).
             with torch.cuda.device(self.device):
                 self._short = cuda_graphs.times_short(self.device)
                 return int(create(model, 1, self.device.encode(), None))
@@ -426,7 +474,7 @@ class NativeOnGpu(Native):
         self._library.AOTInductorModelContainerDelete(model)
 
     def _runner(self) -> Any:
-        # Without the other one's events, which a graph could not be captured with.
+        # The other run function uses events, which a CUDA graph cannot capture.
         run = self._library.AOTInductorModelContainerRunSingleThreaded
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         run.argtypes = [pointer, pointer, size, pointer, size, pointer, pointer]
@@ -436,7 +484,7 @@ class NativeOnGpu(Native):
         return int(self._run(model, given, len(given), outputs, len(outputs), self._stream(), None))
 
     def _failure(self) -> RuntimeError:
-        # A library says in no version that memory was short, and in 2.11 nothing at all.
+        # The error does not say that memory ran out in any version; in 2.11 it is empty.
         failure, before = super()._failure(), self._short
         self._short = cuda_graphs.times_short(self.device)
         if self._short > before:

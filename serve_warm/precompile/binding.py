@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings: which entries fit one callable as it is now, and which kinds of call are known.
+"""Bindings, which hold the entries that fit one callable in its current state, and its known calls.
 
-A binding holds until something about the callable changes, or other entries are loaded.
+A binding is valid until the callable changes or other entries are loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
 STATES_KEPT = 64
-"""States of a model, by the entries that fit, whose calls stay known while it is in another one."""
+"""Number of model states whose calls stay known. States differ by their fitting entries."""
 
 Use = tuple[str, int, str]
 """Call, level and reason."""
@@ -32,33 +32,35 @@ KnownCall = tuple[
     Callable[..., Any] | None,
     Use,
 ]
-"""A kind of call: checks of its tensors, of the state and of an entry's conditions; the code that
-answers it, None at level 1; and how it is counted."""
+"""A kind of call. Three checks compare its tensors, the state and the conditions of an entry. The
+fourth item is the code that runs the call, None at level 1. The last item says how the call is
+counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """What is known of a callable and its entries until something about it changes."""
+    """The known facts about a callable and its entries, valid until the callable changes."""
 
     table: EntryTable | None
     unit: Unit | None = None
     watch: FactWatch | None = None
     unchanged: Callable[[], bool] = lambda: True
     functions: Sequence[Callable[..., Any] | NoEntry] = ()
-    """Of each entry of the unit, loaded whether or not it fits today: its state may come back."""
+    """Code of every entry of the unit, including entries that do not fit now: the model may return
+    to their state."""
     entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
-    """Those that fit now."""
+    """The entries that fit now."""
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """Why another one does not, by its call."""
+    """Why an entry does not fit, by its call."""
     known: frozenset[tuple[type, Any]] = frozenset()
-    """Numbers and texts that entries were made for."""
+    """Numbers and strings that entries were made for."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
     open_hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
-    """Those of entries that take sizes as they come, by calls without sizes."""
+    """Hits of entries with dynamic sizes, by calls without sizes."""
     states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
         default_factory=dict
     )
-    """Hits by the numbers of the entries that fit: what comes back is known at once."""
+    """Hits by the numbers of the fitting entries, so that a returning state is known at once."""
 
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
@@ -80,12 +82,17 @@ class Binding:
                     for part, now in state.items()
                     if now != entry.state.get(part)
                 )
-                return other or f"not so for it: {' and '.join(entry.dynamic.conditions)}"
+                return (
+                    other or f"its conditions do not hold: {' and '.join(entry.dynamic.conditions)}"
+                )
         return f"no entry for this call; there are {len(self.entries)} for others"
 
 
 def _other_state(name: str, now: str, was: str) -> str:
-    """Return in words how a part of the state differs, of a long list the items that do."""
+    """Return a text that describes the difference of a part of the state.
+
+    Of a long list, it shows only the changed items.
+    """
     found, before = now.split(", "), was.split(", ")
     now = ", ".join(part for part in found if part not in before)
     was = ", ".join(part for part in before if part not in found)
@@ -107,31 +114,31 @@ class Binder:
         self._arguments = arguments
 
     def bind(self) -> None:
-        """Compare the callable as it is now with the entries, and load those that fit."""
+        """Compare the callable's current state with the entries, and load those that fit."""
         with self.lock:
             self.bind_again()
 
     def bind_anew(self) -> None:
-        """Ask for the code of all entries again, and forget what is known of calls."""
+        """Load the code of all entries again, and forget all known calls."""
         with self.lock:
             self.binding = UNBOUND
             self.bind_again()
 
     def bind_again(self) -> Binding:
-        """Return the binding of the callable as it is now. Under `lock`."""
+        """Return the binding of the callable in its current state. Call it under `lock`."""
         binding, table = self.binding, SESSION.active
         if table is None:
             binding = Binding(table=None)
         elif binding.table is not table or not _has_all(binding):
             binding = self._bind(table)
         elif SESSION.being_built is not None and binding.watch is None:
-            # There is no entry to be watched yet, and it may consist of something else by now.
+            # There is no entry to watch yet, and the callable may have new parts.
             binding = self._bind(table)
         elif not binding.unchanged() and binding.watch is not None:
             binding.watch.refresh()
             binding = _judge(binding)
             if not binding.entries and binding.unit is not None:
-                # What it consists of may be what other entries are for.
+                # There may be other entries for its new parts.
                 unit = table.unit(self._name, self._arguments, tree(self._callee))
                 binding = binding if unit is binding.unit else self._bind(table)
         self.binding = binding
@@ -151,10 +158,12 @@ class Binder:
             for e in entries
             for value in call_signature.list_known_values(e.signature.structure)
         }
-        # Without entries nothing can be made wrong by a change, but one may bring back a structure
-        # that has some.
+        # Without entries no change can cause a wrong answer. But a change may restore a structure
+        # that has entries.
         watched = entries or table.of_other_structures(unit)
-        watch = FactWatch(self._callee, [e.facts for e in watched]) if watched else None
+        watch = None
+        if watched:
+            watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
         return _judge(
             Binding(
                 table=table,
@@ -170,7 +179,7 @@ class Binder:
         return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
 
     def forget_calls(self) -> None:
-        """Find the code for each kind of call anew at its next call."""
+        """Make the next call of each kind find its code again."""
         with self.lock:
             for tables in self.binding.states.values():
                 for table in tables:
@@ -182,7 +191,7 @@ def _has_all(binding: Binding) -> bool:
 
 
 def _judge(binding: Binding) -> Binding:
-    """Return the same with the entries that fit now."""
+    """Return the binding with the entries that fit now."""
     watch, unit = binding.watch, binding.unit
     if watch is None or unit is None:
         return binding

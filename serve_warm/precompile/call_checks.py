@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of each call, in C++ where torch has them: tensors, dicts, process and thread state."""
+"""Checks of each call: tensors, dicts, process and thread state. Most run in torch's C++ code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a function that says whether other tensors are like these, to compiled code.
+    """Return a function that says whether other tensors look the same as these to compiled code.
 
-    Type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode, autocast,
-    functorch), and that no tensor is there twice. In C++: 0.2 µs for two tensors. `free` names by
-    a tensor's number dimensions whose size, and whose stride, may be any.
+    Compares type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode,
+    autocast, functorch), and refuses the same tensor twice. Runs in C++: 0.2 µs for two tensors.
+    `free` lists, by a tensor's number, dimensions whose size and whose stride are not compared.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
 
@@ -43,7 +43,7 @@ def tensor_check(
 
 
 def dict_version(mapping: dict[Any, Any]) -> int:
-    """Return a number that is another one after each change of a dict (2.0 to 2.15)."""
+    """Return a number that differs after each change of a dict (2.0 to 2.15)."""
     from torch._C._dynamo import guards
 
     return guards.dict_version(mapping)
@@ -57,16 +57,17 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
-    """Return a function that says whether none of these dicts was changed since now.
+    """Return a function that says whether all these dicts are still unchanged.
 
-    In C++: 24 ns for a dict. Without Dynamo, at level 3, one by one: four times as much (2.13).
+    Runs in C++: 24 ns per dict. Without Dynamo, at level 3, compares versions one by one: four
+    times as slow (2.13).
     """
     from torch._C._dynamo import guards
 
     if not dicts:
         return lambda: True
     held = tuple(dicts)
-    # What C++ builds the check from asks for this module.
+    # The C++ that builds the check imports this module.
     python_half: Any = sys.modules.get("torch._dynamo.guards")
     if not hasattr(python_half, "GuardManagerType"):
         version = guards.dict_version
@@ -86,14 +87,14 @@ def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
 def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:
     try:
         manager.add_dict_version_guard(mapping, ["changed"], None)
-    except TypeError:  # without the user's stack: 2.11
+    except TypeError:  # 2.11 has no argument for the user's stack
         manager.add_dict_version_guard(mapping, ["changed"])
 
 
 def backend_flags() -> str:
-    """Return the flags of torch's backends by which kernels are chosen, as text.
+    """Return the flags of torch's backends that select kernels, as text.
 
-    Anybody may set them while a process runs, and reading them takes 4 µs.
+    Any code may set them while a process runs. Reading them takes 4 µs.
     """
     global _recent_flags  # noqa: PLW0603 - flags of the process
     values = ", ".join(f"{name}={read()}" for name, read in BACKEND_FLAGS.items())
@@ -106,7 +107,7 @@ def backend_flags() -> str:
 
 
 _recent_flags = ""
-"""What they were when they were last read."""
+"""The result of the last read."""
 
 
 BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
@@ -120,14 +121,14 @@ BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
     "cudnn_sdp": torch._C._get_cudnn_sdp_enabled,
     "mha.fastpath": torch.backends.mha.get_fastpath_enabled,
 }
-"""How each is read (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions below."""
+"""How to read each flag (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions."""
 
 
 def state_check() -> Callable[[], bool]:
-    """Return a function that says whether thread and process are in today's state, to torch.
+    """Return a function that says whether torch's thread and process state is unchanged.
 
-    Grad mode, autocast, default dtype, threads, determinism, matmul precision; and that nothing
-    intercepts torch's functions, a default device for example.
+    Compares grad mode, autocast, default dtype, threads, determinism and matmul precision. Also
+    false if anything intercepts torch's functions, for example a default device.
     """
     from torch._C._dynamo.guards import GlobalStateGuard  # private; 2.1 to 2.15
     from torch.autograd import forward_ad
@@ -137,7 +138,7 @@ def state_check() -> Callable[[], bool]:
     intercepted = torch._C._len_torch_function_stack
 
     def check() -> bool:
-        # The flags are read once a second, by the watch on the callable's facts.
+        # The watch on the callable's facts reads the flags once a second.
         return (
             same()
             and not intercepted()
@@ -148,10 +149,11 @@ def state_check() -> Callable[[], bool]:
     return check
 
 
-def intercepted() -> bool:
-    """Return whether something stands between a call and torch.
+def is_intercepted() -> bool:
+    """Return whether anything intercepts calls of torch's functions.
 
-    A default device, a mode, a transform of torch.func, forward-mode gradients, jit's tracer.
+    That is a default device, a mode, a transform of torch.func, forward-mode gradients or jit's
+    tracer.
     """
     from torch.autograd import forward_ad
 
@@ -165,10 +167,10 @@ def intercepted() -> bool:
 
 
 def refuse_unusual(tensor: Any) -> None:
-    """Raise `NoEntry` for a tensor that is more, or less, than dense memory.
+    """Raise `NoEntry` for a tensor that is not plain dense memory.
 
-    Sparse, nested, quantised, a lazy view or a lazy zero, or wrapped by a transform: each has a
-    dispatch key that ordinary tensors have not.
+    Sparse, nested and quantised tensors, lazy views and zeros, and tensors wrapped by a transform
+    each have a dispatch key that ordinary tensors do not have.
     """
     kind = tensor.device.type.upper()
     text = str(torch._C._dispatch_keys(tensor))  # DispatchKeySet(CPU, ADInplaceOrView, ...)

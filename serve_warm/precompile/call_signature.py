@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a call is to compiled code: the part of its arguments and of the thread that it depends on.
+"""The parts of a call that compiled code depends on, in its arguments and its thread.
 
-Twice: as text, which is complete, can be written to a file and takes 30 µs; and as a key for a
-dictionary, which is quick and leaves the rest of a tensor to be checked in C++.
+They exist in two forms. The text is complete, can be written to a file and takes 30 µs. The
+dictionary key is quick, and leaves the other properties of a tensor to a check in C++.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from serve_warm._public_names import PACKAGE
+from serve_warm._package import PACKAGE
 from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
-from serve_warm.precompile.call_checks import backend_flags, intercepted, refuse_unusual
+from serve_warm.precompile.call_checks import backend_flags, is_intercepted, refuse_unusual
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import Free, describe_tensor
 
@@ -31,8 +31,8 @@ STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),
     *("matmul_precision", "deterministic"),
 )
-"""Factors of the fingerprint that belong to a thread or can be changed while a process runs. An
-entry knows beside them the `backends` flags of the process (`ahead.backend_flags`)."""
+"""Factors of the fingerprint that belong to a thread or can change while a process runs. An entry
+also knows the process' `backends` flags (`call_checks.backend_flags`)."""
 
 _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
@@ -42,21 +42,21 @@ class Signature:
     """A kind of call: everything about the arguments that compiled code depends on."""
 
     structure: str
-    """The arguments as source: tensors are t0, t1 and so on, anything else stands there as it is.
+    """The arguments as source code: t0, t1 and so on for tensors, anything else as it is.
     """
     tensors: tuple[str, ...]
     """Metadata of each tensor."""
 
     def __str__(self) -> str:
-        # What a request says is nobody's business.
+        # Strings from a request must not leak.
         return shorten(f"({hide_texts(self.structure)}) with {', '.join(self.tensors)}")
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of (callee, *tensors) that makes this call."""
         parameters = "".join(f", t{index}" for index in range(len(self.tensors)))
         source = f"def {name}(callee{parameters}):\n    return callee({self.structure})\n"
-        # Of the signature's own text, which is made of reprs of plain values and of names.
-        # torch before 2.12 looks for built-ins that compiled code uses among a function's globals
+        # The source is safe: it consists of reprs of plain values and of names.
+        # torch before 2.12 looks for the built-ins of compiled code among a function's globals
         # (https://github.com/pytorch/pytorch/pull/177558).
         space: dict[str, Any] = {**vars(builtins), "__name__": PACKAGE, "torch": torch}
         exec(builtins.compile(source, f"<serve_warm {name}>", "exec"), space)  # noqa: S102
@@ -75,11 +75,11 @@ def describe(
 ) -> tuple[Signature, list[Any]]:
     """Return the signature of a call and its tensors.
 
-    With `known`, texts that are not in it appear with kind and length: no entry is for them. So do
-    keys and names of arguments that do not read as names.
+    With `known`, strings that are not in it appear by kind and length: no entry is for them. The
+    same applies to keys and argument names that do not look like names.
 
     Raises:
-        NoEntry: an argument is of a kind that no entry takes.
+        NoEntry: no entry can take an argument of this kind.
     """
     tensors: list[Any] = []
     words = [_source(value, tensors, known) for value in args]
@@ -94,7 +94,7 @@ def describe(
 
 
 def _keyword(name: str, value: str, known: Collection[tuple[type, Any]] | None) -> str:
-    # `from` and the like are names of arguments for whoever passes a dict.
+    # A caller that passes a dict can use names such as `from`.
     is_plain = name.isidentifier() and not keyword.iskeyword(name)
     if is_plain and _is_shown(name, known):
         return f"{name}={value}"
@@ -110,7 +110,7 @@ def _is_shown(name: str, known: Collection[tuple[type, Any]] | None) -> bool:
 
 
 def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return what is in the arguments and which tensors these are, to see it change."""
+    """Return the arguments as text and the ids of their tensors, to detect changes."""
     tensors: list[Any] = []
     text = _source([*args, dict(kwargs)], tensors)
     return text, [id(tensor) for tensor in tensors]
@@ -143,7 +143,7 @@ def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
     kind = type(value)
     if kind is str and known is not None and (kind, value) not in known:
         return _length(value)
-    if kind is int and value.bit_length() > LONGEST_BITS:  # Python refuses to print the longest
+    if kind is int and value.bit_length() > LONGEST_BITS:  # Python refuses to print very long ones
         raise NoEntry(f"an argument is an int of {value.bit_length()} bits")
     return repr(value)
 
@@ -156,14 +156,14 @@ def _metadata(tensor: Any) -> str:
 
 
 LONGEST_BITS = 128
-"""No entry takes a longer whole number."""
+"""No entry takes a longer integer."""
 
 OTHER = "other"
-"""In the key of a call, in place of a number or text that no entry was made for."""
+"""Stands in a call's key for a number or string that no entry was made for."""
 
 
 def list_known_values(structure: str) -> set[tuple[type, Any]]:
-    """Return numbers, texts and names in a signature's structure, as `key_of` looks for them."""
+    """Return numbers, strings and names in a signature's structure, as `key_of` looks them up."""
     call = ast.parse(f"f({structure})", mode="eval").body
     found: set[tuple[type, Any]] = set()
     for node in ast.walk(call):
@@ -177,7 +177,7 @@ def list_known_values(structure: str) -> set[tuple[type, Any]]:
 
 
 def _value(value: Any) -> tuple[type, Any]:
-    # Its text tells 0.0 from -0.0.
+    # The repr tells 0.0 from -0.0.
     return type(value), repr(value) if type(value) is float else value
 
 
@@ -189,12 +189,12 @@ def key_of(
     *,
     sizes: bool = True,
 ) -> Any:
-    """Return what is equal for calls of one structure with tensors of one shape.
+    """Return a key that is equal for calls of one structure with tensors of one shape.
 
-    The quick half of `describe`: the other half of a tensor is checked in C++. Numbers and texts
-    that are not in `known` are one: no entry is for them, and values of requests are not kept. So
-    are keys and names of arguments that do not read as names.
-    Without `sizes` it is equal for tensors of any shape.
+    This is the quick half of `describe`; a check in C++ covers the tensors' other properties. All
+    numbers and strings outside `known` count as equal: no entry is for them, and values of requests
+    must not be kept. The same applies to keys and argument names that do not look like names.
+    Without `sizes` the key is equal for tensors of any shape.
     """
     key: list[Any] = []
     add = key.append
@@ -234,7 +234,7 @@ def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -
             kind,
             *[(_name(n, known), _part(v, tensors, known, sizes)) for n, v in value.items()],
         )
-    # Of other kinds there is no entry; each class is one kind of call.
+    # No entry takes other kinds; each class is one kind of call.
     return (kind, OTHER)
 
 
@@ -249,19 +249,19 @@ def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
 
 NAMES_KEPT = 1024
 _names: set[str] = set()
-"""Names of arguments that were found to read as names: asking again costs 1 µs at each call."""
+"""Argument names that were found to look like names: checking again costs 1 µs per call."""
 
 
 _VALUES = frozenset({int, float, str})
-"""Kinds of arguments with as many values as there are requests."""
+"""Kinds of arguments that can have a new value in each request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """What of a call's tensors compiled code takes as it comes, and within which limits."""
+    """The sizes that compiled code leaves open, and the conditions on them."""
 
     conditions: tuple[str, ...]
-    """Python over `L`, the tensors by name: what Dynamo found out about the sizes in the graph."""
+    """Python over `L`, the tensors by name: Dynamo's findings about the sizes in the graph."""
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -269,7 +269,7 @@ class Dynamic:
                 raise NoEntry(f"a size in its graph depends on more than the input: {condition}")
 
     def free(self, index: int) -> Free:
-        """Return the dimensions of a tensor of which the conditions speak."""
+        """Return the dimensions of a tensor that the conditions mention."""
         text = " ".join(self.conditions)
         return (
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],
@@ -277,7 +277,7 @@ class Dynamic:
         )
 
     def signature(self, call: Signature, tensors: Sequence[Any]) -> Signature:
-        """Return the signature of a call with what is free left open."""
+        """Return the signature of a call without its open sizes."""
         open_ = [describe_tensor(t, free=self.free(i)) for i, t in enumerate(tensors)]
         return Signature(structure=call.structure, tensors=tuple(open_))
 
@@ -285,31 +285,31 @@ class Dynamic:
         """Return whether all conditions hold for these tensors."""
         names = {"L": {f"t{index}": tensor for index, tensor in enumerate(tensors)}, "math": math}
         try:
-            # Written by torch at the build, and signed with the rest of the entry.
-            return bool(eval(self._compiled, names))  # noqa: S307
-        except AttributeError:  # of the tensor that a view is of, and this one is none
+            # torch wrote the conditions at the build, and they are signed with the entry.
+            return bool(eval(self._code, names))  # noqa: S307
+        except AttributeError:  # a condition reads a view's base, and this tensor is no view
             return False
 
     @functools.cached_property
-    def _compiled(self) -> Any:
+    def _code(self) -> Any:
         text = " and ".join(f"({condition})" for condition in self.conditions)
         return builtins.compile(text or "True", "<serve_warm conditions>", "eval")
 
     @functools.cached_property
     def is_open(self) -> bool:
-        """Whether sizes of the tensors are taken as they come."""
+        """Whether the tensors' sizes are left open."""
         return any("size()[" in condition for condition in self.conditions)
 
 
 def module_of(callee: Any) -> torch.nn.Module | None:
-    """Return the module that is called, itself or by one of its methods; `None` for others."""
+    """Return the called module, also for its bound methods; `None` for other callables."""
     owner = getattr(callee, "__self__", callee)
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def state() -> dict[str, str]:
-    """Return what compiled code depends on and no argument shows."""
-    if intercepted():
+    """Return the state that compiled code depends on and that no argument shows."""
+    if is_intercepted():
         raise NoEntry("a mode or a default device stands between the call and torch")
     factors = read_app({})
     return {**{name: factors[name] for name in STATE}, "backends": backend_flags()}

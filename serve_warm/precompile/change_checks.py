@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The question at each call: did any place change that facts were read from?
+"""Checks at each call for changes of the places from which facts were read.
 
-Most places are dicts, whose versions are compared in C++. Some are compared once a second only
-(`RELOOK_S`), by the call that comes then: see `SLOW_KINDS`.
+Most places are dicts, whose versions are compared in C++. Sources of `SLOW_KINDS` are compared only
+once a second (`RELOOK_S`), by the next call.
 """
 
 from __future__ import annotations
@@ -25,58 +25,63 @@ from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_di
 from serve_warm.precompile.facts import UNREADABLE
 
 RELOOK_S = 1.0
-"""How long a change of what `SLOW_KINDS` names may go unnoticed, while calls come."""
+"""Seconds for which a change of a `SLOW_KINDS` source may stay unnoticed in traffic."""
 
 SLOW_KINDS = ("type", "dict", "code")
-"""Sources that are compared once in `RELOOK_S`, as the flags of torch's backends are: a class or a
-`__dict__` that is assigned to an object (`module.__class__ = Other`) and code that is assigned to a
-function (`f.__code__ = ...`). There are as many as objects, and hardly anybody does any of them."""
+"""Sources that are compared only once in `RELOOK_S`, like the flags of torch's backends. They show
+that an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has
+new code. There is about one for each object, and such changes are rare."""
 
 NOISE = 2
-"""After so many changes of a dict that no fact was about, its keys are compared one by one."""
+"""Number of changes without an effect on facts, after which the keys of a dict are compared one by
+one."""
 
 
 @dataclass(kw_only=True)
 class _Groups:
-    """Sources by how they are compared."""
+    """Sources grouped by how they are compared."""
 
     of_dict: dict[int, list[Source]] = field(default_factory=dict)
-    """Items and keys, by the id of their dict: read only once its version moves."""
+    """Items and keys, by the id of their dict. They are read only after its version changes."""
     of_class: set[int] = field(default_factory=set)
-    """Ids of the dicts of classes, whose versions are all that is known of them."""
+    """Ids of the dicts of classes. Only the versions of these are known."""
     others: list[Source] = field(default_factory=list)
-    """Read at each look: all but the slow ones, and what a dict's version speaks for."""
+    """Sources that each look reads: all except slow ones and ones that a dict's version covers."""
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
-    """Of all but dicts and slow ones, asked at each call."""
+    """Checks of all sources except dicts and slow ones, run at each call."""
 
 
 class ChangeChecks:
-    """Comparisons of all sources of one watch with what is there now."""
+    """Compares all sources of one watch with their current values.
 
-    def __init__(self, sources: Sources) -> None:
+    `clock` is the clock of the looks at `SLOW_KINDS`, in seconds.
+    """
+
+    def __init__(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = sources
         self._noise: dict[int, int] = {}
         self._groups = _Groups()
         self._hot: set[int] = set()
-        """Ids of dicts that changed before. They are compared apart from the others, so that the
-        next change costs a new comparison of these alone."""
+        """Ids of dicts that changed before. They are compared separately, so that their next change
+        rebuilds only their own comparison."""
         self._cold: tuple[list[tuple[int, int]], Callable[[], bool]] = ([], lambda: True)
         """Ids and versions of the other dicts, and their comparison."""
-        self._timer = _Timer()
+        self._timer = _Timer(clock)
         self._turn = _Turn()
 
     def find_changed(self) -> list[Source]:
-        """Return the sources that changed since the last look, and remember what is there now.
+        """Return the sources that changed since the last look, and remember their new values.
 
-        The question of the last look is answered with no from here on.
+        From now on the check of the last look returns False.
         """
-        # Before anything is remembered, which the last question would compare with.
+        # This comes first, because the last check would compare with the values stored below.
         self._turn.is_over = True
         self._turn = _Turn()
         slow: Sequence[Source] = ()
-        # Here too: where something changes before each call, the question never comes to it.
-        if time.monotonic() > self._timer.due:
+        # Also here, because if something changes before each call, the check never reaches the
+        # timer.
+        if self._timer.clock() > self._timer.due:
             backend_flags()
             self._timer.restart()
             slow = self._groups.slow
@@ -101,10 +106,10 @@ class ChangeChecks:
         return changed
 
     def _find_moved(self) -> set[int]:
-        """Return the ids of the dicts that have another version, and remember it."""
+        """Return the ids of the dicts whose version changed, and remember the new version."""
         moved: set[int] = set()
         held = self._sources.versions
-        # Before anything is read from a dict: a change from here on is seen at the next call.
+        # This comes before any dict is read, so that the next call sees all later changes.
         versions = dict_versions([place for place, _ in held.values()])
         for (key, (place, version)), now in zip(list(held.items()), versions, strict=True):
             if now != version:
@@ -113,9 +118,9 @@ class ChangeChecks:
         return moved
 
     def build_question(self) -> Callable[[], bool]:
-        """Return a function that says whether all is as it is known now.
+        """Return a function that says whether all sources still have their known values.
 
-        It is `never` if something changed already.
+        Returns `never` if a source changed already.
         """
         if self._sources.is_stale:
             self._group()
@@ -139,14 +144,13 @@ class ChangeChecks:
         checks = [self._cold[1], *of_hot, *self._groups.checks]
         held = [place for place, _ in versions.values()]
         if [version for _, version in versions.values()] != dict_versions(held):
-            self._cold = ([], lambda: True)  # it compares with now
+            self._cold = ([], lambda: True)  # its comparison would use the new values
             return never
         if not all(check() for check in self._groups.checks):
             return never
         return _all_of(checks, self._groups.slow, self._timer, self._turn)
 
     def _group(self) -> None:
-        """Sort the sources by how they are compared."""
         self._sources.is_stale = False
         dicts: dict[int, tuple[Any, int]] = {}
         kinds: dict[str, list[Source]] = {}
@@ -175,7 +179,7 @@ class ChangeChecks:
                 continue
             dicts.update({id(place): self._sources.versions[id(place)] for place in places})
         self._sources.versions = dicts
-        # Another dict may come to stand at the address of one that is gone.
+        # A new dict may have the address of a deleted one.
         self._noise = {key: count for key, count in self._noise.items() if key in dicts}
         self._hot &= dicts.keys()
         if "attribute" in kinds:
@@ -189,7 +193,7 @@ class ChangeChecks:
 
 
 def never() -> bool:
-    """Say no: what is known is not what is there."""
+    """Return False. It is the check of a callable whose known values are out of date."""
     return False
 
 
@@ -203,46 +207,48 @@ class _Turn:
 
 
 class _Timer:
-    """When to look at what is looked at once in `RELOOK_S`; one for all questions of a watch."""
+    """The time of the next look at the slow sources; shared by all checks of a watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.due = 0.0
         self.restart()
 
     def restart(self) -> None:
-        self.due = time.monotonic() + RELOOK_S
+        self.due = self.clock() + RELOOK_S
 
 
 def _all_of(
     checks: Sequence[Callable[[], bool]], slow: Sequence[Source], timer: _Timer, turn: _Turn
 ) -> Callable[[], bool]:
     first, *others = checks
-    clock = time.monotonic
+    clock = timer.clock
 
-    def unchanged() -> bool:
+    def is_unchanged() -> bool:
         if not first():
             return False
         for check in others:
             if not check():
                 return False
         if clock() > timer.due:
-            backend_flags()  # which each kind of call is compared with
+            backend_flags()  # which `state_check` compares for each kind of call
             if not all(source.is_still(source.read()) for source in slow):
-                return False  # also when asked again, until all is looked at anew
+                return False  # and stays False until the next look reads all of them
             timer.restart()
-        # Last: another thread that looks anew remembers values that those above compared with.
+        # This comes last, because a look by another thread may have replaced the values compared
+        # above.
         return not turn.is_over
 
-    return unchanged
+    return is_unchanged
 
 
 STEADY = 32
-"""After so many questions with one answer the versions of dicts are compared in C++. A comparison
-takes 8 µs a dict to build, and a start has thousands of dicts and asks a few times."""
+"""Number of checks without a change after which dict versions are compared in C++. Building the C++
+check takes 8 µs per dict, and a start has thousands of dicts but few calls."""
 
 
 def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
-    """Return a question whether none of these dicts was changed since now."""
+    """Return a function that says whether all these dicts are still unchanged."""
     versions = dict_versions(dicts)
     in_cpp: Callable[[], bool] | None = None
     asked = 0
@@ -256,7 +262,7 @@ def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
         asked += 1
         if asked == STEADY:
             built = dicts_check(dicts)
-            # It compares with now, which another thread may have changed meanwhile.
+            # It compares with the current values, which another thread may just have changed.
             if dict_versions(dicts) == versions:
                 in_cpp = built
         return True
@@ -265,8 +271,8 @@ def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
 
 
 def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
-    # In C, one after the other, where the very same object comes back each time. An attribute that
-    # is not there is ABSENT each time; a config with a `__getattribute__` of its own has many.
+    # A fast loop in C for attributes that return the same object each time. A missing attribute is
+    # ABSENT each time, and a config class with its own `__getattribute__` has many missing ones.
     steady = [source for source in sources if _read_in_c(source) is source.value]
     others = [source for source in sources if source not in steady]
     bases = [source.base for source in steady]
@@ -286,10 +292,10 @@ def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
 
 
 def _read_in_c(source: Source) -> Any:
-    """Return what `getattr` finds, ABSENT if there is none, the source itself if it raises."""
+    """Return the attribute, ABSENT if it is missing, or the source itself if reading raises."""
     with contextlib.suppress(*UNREADABLE):
         return getattr(source.base, source.name, ABSENT)
-    return source  # as an empty cell: no source holds itself
+    return source  # marks it as unreadable: no source has itself as a value
 
 
 def _same_tensors(tensors: Sequence[Any]) -> Callable[[], bool]:

@@ -1,12 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`serve_warm.compile` and `compile_regions`: what they return for modules, functions and methods.
+"""`serve_warm.compile` and `compile_regions`, and what they return.
 
-It is torch.compile with a dispatcher in front. With an artifact loaded, a call that an entry was
-made for runs that entry, and neither Dynamo nor its guards are asked (level 2). Any other call goes
-to torch.compile (level 1), counted and named: never an error. Where it is asked for, an entry is a
-library made by AOTInductor (level 3), and Dynamo and Inductor are not even imported before a call
-needs level 1.
+They put a dispatcher before the result of torch.compile. With a loaded artifact, a call that has an
+entry runs this entry, without Dynamo or its guards (level 2). torch.compile runs any other call
+(level 1). The report counts and names such calls; they are not errors. With `level=3` an entry is a
+library made by AOTInductor. Then Dynamo and Inductor are imported only if a call needs level 1.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from typing import Any
 
 import torch
 
-from serve_warm._public_names import public
+from serve_warm._package import public
 from serve_warm.errors import ConfigError
-from serve_warm.precompile import aot_compile
 from serve_warm.precompile.dispatcher import Dispatcher, is_dynamo_compiling
 from serve_warm.precompile.entries import PREFIXES
 from serve_warm.precompile.names import STANDS_FOR
@@ -32,28 +30,28 @@ from serve_warm.precompile.session import LIBRARY_LEVEL
 def compile(  # noqa: A001 - as in torch
     target: Any = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
-    """Return `target` compiled by torch.compile, and by an artifact where one is loaded.
+    """Return `target` compiled by torch.compile, or by a loaded artifact for calls that it covers.
 
-    Takes what torch.compile takes, and behaves as it does: a module gives a module, a function a
-    function, and without a target it is a decorator.
+    It takes the arguments of torch.compile and returns the same kind of object: a module for a
+    module, a function for a function, and a decorator without a target.
 
         self.model = serve_warm.compile(load_model(), dynamic=False)
 
-    Entries are made by `serve-warm build`, one for each kind of call that the declared inputs
-    make; shapes are static unless `dynamic=True`. They need `torch.inference_mode()` or
-    `no_grad()`, Inductor, and a graph without breaks; the report names every call for which one
-    of these was not so.
+    `serve-warm build` makes entries, one for each kind of call that the declared inputs make.
+    Shapes are static unless `dynamic=True`. Entries need `torch.inference_mode()` or `no_grad()`,
+    Inductor, and a graph without breaks. The report names every call that does not meet these
+    conditions.
 
-    With `level=3` they are libraries made by AOTInductor. A start with them imports neither Dynamo
-    nor Inductor and needs no C++ compiler, for as long as every call has one.
+    With `level=3` entries are libraries made by AOTInductor. A start imports neither Dynamo nor
+    Inductor and needs no C++ compiler, as long as every call has a library.
 
     Raises:
-        ConfigError: `target` cannot be called, or there is no such level.
+        ConfigError: `target` is not callable, or the level does not exist.
     """
     if level not in PREFIXES:
         raise ConfigError(
             f"serve_warm.compile got level={level!r}",
-            hint="2, the default, or 3 for libraries; level 1 is torch.compile itself",
+            hint="pass 2 (the default), or 3 for libraries; for level 1 use torch.compile itself",
         )
     if target is None:
         return functools.partial(compile, level=level, **arguments)
@@ -66,12 +64,12 @@ def compile(  # noqa: A001 - as in torch
             target, stock=module.forward, torch_compiled=lambda: module, arguments=arguments
         )
         object.__setattr__(module, "_serve_warm", dispatcher)
-        # Libraries call `model.forward(x)`, sentence-transformers for example.
+        # Some libraries call `model.forward(x)`, for example sentence-transformers.
         object.__setattr__(module, "forward", _forward_of(dispatcher, module.forward))
         return module
     if not callable(target):
         raise ConfigError(
-            f"serve_warm.compile got a {type(target).__name__}, which cannot be called",
+            f"serve_warm.compile got a {type(target).__name__}, which is not callable",
             hint="pass a torch.nn.Module, a function or a method",
         )
     return _CompiledFunction(target, arguments, level=level)
@@ -83,46 +81,58 @@ def compile_regions(
 ) -> Any:
     """Compile the repeated blocks of a model in place, once for all of them, and return the model.
 
-    A block is a module that stands at least twice, of one class, in a ModuleList or Sequential;
-    `blocks` names classes instead. What is around the blocks stays eager. One compiled block
-    serves all layers of its structure, so the compiler's work does not grow with their number.
+    A block is a module whose class occurs at least twice in a ModuleList or Sequential; `blocks`
+    names classes instead. The code around the blocks stays eager. All layers of the same structure
+    share one compiled block, so the compiler's work does not grow with their number.
 
         self.model = serve_warm.compile_regions(load_decoder(), dynamic=False)
 
     Raises:
-        ConfigError: nothing repeats, or a named class is not there; the text lists what is. Or CUDA
-            graphs are asked for where there is a GPU: blocks cannot have them one by one.
+        ConfigError: no block repeats, or a named class is missing; the text lists the classes. Also
+            raised for CUDA graphs on a machine with a GPU: single blocks cannot use them.
     """
     if level != 2:
         raise ConfigError(
             f"serve_warm.compile_regions got level={level!r}",
-            hint="blocks have levels 1 and 2; for a library hand over the whole model, "
-            "serve_warm.compile(model, level=3)",
+            hint=(
+                "single blocks support levels 1 and 2 only; for a library, compile the whole "
+                "model: serve_warm.compile(model, level=3)"
+            ),
         )
-    # Without a GPU torch captures nothing, and the rest of such a mode is as good as ever.
-    if torch.cuda.is_available() and aot_compile.captures(arguments):
+    # Without a GPU torch captures nothing, and the mode's other options are fine.
+    if torch.cuda.is_available() and _captures(arguments):
         raise ConfigError(
-            "serve_warm.compile_regions was asked for CUDA graphs, by mode, options or setting",
-            hint="torch ends what one compiled call returned when the next one begins, and a block "
-            "returns what the next one takes; leave them out, or hand over the whole model: "
-            "serve_warm.compile(model, mode=...)",
+            "serve_warm.compile_regions does not support CUDA graphs, but the mode, the options "
+            "or a setting of torch asks for them",
+            hint=(
+                "torch invalidates the output of a compiled call when the next call begins, but "
+                "each block needs the output of the block before; turn CUDA graphs off, or "
+                "compile the whole model: serve_warm.compile(model, mode=...)"
+            ),
         )
     found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
-    # With an artifact they are not called: a start saves 1 to 2 ms for each (2.11, 2.13).
+    # torch.compile runs only if called: a start with an artifact saves 1 to 2 ms per block (2.11,
+    # 2.13).
     stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
-    stocks[0].compiled()  # wrong arguments are an error here, and not in the first request
+    stocks[0].get_compiled()  # so that wrong arguments fail here, and not in the first request
     for block, stock in zip(found, stocks, strict=True):
-        # Where nn.Module looks for it; state_dict, hooks and attributes stay as they are.
+        # nn.Module looks for it there. state_dict, hooks and attributes do not change.
         dispatcher = Dispatcher(
-            stock.target, stock=stock, torch_compiled=stock.compiled, arguments=arguments
+            stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
         )
         block._compiled_call_impl = dispatcher  # as `nn.Module.compile` does (2.2 to 2.15)
     return model
 
 
+def _captures(arguments: Mapping[str, Any]) -> bool:
+    from serve_warm.precompile import aot_compile  # no other start needs it
+
+    return aot_compile.captures(arguments)
+
+
 def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
     found: list[torch.nn.Module] = []
-    # From the outside in: a block's own lists of sub-blocks are compiled with the block.
+    # Outer blocks come first: a block's own lists of sub-blocks are compiled with the block.
     queue = [model]
     while queue:
         module = queue.pop(0)
@@ -137,14 +147,16 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
     if not found:
         raise ConfigError(
             f"compile_regions found no repeated block in {type(model).__name__}",
-            hint="name the classes to compile, compile_regions(model, ['DecoderLayer']), or "
-            "compile the whole model with serve_warm.compile",
+            hint=(
+                "pass the names of the classes to compile, as in compile_regions(model, "
+                "['DecoderLayer']), or compile the whole model with serve_warm.compile"
+            ),
         )
     return found
 
 
 def _has_work(module: torch.nn.Module) -> bool:
-    # A list of single Linear layers is not worth a compiled call each.
+    # For single Linear layers, a compiled call for each layer does not pay off.
     return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
 
 
@@ -152,7 +164,7 @@ def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.M
     if not names:
         raise ConfigError(
             "compile_regions was given no class to compile",
-            hint="name some, or leave the argument out: then repeated blocks are looked for",
+            hint="pass the names of classes, or omit the argument to find repeated blocks",
         )
     found = [module for module in model.modules() if type(module).__name__ in names]
     missing = set(names) - {type(module).__name__ for module in found}
@@ -166,17 +178,17 @@ def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.M
 
 
 def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    # Its `__call__` fires hooks of all modules for torch.compile's module too, a second time.
+    # `__call__` would run the global module hooks again for torch.compile's module.
     return module.forward(*args, **kwargs)
 
 
 OWN_FORWARD = "_serve_warm_own_forward"
-"""Attribute of a compiled module whose `forward` the user has set; without it there is none, since
-the keys of a module's `__dict__` are in facts."""
+"""Attribute of a compiled module whose `forward` the user has set. Other modules do not have it,
+because facts contain the keys of a module's `__dict__`."""
 
 
 def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
-    """Return what `model.forward` calls; in facts it is torch's function, as it was before."""
+    """Return the function for `model.forward`. Facts see torch's function instead."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return dispatcher(*args, **kwargs)
@@ -187,18 +199,18 @@ def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _make_module_class() -> type:
-    # Made when it is first needed: its base is Dynamo's, which takes a second to import.
+    # Created on first use: its base class is Dynamo's, which takes a second to import.
     from torch._dynamo import OptimizedModule
 
     base: Any = OptimizedModule
 
     class CompiledModule(base):  # type: ignore[misc]
-        """torch.compile's module with our dispatcher in front of its call."""
+        """torch.compile's module, with a dispatcher that gets each call first."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             state = self.__dict__
             if (
-                state["_forward_hooks"]  # fired by nn.Module's call
+                state["_forward_hooks"]  # nn.Module's call fires them
                 or state["_forward_pre_hooks"]
                 or OWN_FORWARD in state
             ):
@@ -211,8 +223,8 @@ def _make_module_class() -> type:
                 object.__setattr__(self, OWN_FORWARD, True)
 
         def __bool__(self) -> bool:
-            # As of any module. The base has a length, which raises where the module has none, and
-            # Dynamo asks (seen in 2.11) whether what it calls inside another graph is true.
+            # A module is always true. The base class has a length, which raises if the module has
+            # none, and Dynamo tests the truth of callables inside another graph (seen in 2.11).
             return bool(self._orig_mod)
 
         def __reduce__(self) -> tuple[Any, ...]:
@@ -223,11 +235,11 @@ def _make_module_class() -> type:
 
 
 class LightModule(torch.nn.Module):
-    """What torch.compile gives for a module, without the import of torch's compiler.
+    """Mimics torch.compile's module without importing torch's compiler.
 
-    Attributes, parameters and training mode are those of the module, and the names in its
-    `state_dict` begin with `_orig_mod.`, as they do there. torch.compile itself is called when a
-    call needs level 1.
+    Attributes, parameters and training mode come from the wrapped module. Names in its `state_dict`
+    begin with `_orig_mod.`, as in torch.compile's module. torch.compile runs at the first call that
+    needs level 1.
     """
 
     def __init__(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -237,17 +249,17 @@ class LightModule(torch.nn.Module):
         dispatcher = Dispatcher(
             module,
             stock=stock,
-            torch_compiled=stock.compiled,
+            torch_compiled=stock.get_compiled,
             arguments=arguments,
             level=LIBRARY_LEVEL,
         )
         object.__setattr__(self, "_serve_warm", dispatcher)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the library for this call, or what torch.compile makes; hooks of our own first."""
+        """Run the hooks of this module, then the library for this call or torch.compile's code."""
         state = self.__dict__
         if (
-            state["_forward_hooks"]  # fired by nn.Module's call
+            state["_forward_hooks"]  # nn.Module's call fires them
             or state["_forward_pre_hooks"]
             or "forward" in state  # the user has set another one
         ):
@@ -255,12 +267,12 @@ class LightModule(torch.nn.Module):
         return state["_serve_warm"](*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the same without hooks."""
+        """Run the call without hooks."""
         return self.__dict__["_serve_warm"](*args, **kwargs)
 
     @property
     def training(self) -> bool:
-        """As of the module."""
+        """Training mode of the wrapped module."""
         return bool(self._orig_mod.training)
 
     @training.setter
@@ -304,7 +316,7 @@ class LightModule(torch.nn.Module):
 
 
 class _WhenCalled:
-    """torch.compile of something, at the first call of it: that imports Dynamo."""
+    """Runs torch.compile only at the first call of its target, because this imports Dynamo."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target
@@ -316,22 +328,25 @@ class _WhenCalled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compiled = self._compiled
         if compiled is None:
-            compiled = self.compiled()
+            compiled = self.get_compiled()
         if self._is_module:
             return _call_forward(compiled, *args, **kwargs)
         return compiled(*args, **kwargs)
 
-    def compiled(self) -> Callable[..., Any]:
-        """Return what torch.compile makes, once."""
+    def get_compiled(self) -> Callable[..., Any]:
+        """Return the result of torch.compile, which runs once."""
         with self._lock:
-            # Whether it is true is not asked: torch's module has a length, which may raise.
+            # Not a truth test: torch's module has a length, which may raise.
             if self._compiled is None:
                 self._compiled = torch.compile(self.target, **self._arguments)
             return self._compiled
 
 
 class _CompiledFunction:
-    """A compiled function, or a method of each instance when it decorates one in a class."""
+    """A compiled function.
+
+    If it decorates a method in a class, each instance has its own compiled method.
+    """
 
     def __init__(
         self, function: Callable[..., Any], arguments: Mapping[str, Any], *, level: int = 2
@@ -342,7 +357,7 @@ class _CompiledFunction:
         stock: Any
         if level == LIBRARY_LEVEL:
             stock = _WhenCalled(function, arguments)
-            torch_compiled = stock.compiled
+            torch_compiled = stock.get_compiled
         else:
             stock = torch.compile(function, **arguments)
 
@@ -360,14 +375,14 @@ class _CompiledFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        if is_dynamo_compiling():  # the id below is another one in each process
+        if is_dynamo_compiling():  # the id below differs in each process
             return functools.partial(self._function, instance)
-        # An instance with slots only has no place for them: those are kept for good.
+        # An instance with only slots cannot hold them, so they are kept here permanently.
         place = getattr(instance, "__dict__", self._slotted)
         name = METHODS if place is not self._slotted else id(instance)
         kept = place.get(name) or {}
         method = kept.get(id(self))
-        # A shallow copy has what its original keeps, and weights of its own.
+        # A shallow copy shares the original's methods, but must not share its instance.
         if method is None or method.callee.__self__ is not instance:
             bound = types.MethodType(self._function, instance)
             stock = functools.partial(self._serve_warm.stock, instance)
@@ -385,11 +400,11 @@ class _CompiledFunction:
 
 
 METHODS = "_serve_warm_methods"
-"""Where an instance keeps its compiled methods, which end with it."""
+"""Attribute of an instance that holds its compiled methods, so that they end with it."""
 
 
 class _Methods(dict[int, "Dispatcher"]):
-    """Compiled methods of one instance; a copy of it begins with none."""
+    """Compiled methods of one instance; a copy starts empty."""
 
     def __copy__(self) -> _Methods:
         return _Methods()

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The path of each request: a call runs an entry that was made for it, or what torch.compile made.
+"""The dispatcher of compiled calls, which runs the entry for a call, or torch.compile's code.
 
-What Dynamo's guards protected is checked here:
+The dispatcher checks the conditions that Dynamo's guards would check:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
-                  default dtype, threads and whatever else torch keeps per thread or process; and
-                  that nothing changed where facts were read from (`module_changes`)
+                  default dtype, threads and other state that torch keeps per thread or process;
+                  and that no place that facts were read from has changed (`module_changes`)
     each start,   files of the code in the graph; classes of modules; every value, type, function,
     and after     tensor and hook that the graph was built on (`binding`)
     a change
@@ -15,49 +15,53 @@ What Dynamo's guards protected is checked here:
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serve_warm._redaction import redact, shorten
+from serve_warm._redaction import excerpt
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.aoti_library import LibraryFailedCleanly
 from serve_warm.precompile.binding import Binder, Binding, Use
-from serve_warm.precompile.call_checks import intercepted, state_check, tensor_check
+from serve_warm.precompile.call_checks import is_intercepted, state_check, tensor_check
+from serve_warm.precompile.call_forms import Reordered, find_form, order_of
 from serve_warm.precompile.call_signature import Signature, key_of
-from serve_warm.precompile.entries import Entry, EntryTable
-from serve_warm.precompile.entry_builder import EntryBuilder, NotYet
+from serve_warm.precompile.entries import Entry, EntryTable, NotYet
 from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
 from serve_warm.report import EntryUse
 
+if TYPE_CHECKING:
+    from serve_warm.precompile.entry_builder import EntryBuilder
+
 logger = logging.getLogger(__name__)
 
 CALLS_KEPT = 256
-"""Different calls that a dispatcher keeps a record of; counts go on beyond."""
+"""Number of different calls that a dispatcher records. Later calls are still counted."""
 
 HITS_KEPT = 2048
-"""Kinds of calls that are found the quick way; of more the one that came first is forgotten."""
+"""Number of kinds of calls that are found by key. Above this, the oldest is forgotten."""
 
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
-"""What an entry raises before anything was computed: it refuses the call, or does not find what it
-is to compute with, a submodule that another thread deletes for example. And a library that failed
-without having written anything."""
+"""Errors raised before an entry computed anything. Either the entry refuses the call, or it cannot
+find an object that it needs, for example because another thread deleted a submodule.
+`LibraryFailedCleanly` is from a library that failed before it wrote anything."""
 
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class Dispatcher(HandedOver):
-    """One callable that was handed over: it runs an entry, or what torch.compile made of it.
+    """One compiled callable, which runs an entry or torch.compile's code.
 
-    `stock` answers calls at level 1, and `torch_compiled` returns the object that torch.compile
-    made for it. `level` is the highest one that is asked for.
+    `stock` runs calls at level 1, and `torch_compiled` returns the result of torch.compile. `level`
+    is the highest level that the user requested.
     """
 
     def __init__(
@@ -76,15 +80,16 @@ class Dispatcher(HandedOver):
         self.arguments = dict(arguments)
         self.name = _name_of(callee)
         self.binder = Binder(callee, self.name, _in_words(self.arguments, level))
-        self._builder = EntryBuilder(
-            callee, self.name, arguments=self.arguments, level=level, lock=self.binder.lock
-        )
+        self._builder: EntryBuilder | None = None
+        """Set once a build makes an entry for the callable."""
         self._counts: dict[Use, int] = {}
+        self._logged: set[str] = set()
+        """Reasons for all calls that were already logged once."""
         SESSION.dispatchers.add(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole
-        """Run the entry for this call, or what torch.compile made."""
-        # Of this thread alone; folded by Dynamo. `is_compiling` is true while any thread compiles.
+        """Run the entry for this call, or torch.compile's code."""
+        # Dynamo folds this check of its own thread; `is_compiling` is true if any thread compiles.
         if is_dynamo_compiling():  # into an outer graph
             return self.callee(*args, **kwargs)
         binder, table = self.binder, SESSION.active
@@ -94,7 +99,7 @@ class Dispatcher(HandedOver):
                 return self.stock(*args, **kwargs)
             has_changed = not binding.unchanged()
             if has_changed:
-                # Most changes break no fact, or lead back to a state that was there before.
+                # Most changes do not affect a fact, or restore an earlier state.
                 with binder.lock:
                     binding = binder.bind_again()
             tensors: list[Any] = []
@@ -109,11 +114,11 @@ class Dispatcher(HandedOver):
                 if holds is not None and not holds(tensors):
                     continue
                 if fn is None:
-                    if has_changed:  # the reason may be another one now
+                    if has_changed:  # the reason may have changed
                         break
                     self._counts[use] += 1
                     return self.stock(*args, **kwargs)
-                calls = evidence.current  # once: it ends beside a request
+                calls = evidence.current  # read once: it can become None during a request
                 if calls is not None:
                     calls.add(threading.get_native_id())
                 try:
@@ -123,34 +128,45 @@ class Dispatcher(HandedOver):
         return self._look_up(args, kwargs)
 
     def library_arguments(self) -> str:
-        """Return the arguments in words where libraries are asked for, and else nothing."""
+        """Return the compile arguments as text if libraries are requested, else an empty string."""
         return _in_words(self.arguments, self.level) if self.level == LIBRARY_LEVEL else ""
 
     def uses(self) -> list[EntryUse]:
-        """Return a record for each kind of call until now."""
+        """Return a record for each kind of call so far."""
         return [
             EntryUse(callable=self.name, call=call, level=level, reason=reason, calls=calls)
             for (call, level, reason), calls in list(self._counts.items())
             if calls
         ]
 
+    def counts(self) -> dict[Use, int]:
+        """Return the number of calls so far, by kind."""
+        return dict(self._counts)
+
+    def restore_counts(self, before: Mapping[Use, int]) -> None:
+        """Restore earlier counts. A kind of call that is new since then is logged again."""
+        self.forget_calls()
+        # New kinds keep a count of zero, because a thread may be about to count a call.
+        for use in list(self._counts):
+            self._counts[use] = before.get(use, 0)
+
     def run_eagerly(self) -> None:
-        """Answer calls at level 1 by the callable as it is written, without torch.compile."""
+        """From now on, run calls at level 1 eagerly, without torch.compile."""
         self.stock = self.callee
         self.torch_compiled = lambda: self.callee
 
-    # What the session asks ----------------------------------------------------------------------
+    # Called by the session ----------------------------------------------------------------------
 
     def bind(self) -> None:
-        """Load the entries that fit the callable as it is now."""
+        """Load the entries that fit the callable's current state."""
         self.binder.bind()
 
     def bind_anew(self) -> None:
-        """Ask for the code of all entries again, and forget what is known of calls."""
+        """Load the code of all entries again, and forget all known calls."""
         self.binder.bind_anew()
 
     def forget_calls(self) -> None:
-        """Find the code for each kind of call anew at its next call."""
+        """Make the next call of each kind find its code again."""
         self.binder.forget_calls()
 
     def runs(self, entry: Entry) -> bool:
@@ -158,15 +174,16 @@ class Dispatcher(HandedOver):
         return self.binder.has(entry)
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw what a build made for this callable and does not fit it any more."""
-        self._builder.withdraw_changed(table)
+        """Withdraw the entries that this build made for this callable and that no longer fit."""
+        if self._builder is not None:
+            self._builder.withdraw_changed(table)
 
-    # A kind of call that is not known yet -------------------------------------------------------
+    # Unknown kinds of calls -----------------------------------------------------------------------
 
     def _look_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Find the entry for a call the slow way, and remember it; or hand the call on."""
+        """Find and remember the entry for a call of an unknown kind, or fall back to level 1."""
         building = SESSION.being_built is not None
-        # Before the lock of this callable: what eager calls inside has locks of its own.
+        # Taken before the lock of this callable, because eager calls inside take their own locks.
         with SESSION.build_lock if building else contextlib.nullcontext(), self.binder.lock:
             binding = self.binder.bind_again()
             fn, use, tensors = self._choose(binding, args, kwargs, building=building)
@@ -184,7 +201,7 @@ class Dispatcher(HandedOver):
     def _choose(
         self, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any], *, building: bool
     ) -> tuple[Callable[..., Any] | None, Use, Sequence[Any]]:
-        """Return the code that answers a call, how it is counted, and the call's tensors."""
+        """Return the code that runs a call, how the call is counted, and its tensors."""
         table = binding.table
         call = "(...)"
         if table is None:
@@ -192,45 +209,75 @@ class Dispatcher(HandedOver):
         fn: Callable[..., Any] | None = None
         entry: Entry | None = None
         tensors: Sequence[Any] = ()
+        order: Sequence[int] | None = None
         try:
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
             call = str(signature)
-            entry, fn = self._find(binding, table, signature, call_signature.state(), tensors)
+            state = call_signature.state()
+            entry, fn, order = self._find(binding, table, signature, state, tensors, args, kwargs)
         except NotYet:
             return None, (call, 1, ""), ()
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))
-            use = self._count(call, 1, str(error))
+            # All calls of a changed model have the same reason.
+            use = self._count(call, 1, str(error), of_all=not binding.entries)
         else:
             use = self._count(call, entry.level, entry.reason)
             checks = SESSION.checks
             if not building and checks is not None:
                 fn = checks.around(self, entry, fn)
-        if not building and not (fn is None and intercepted()):
-            self._remember(binding, args, kwargs, entry, fn, use)
+            fn = fn if order is None else Reordered(fn, order)
+        if not building and not (fn is None and is_intercepted()):
+            self._remember(binding, args, kwargs, entry, fn, use, order)
         return fn, use, tensors
 
-    def _find(
+    def _find(  # noqa: PLR0917 - called once, with all that the caller knows
         self,
         binding: Binding,
         table: EntryTable,
         signature: Signature,
         state: Mapping[str, str],
         tensors: Sequence[Any],
-    ) -> tuple[Entry, Callable[..., Any]]:
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
+        """Return an entry for a call, its code, and the order of its tensors if it is another."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
             if entry.takes(signature, state, tensors):
-                self._builder.note_answer(entry)
-                return entry, fn
-        if SESSION.being_built is None or binding.unit is None:
+                return self._noted(entry), fn, None
+        other = find_form(binding.entries, self.callee, state, args, kwargs)
+        if other is not None:
+            entry, fn, in_order = other
+            return self._noted(entry), fn, order_of(in_order, tensors)
+        build = SESSION.being_built
+        if build is None or build.table is not table or binding.unit is None:
             raise NoEntry(binding.why_none(self.name, table, signature, state))
-        return self._builder.make(binding.unit, table, signature, state, tensors)
+        # Only a build needs these, and all that they import.
+        from serve_warm.precompile.entry_builder import EntryBuilder, NewCall
 
-    def _remember(  # noqa: PLR0917 - one line of its caller's, with all that it knows
+        if self._builder is None:
+            self._builder = EntryBuilder(
+                self.callee,
+                self.name,
+                arguments=self.arguments,
+                level=self.level,
+                lock=self.binder.lock,
+            )
+        call = NewCall(
+            build=build, unit=binding.unit, signature=signature, state=state, tensors=tensors
+        )
+        return *self._builder.make(call), None
+
+    def _noted(self, entry: Entry) -> Entry:
+        if self._builder is not None:
+            self._builder.note_answer(entry)
+        return entry
+
+    def _remember(  # noqa: PLR0917 - called once, with all that the caller knows
         self,
         binding: Binding,
         args: Sequence[Any],
@@ -238,8 +285,12 @@ class Dispatcher(HandedOver):
         entry: Entry | None,
         fn: Callable[..., Any] | None,
         use: Use,
+        order: Sequence[int] | None = None,
     ) -> None:
-        """Find this kind of call the quick way from now on; without an entry it is level 1."""
+        """Store the code for this kind of call under its key.
+
+        Without an entry the call is at level 1.
+        """
         tensors: list[Any] = []
         open_sizes = entry is not None and entry.dynamic.is_open
         key = key_of(args, kwargs, tensors, binding.known, sizes=not open_sizes)
@@ -249,23 +300,30 @@ class Dispatcher(HandedOver):
         holds = None
         if entry is not None and entry.dynamic.conditions:
             holds = entry.dynamic.holds
-            free = {number: entry.dynamic.free(number) for number in range(len(tensors))}
+            places = range(len(tensors)) if order is None else order
+            if order is not None:
+                holds = functools.partial(_hold_in_order, holds, order)
+            free = {place: entry.dynamic.free(number) for number, place in enumerate(places)}
         table = binding.open_hits if open_sizes else binding.hits
         if len(table) >= HITS_KEPT:
-            table.pop(next(iter(table)), None)  # of shapes there is no end
+            table.pop(next(iter(table)), None)  # there can be any number of shapes in traffic
         same = table.setdefault(key, [])
         check = tensor_check(tensors, free=free)
         same.insert(0, (check, state_check(), holds, fn, use))
-        # Calls that differ only in what is checked in C++: a few kinds, not one a request.
+        # Calls that differ only in properties checked by C++. These are a few kinds, not one for
+        # each request.
         del same[4:]
 
-    def _count(self, call: str, level: int, reason: str) -> Use:
-        use = (call, level, shorten(redact(reason)) if reason else "")
-        if use not in self._counts:
-            if len(self._counts) >= CALLS_KEPT:
-                use = ("other calls", level, "")
-            elif reason:
+    def _count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
+        use = (call, level, excerpt(reason) if reason else "")
+        if use not in self._counts and len(self._counts) >= CALLS_KEPT:
+            use = ("other calls", level, "")
+        elif reason and not self._counts.get(use) and not SESSION.is_probing:
+            if not of_all:
                 logger.warning("level %d for %s%s: %s", level, self.name, call, use[2])
+            elif use[2] not in self._logged:
+                self._logged.add(use[2])
+                logger.warning("level %d for all calls of %s: %s", level, self.name, use[2])
         self._counts[use] = self._counts.get(use, 0) + 1
         return use
 
@@ -277,9 +335,13 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Answer a call that an entry did not, or raise what is the answer."""
+        """Run a call with other code after its entry failed.
+
+        Raise the error if it is the call's result.
+        """
         if isinstance(error, LibraryFailedCleanly):
-            # Eager raises what the user expects of such an input; torch.compile would be imported.
+            # Eager execution raises the error that the user expects, but torch.compile would import
+            # Dynamo.
             value = self.callee(*args, **kwargs)
             self._count(call, 1, str(error))
             return value
@@ -287,13 +349,19 @@ class Dispatcher(HandedOver):
         return self.stock(*args, **kwargs)
 
 
+def _hold_in_order(
+    holds: Callable[[Sequence[Any]], bool], order: Sequence[int], tensors: Sequence[Any]
+) -> bool:
+    return holds([tensors[place] for place in order])
+
+
 def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
-    """Return why an entry did not come to its graph; what may have been computed raises on."""
+    """Return why an entry did not run its graph. Raise the error if code may have run."""
     if isinstance(error, NoEntry):
         return str(error)
     if not may_run_again(fn, error):
         raise error
-    return f"it does not find what it was built with: {type(error).__name__}: {error}"
+    return f"it does not find an object of the build: {type(error).__name__}: {error}"
 
 
 def _name_of(callee: Any) -> str:
@@ -302,16 +370,16 @@ def _name_of(callee: Any) -> str:
     owner = getattr(callee, "__self__", None)
     if owner is not None:
         kind, name = type(owner), callee.__name__
-        # The call of a block that is compiled in place goes by the name of the block.
+        # The call of a block that is compiled in place is named after the block.
         method = "" if name == "_call_impl" else f".{name}"
         return f"{kind.__module__}.{kind.__qualname__}{method}"
-    if not hasattr(callee, "__qualname__"):  # a partial, or an object that can be called
+    if not hasattr(callee, "__qualname__"):  # a partial, or another callable object
         return f"{type(callee).__module__}.{type(callee).__qualname__}"
     return f"{callee.__module__}.{callee.__qualname__}"
 
 
 def _in_words(arguments: Mapping[str, Any], level: int) -> str:
-    """Return the arguments that change compiled code, as text that is equal when they are."""
+    """Return the arguments that affect compiled code, as text. Equal arguments give equal text."""
     kept = {k: v for k, v in arguments.items() if k not in ("recompile_limit", "fullgraph", "name")}
     if level != 2:
         kept["level"] = level

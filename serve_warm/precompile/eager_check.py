@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How far compiled code is from eager, and how far it may be."""
+"""The comparison of compiled code with eager execution, and its tolerance."""
 
 from __future__ import annotations
 
@@ -10,34 +10,43 @@ from typing import Any
 
 import torch
 
+from serve_warm._redaction import excerpt
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor, literal
+from serve_warm.precompile.tensor_parts import describe_parts, has_parts, plain_parts
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-"""Largest error of an entry against eager that is published, relative to the largest value. What
-reorders float32 sums in 24 layers stays below 1e-5; what is wrong is above 1e-2."""
+"""Largest error of a published entry against eager, relative to the largest value. Reordered
+float32 sums in 24 layers stay below 1e-5; wrong code is above 1e-2."""
 
 TF32_TOLERANCE = 5e-3
-"""The same for float32 where a GPU multiplies in TF32, which keeps 10 bits of each factor: cuDNN's
-convolutions do unless told otherwise, each algorithm in its own order (ResNet-152 on an H200, torch
-2.11: 1.1e-4)."""
+"""The limit for float32 on a GPU that multiplies in TF32, which keeps 10 bits of each factor.
+cuDNN's convolutions use TF32 by default, and each algorithm sums in a different order (ResNet-152
+on an H200, torch 2.11: 1.1e-4)."""
 
 
 def difference_from_eager(
     callee: Any, function: Callable[..., Any], compiled: Callable[..., Any], tensors: Sequence[Any]
 ) -> float:
-    """Return how far compiled code is from eager for one call, relative to the largest value.
+    """Return the difference between compiled code and eager execution for one call.
 
-    Outputs are compared, and what either writes into its inputs or the module's buffers; both work
-    on copies, and the module and torch's random numbers are left as they were.
+    It is relative to the largest value.
+
+    Compares outputs, changed inputs and changed module buffers. Both runs use copies; the module
+    and torch's random numbers are restored.
 
     Raises:
-        NoEntry: it is too far; such an entry is never published.
+        NoEntry: the difference is too large. Such an entry is never published.
     """
     kept = _Kept(callee)
     eager = kept.run(function, tensors)
     return _difference(eager, kept.run(compiled, tensors))
+
+
+def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
+    """Run a function on copies of a call's tensors, and restore buffers and random numbers."""
+    _Kept(callee).run(function, tensors)
 
 
 def difference_in_service(
@@ -48,14 +57,15 @@ def difference_in_service(
     *,
     restore: bool,
 ) -> float:
-    """Return the same in a replica, where the text of an error may hold no value of a request.
+    """Compare in a replica, where errors must not quote values of a request.
 
-    With `restore` buffers are compared, and these and torch's random numbers put back. Without it,
-    for calls that change neither, they are left alone: other threads may be using them.
+    With `restore`, compares buffers too, and restores them and torch's random number states.
+    Without `restore` it does not touch them, because other threads may use them. Use this for calls
+    that change neither.
 
     Raises:
-        NoEntry: it is too far, and eager is not that far from a second run of eager.
-        NotComparable: eager has no one answer for this call.
+        NoEntry: the difference is too large, and two eager runs agree. NotComparable: two eager
+        runs differ, or the call cannot be compared.
     """
     kept = _Kept(callee, restore=restore)
     try:
@@ -67,7 +77,7 @@ def difference_in_service(
             ours = kept.run(compiled, tensors)
         except _OtherStructure:
             raise
-        except NoEntry as refusal:  # before it computed anything: its calls go elsewhere anyway
+        except NoEntry as refusal:  # the entry computed nothing, and other code will run its calls
             raise NotComparable(f"the entry does not take it: {refusal}") from refusal
         return _difference(eager, ours)
     except NoEntry as wrong:
@@ -77,21 +87,21 @@ def difference_in_service(
         except NoEntry:
             raise NotComparable("two runs of eager differ") from wrong
         if isinstance(wrong, _OtherStructure):
-            raise NoEntry("it returns another structure than eager, or another value") from None
+            raise NoEntry("its result has another structure or value than eager's") from None
         raise
 
 
 class NotComparable(Exception):
-    """Eager has no one answer for a call, so that nothing can be held against it."""
+    """Eager execution has no reproducible result for a call, so it cannot be compared."""
 
 
 def why_not_twice(
     callee: Any, functions: Sequence[Callable[..., Any]], tensors: Sequence[Any]
 ) -> str:
-    """Return why a second run of a call would change something; empty if it would not.
+    """Return why a second run of a call would change something. Empty if it changes nothing.
 
-    Each of `functions` is run once, on copies. Looks at torch's random numbers, the tensors of the
-    call, and the module's buffers: not at other objects of Python.
+    Runs each of `functions` once, on copies. Checks torch's random numbers, the call's tensors and
+    the module's buffers, but not other Python objects.
     """
     kept = _Kept(callee)
     for function in functions:
@@ -107,7 +117,7 @@ def why_not_twice(
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What one run of a call returned, and what it changed."""
+    """The result of one run of a call, and its changes."""
 
     said: str
     outputs: Sequence[Any]
@@ -118,34 +128,35 @@ class _Outcome:
 
 
 class _Kept:
-    """What a run may change, as it was before: buffers of a module, and torch's random numbers."""
+    """The state before a run: a module's buffers, and torch's random numbers."""
 
     def __init__(self, callee: Any, *, restore: bool = True) -> None:
         self._callee = callee
         self._restore = restore
         module = module_of(callee)
         owners = list(module.modules()) if module is not None and restore else []
-        # Where they are as well as what is in them: a forward may assign `self.cache`.
+        # The objects are kept too, because a forward may assign `self.cache`.
         self._buffers = [
-            (owner, name, buffer, buffer.clone())
+            (owner, name, buffer, [part.clone() for part in plain_parts(buffer)])
             for owner in owners
             for name, buffer in owner.named_buffers(recurse=False)
         ]
 
     @property
     def buffers(self) -> list[Any]:
-        """Copies of the buffers as they were."""
-        return [before for *_, before in self._buffers]
+        """Copies of the buffers before the run."""
+        return [part for *_, before in self._buffers for part in before]
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
-        """Run it on copies of the tensors, and put everything back."""
+        """Run a function on copies of the tensors, and restore everything."""
         random = _random_states() if self._restore else []
         copies = copy_tensors(tensors)
         try:
             out = function(self._callee, *copies)
             found: list[Any] = []
             said = _shape(out, found)
-            after = [owner.get_buffer(name).clone() for owner, name, _, _ in self._buffers]
+            now = [owner.get_buffer(name) for owner, name, _, _ in self._buffers]
+            after = [part.clone() for buffer in now for part in plain_parts(buffer)]
             draws = not all(map(torch.equal, random, _random_states()))
             return _Outcome(said=said, outputs=found, inputs=copies, buffers=after, draws=draws)
         finally:
@@ -154,40 +165,50 @@ class _Kept:
             for owner, name, buffer, before in self._buffers:
                 if owner.get_buffer(name) is not buffer:
                     setattr(owner, name, buffer)
-                buffer.copy_(before)
+                for part, value in zip(plain_parts(buffer), before, strict=True):
+                    part.copy_(value)
 
 
 def _random_states() -> list[Any]:
-    """Return the states of torch's generators: of the CPU, and of each GPU once CUDA is in use."""
+    """Return the states of torch's random number generators.
+
+    They are for the CPU, and for each GPU once CUDA is in use.
+    """
     cuda: Any = torch.cuda
     return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
 
 
 def _restore_random_states(states: Sequence[Any]) -> None:
     torch.set_rng_state(states[0])
-    # None where CUDA was first used by the run itself: then there was no state to keep.
+    # There are no GPU states if the run itself was the first to use CUDA.
     if len(states) > 1:
         torch.cuda.set_rng_state_all(list(states[1:]))
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Return whether two tensors hold the same bytes: a NaN is the same as itself."""
+    """Return whether two tensors contain the same bytes. A NaN equals itself here."""
     if (left.shape, left.dtype) != (right.shape, right.dtype):
         return False
     try:
         plain = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
         return torch.equal(plain[0], plain[1])
-    except RuntimeError:  # no plain memory: sparse, for example
+    except RuntimeError:  # not plain memory, for example sparse
         return False
 
 
 class _OtherStructure(NoEntry):
-    """What is returned differs in something other than a tensor; the text has values."""
+    """The results differ outside tensors. The text quotes values."""
+
+
+class TooFar(NoEntry):
+    """The results differ by more than the tolerance."""
 
 
 def _difference(eager: _Outcome, ours: _Outcome) -> float:
     if eager.said != ours.said:
-        raise _OtherStructure(f"it returns {ours.said[:100]}, and eager {eager.said[:100]}")
+        raise _OtherStructure(
+            f"it returns {excerpt(ours.said, 100)}, and eager {excerpt(eager.said, 100)}"
+        )
     left = (*eager.outputs, *eager.inputs, *eager.buffers)
     right = (*ours.outputs, *ours.inputs, *ours.buffers)
     worst = 0.0
@@ -197,11 +218,14 @@ def _difference(eager: _Outcome, ours: _Outcome) -> float:
 
 
 def _shape(value: Any, tensors: list[Any]) -> str:
-    """Return what an output is without the tensors in it, which are added to `tensors`."""
+    """Return an output as text without its tensors, which are added to `tensors`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return "tensor"
+        tensors.extend(plain_parts(value))
+        try:
+            return str(describe_parts(value)) if has_parts(value) else "tensor"
+        except TypeError as error:
+            raise _OtherStructure(f"it returns a {kind.__qualname__}: {error}") from error
     text = literal(value)
     if text is not None:
         return text
@@ -218,9 +242,9 @@ def _shape(value: Any, tensors: list[Any]) -> str:
 
 
 def _distance(eager: Any, ours: Any) -> float:
-    # Strides may differ where nobody asked for any.
+    # Strides may differ unless the user asked for some.
     if (eager.shape, eager.dtype) != (ours.shape, ours.dtype):
-        raise NoEntry(f"it gives {describe_tensor(ours)}, and eager {describe_tensor(eager)}")
+        raise NoEntry(f"it returns {describe_tensor(ours)}, and eager {describe_tensor(eager)}")
     if not eager.numel():
         return 0.0
     if not eager.is_floating_point() and not eager.is_complex():
@@ -231,16 +255,16 @@ def _distance(eager: Any, ours: Any) -> float:
         eager, ours = torch.view_as_real(eager), torch.view_as_real(ours)
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
-        raise NoEntry("it differs from eager in what is finite")
+        raise NoEntry("it differs from eager in which values are finite")
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
-        raise NoEntry("it differs from eager in what is not finite")
+        raise NoEntry("it differs from eager in infinite or NaN values")
     if not bool(finite.any()):
         return 0.0
     largest = float(left[finite].abs().max())
     error = float((left[finite] - right[finite]).abs().max()) / max(largest, 1e-6)
     if error > _tolerance(eager):
-        raise NoEntry(f"it differs from eager by {error:.1e} of the largest value")
+        raise TooFar(f"it differs from eager by {error:.1e} of the largest value")
     return error
 
 
@@ -254,9 +278,10 @@ def _tolerance(tensor: Any) -> float:
 
 
 def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
-    """Return copies that overlap and are strided just as the tensors are.
+    """Return copies with the same strides and the same overlaps.
 
-    `inference` says of which kind they are, where it is not to be that of each tensor.
+    If `inference` is given, either all copies are inference tensors or none is. By default each
+    copy is like its original.
     """
     storages: dict[int, Any] = {}
     copies = []
@@ -264,7 +289,7 @@ def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> li
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = storage.clone()
-        # To compiled code that is another kind of tensor.
+        # Compiled code treats inference tensors differently.
         with torch.inference_mode(tensor.is_inference() if inference is None else inference):
             empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copies.append(

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts `precompiled` and `exported` of an artifact: entries by unit, their files, which fit.
+"""The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
 
-A unit is what callables must be equal in to share entries: name, arguments of torch.compile, and
-the tree of modules. Nothing in it is executed before a function is asked for.
+Callables share entries if their units are equal: name, arguments of torch.compile, and the tree of
+modules. Reading the parts executes no code. Loading a function does.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
 from serve_warm._redaction import describe_error, loggable
-from serve_warm.precompile import aot_compile, aoti_library
+from serve_warm.precompile import aot_load, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
 from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import RULES, Facts, NoEntry
 from serve_warm.precompile.names import literal, name_of_class
 
-if TYPE_CHECKING:
-    from serve_warm.precompile import aoti_build
-
 logger = logging.getLogger(__name__)
 
 FORMAT = RULES
-"""Version of both parts: of the rules by which guards became facts. Another one is not read: its
-calls are served by level 1."""
+"""Version of both parts, and of the rules that turned guards into facts. Entries of other versions
+are not read, and their calls run at level 1."""
 
 INDEX = "index.json"
 
 DIGEST = re.compile(r" [0-9a-f]{16}\b")
-"""Of a class' functions, as `facts.name_of_class` writes it behind the name."""
+"""Digest of a class' functions, as `names.name_of_class` writes it after the name."""
 
 PREFIXES = {2: "entry", 3: "library"}
-"""What the file of an entry is called, by the level: torch's pickle, or a shared library."""
+"""File name prefix of an entry by level: a torch pickle, or a shared library."""
+
+LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
+"""Opens a library, as `aoti_library.load` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One call's compiled code, and when it may be run."""
+    """One call's compiled code, and the conditions for running it."""
 
     signature: Signature
     state: Mapping[str, str]
@@ -59,25 +60,26 @@ class Entry:
     dynamic: Dynamic
     file: str
     error: float
-    """Largest difference from eager, relative to the largest value, when it was made."""
+    """Largest difference from eager at the build, relative to the largest value."""
     level: int = 2
     reason: str = ""
-    """Why it is no library, where one was asked for."""
+    """The reason why it is not a library although the user requested one."""
     plan: Plan = field(default_factory=Plan)
 
     @functools.cached_property
     def function_key(self) -> str:
-        """What two entries must be equal in to share a function.
+        """Key that is equal for two entries that share a function.
 
-        Not the file alone: a library holds neither weights nor names, so that two methods of one
-        shape give the same bytes, and only the plan says whose weights go in.
+        The file alone is not enough, because a library contains neither weights nor names. So two
+        methods of the same shape have the same bytes, and only the plan says which weights are
+        used.
         """
         return json.dumps(
             [self.file, self.plan, self.references, self.sources, self.state], sort_keys=True
         )
 
     def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
-        """Return whether it was made for calls like this one."""
+        """Return whether the entry was made for calls like this one."""
         if self.state != state:
             return False
         if not self.dynamic.conditions:
@@ -97,48 +99,50 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """What a callable must be equal in to share the entries."""
+        """Key that is equal for callables that share the entries."""
         text = json.dumps([self.name, self.arguments, list(self.tree)])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A library that is being compiled, and when it will be one for a call."""
-
-    unit: Unit
-    entry: Entry
-    """What is known of it; it has no file yet."""
-    library: aoti_build.Begun
-
-
 def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
-    """Return the name of an entry's file, which is what is in it: another one is damaged."""
+    """Return the file name of an entry. It contains the digest, so that damage is noticed."""
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
+class NotYet(Exception):
+    """The library for a call is being compiled; the call is answered without it."""
+
+
 class EntryTable:
-    """Entries by unit, and the functions that were loaded from them; one per process."""
+    """Entries by unit, and the functions loaded from them; one per process.
+
+    `clock` is the clock of the watches on its callables, in seconds. `load_library` is
+    `aoti_library.load` by default.
+    """
 
     format = FORMAT
 
-    def __init__(self, units: Mapping[str, Unit], files: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        units: Mapping[str, Unit],
+        files: Mapping[str, bytes],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        load_library: LoadLibrary | None = None,
+    ) -> None:
+        self.clock = clock
+        self._load_library = load_library or aoti_library.load
         self.units = dict(units)
         self.files = dict(files)
         self.why_empty = ""
-        """Why nothing was read of a part: the reason of calls that have no entry for it."""
+        """Why a part was not read: the reason for calls without an entry."""
         self.folder: Path | None = None
-        """Where libraries lie, which are opened by their path; none in a build."""
+        """Folder of the libraries. It is needed because libraries are opened by path. None in a
+        build."""
         self.refused: dict[tuple[str, str], str] = {}
-        """Reason by unit name and call, for what has no entry although it was declared."""
-        self.libraries: Literal["made", "begun"] = "made"
-        """Whether a build makes a library for a call, or begins it for the next such call."""
-        self.begun: list[Begun] = []
-        """Libraries of the build that no call has finished yet."""
-        self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
-        """Called with what a build does next for a call."""
+        """Why a declared call has no entry, by unit name and call."""
         self.broken = ""
-        """What loading an entry raised first that torch itself does not raise."""
+        """The first unexpected error while loading an entry, as text."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
         self._changed: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -147,7 +151,7 @@ class EntryTable:
         """Return the compiled code of an entry, loaded on first use.
 
         Raises:
-            NoEntry: it cannot be loaded here, or its sources are not those of today.
+            NoEntry: it cannot be loaded here, or its sources have changed.
         """
         with self._lock:
             if entry.function_key not in self._functions:
@@ -164,15 +168,21 @@ class EntryTable:
         try:
             with _mode(entry.state):
                 if entry.level == 2:
-                    return aot_compile.load(self._intact(entry.file), entry.references, entry.plan)
-                # Executed as soon as it is opened, so what is in it is looked at before.
+                    return aot_load.load(self._intact(entry.file), entry.references, entry.plan)
+                # Opening executes the file, so it is verified first.
                 self._intact(entry.file)
-                return aoti_library.load(self._path(entry.file), entry.plan)
+                return self._load_library(self._library_path(entry.file), entry.plan)
         except NoEntry as error:
             return error
-        except Exception as error:
-            # Unpickling runs code of the build's, which may raise anything. A call whose code does
-            # not load is answered by torch.compile, in traffic as well.
+        except BaseException as error:
+            # Signals interrupt only the main thread.
+            if (
+                not isinstance(error, Exception)
+                and threading.current_thread() is threading.main_thread()
+            ):
+                raise
+            # Unpickling runs the build's code, which may raise anything. torch.compile answers a
+            # call whose code does not load, in traffic too.
             self.broken = self.broken or describe_error(error)
             logger.warning("%s cannot be loaded", entry.file, exc_info=loggable(error))
             return NoEntry(f"its code cannot be loaded: {type(error).__name__}")
@@ -181,25 +191,25 @@ class EntryTable:
         data = self.files.get(name)
         if data is None and self.folder is not None:
             with contextlib.suppress(OSError):
-                data = self._path(name).read_bytes()
+                data = (self.folder / name).read_bytes()
         if data is None or file_name(data, name.partition("_")[0]) != name:
             raise NoEntry(f"its file {name} is {'missing' if data is None else 'damaged'}")
         return data
 
-    def _path(self, name: str) -> Path:
-        if self.folder is None:  # pragma: no cover  (what is built is not opened by its path)
-            raise AssertionError
+    def _library_path(self, name: str) -> Path:
+        if self.folder is None:  # of a build, which has its libraries open
+            raise NoEntry(f"its file {name} is missing")
         return self.folder / name
 
     def _is_other(self, name: str, digest: str) -> bool:
         if name not in self._changed:
             self._changed[name] = (
-                digest if not aot_compile.find_changed_sources({name: digest}) else ""
+                digest if not aot_load.find_changed_sources({name: digest}) else ""
             )
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
-        """Add an entry that was just made; it is in the table of a build only."""
+        """Add a new entry; only the table of a build has it."""
         with self._lock:
             unit.entries.append(entry)
             self.files[entry.file] = data
@@ -214,34 +224,26 @@ class EntryTable:
         self.folder = other.folder or self.folder
 
     def disable(self, entry: Entry, why: str) -> None:
-        """Let nobody load the code of an entry again; who asks for it is told `why`."""
+        """From now on refuse the code of an entry, with `why` as the reason."""
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
 
     def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
-        """Take back an entry that was made in this build; its calls are refused with `why`."""
+        """Remove an entry that this build made. Its calls are refused with `why`."""
         with self._lock:
             unit.entries.remove(entry)
             self.refused[unit.name, str(entry.signature)] = why
             if not any(e.file == entry.file for u in self.units.values() for e in u.entries):
                 del self.files[entry.file]
 
-    def refuse_begun(self) -> None:
-        """Refuse the calls whose libraries no other call has finished."""
-        for begun in self.begun:
-            call = begun.unit.name, str(begun.entry.signature)
-            if not any(entry.signature == begun.entry.signature for entry in begun.unit.entries):
-                self.refused.setdefault(call, "it was called once while entries were made")
-        self.begun = []
-
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
-        """Return the unit of this structure, an empty one where there is none."""
+        """Return the unit of this structure, a new empty one if there is none."""
         new = Unit(name=name, arguments=arguments, tree=lines)
         with self._lock:
             return self.units.setdefault(new.key, new)
 
     def of_other_structures(self, unit: Unit) -> list[Entry]:
-        """Return the entries of a unit's callable when it consists of something else."""
+        """Return the entries of the unit's callable that have another structure."""
         kind = (unit.name, unit.arguments)
         with self._lock:
             units = list(self.units.values())
@@ -250,21 +252,21 @@ class EntryTable:
         ]
 
     def has_entries(self, level: int = 2) -> bool:
-        """Return whether there is anything of a level."""
+        """Return whether there is any entry of a level."""
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     @property
     def has_any(self) -> bool:
-        """Whether it has an entry of any level."""
+        """Whether there is an entry of any level."""
         return any(unit.entries for unit in self.units.values())
 
     @property
     def made(self) -> int:
-        """How many entries it has, of all levels."""
+        """Number of entries, of all levels."""
         return sum(len(unit.entries) for unit in list(self.units.values()))
 
     def described(self) -> list[dict[str, Any]]:
-        """Return a record for each kind of call, for the manifest: what has no entry, and why."""
+        """Return a record for each kind of call, for the manifest, with refused calls and why."""
         made = [
             {
                 "callable": u.name,
@@ -282,7 +284,7 @@ class EntryTable:
         ]
 
     def nearest(self, unit: Unit) -> str:
-        """Return in words how a unit without entries differs from those that have some."""
+        """Return a text on how a unit without entries differs from a similar one with entries."""
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
@@ -291,13 +293,7 @@ class EntryTable:
         other = same[0]
         if other.arguments != unit.arguments:
             return f"compiled with {other.arguments}, and here with {unit.arguments}"
-        for ours, theirs in zip(unit.tree, other.tree):  # noqa: B905 - the shorter one decides
-            if ours != theirs and DIGEST.sub("", ours) == DIGEST.sub("", theirs):
-                name = DIGEST.sub("", ours).partition(": ")[2]
-                return f"the code of {name} changed since the build: build again"
-            if ours != theirs:
-                return f"the module is not the one of the build: [{ours}], there [{theirs}]"
-        return f"the module has {len(unit.tree)} parts, at the build it had {len(other.tree)}"
+        return describe_model_change(unit.tree, other.tree)
 
     def to_files(self, level: int = 2) -> dict[str, bytes]:
         """Return the files of the part `precompiled`, or at level 3 of `exported`, by name."""
@@ -340,10 +336,10 @@ class EntryTable:
 
     @classmethod
     def read(cls, folder: Path) -> EntryTable:
-        """Read what `to_files` returned. Nothing of it is executed before an entry is used.
+        """Read the files of `to_files`. This executes no code, but using an entry does.
 
         Raises:
-            NoEntry: it is of another format, or damaged.
+            NoEntry: the format is another one, or the files are damaged.
         """
         try:
             index = json.loads((folder / INDEX).read_bytes())
@@ -365,14 +361,22 @@ class EntryTable:
         return table
 
 
-def read_parts(folders: Sequence[Path]) -> tuple[EntryTable, list[str]]:
-    """Return the entries in the folders of an artifact's parts, and why some were not read."""
-    table, problems = EntryTable({}, {}), []
+def read_parts(
+    folders: Sequence[Path],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    load_library: LoadLibrary | None = None,
+) -> tuple[EntryTable, list[str]]:
+    """Return the entries in the folders of an artifact's parts, and why some were not read.
+
+    `clock` and `load_library` are as for `EntryTable`.
+    """
+    table, problems = EntryTable({}, {}, clock=clock, load_library=load_library), []
     for folder in folders:
         try:
             part = EntryTable.read(folder)
-            # Not asked for libraries: it imports Dynamo.
-            why = aot_compile.can_precompile() if part.has_entries(2) else ""
+            # Only for level 2, because the check imports Dynamo, which libraries do not need.
+            why = aot_load.can_precompile() if part.has_entries(2) else ""
         except NoEntry as error:
             why = str(error)
         if why:
@@ -384,7 +388,7 @@ def read_parts(folders: Sequence[Path]) -> tuple[EntryTable, list[str]]:
 
 
 def why_not_read(version: Any) -> str:
-    """Return in words why entries of another format are not run."""
+    """Return why entries of another format are not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built before guards were complete: build again"
     return f"its entries are of format {version}, and this version reads {FORMAT}"
@@ -422,7 +426,7 @@ def _mode(state: Mapping[str, str]) -> Iterator[None]:
 
 
 def plain_values(callee: Any) -> str:
-    """Return the numbers, texts and the like that the modules of what is called hold, as text."""
+    """Return the numbers, strings and other plain values in the callee's modules, as text."""
     root = module_of(callee)
     modules = [] if root is None else root.named_modules()
     found = [
@@ -435,9 +439,9 @@ def plain_values(callee: Any) -> str:
 
 
 def tree(callee: Any) -> list[str]:
-    """Return a line for each module of what is called: its path and its class.
+    """Return a line for each module of the callee, with its path and its class.
 
-    Whatever else compiled code depends on is a fact of an entry, and is watched.
+    Everything else that compiled code depends on is a fact of an entry, and is watched.
     """
     root = module_of(callee)
     if root is None:
@@ -450,3 +454,43 @@ def tree(callee: Any) -> list[str]:
             names[kind] = name_of_class(kind)
         lines.append(f"{path or '.'}: {names[kind]}")
     return lines
+
+
+def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
+    """Return a sentence on which part of a model changed since the build.
+
+    Both arguments are results of `tree`.
+
+    >>> describe_model_change([".: app.Scorer", "2: torch.nn.Linear"],
+    ...                       [".: app.Scorer", "2: torch.nn.GELU"])
+    'the model changed since the build: part 2 is Linear, was GELU'
+    """
+    parts, before = (dict(line.split(": ", 1) for line in lines) for lines in (now, built))
+    other = {path for path in parts.keys() & before.keys() if parts[path] != before[path]}
+    code = {path for path in other if DIGEST.sub("", parts[path]) == DIGEST.sub("", before[path])}
+    changes = [_exchange(p, parts[p], before[p]) for p in parts if p in other - code]
+    changes += [f"{_part(p)} ({_kind(parts[p])}) is new" for p in parts if p not in before]
+    changes += [f"{_part(p)} ({_kind(before[p])}) is gone" for p in before if p not in parts]
+    if not changes and code:
+        name = DIGEST.sub("", next(parts[path] for path in parts if path in code))
+        return f"the code of {name} changed since the build: build again"
+    if not changes:
+        return "the parts of the model have another order than at the build"
+    more = len(changes) - 1
+    rest = f", and {more} more {'part differs' if more == 1 else 'parts differ'}" if more else ""
+    return f"the model changed since the build: {changes[0]}{rest}"
+
+
+def _exchange(path: str, now: str, before: str) -> str:
+    kinds = _kind(now), _kind(before)
+    if kinds[0] == kinds[1]:  # of two packages
+        kinds = DIGEST.sub("", now), DIGEST.sub("", before)
+    return f"{_part(path)} is {kinds[0]}, was {kinds[1]}"
+
+
+def _part(path: str) -> str:
+    return "the model itself" if path == "." else f"part {path}"
+
+
+def _kind(described: str) -> str:
+    return DIGEST.sub("", described).rpartition(".")[2]

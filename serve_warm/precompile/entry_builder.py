@@ -1,44 +1,75 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Entries for the calls of one callable: compiled ahead of time, and held against eager.
+"""The build of entries for the calls of one callable, and their comparison with eager execution.
 
-An entry is a plain function of (callee, *tensors): weights are not in it, so that modules of one
-class and structure share it, and weights may be loaded or replaced afterwards.
+Only a build imports this module, and those below it that make entries.
+
+An entry is a plain function of (callee, *tensors) and holds no weights. So modules of one class and
+structure share it, and weights may be loaded or replaced later.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from serve_warm.precompile import aot_compile, aoti_build, call_signature, entry_checks
+from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
+from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature
-from serve_warm.precompile.eager_check import difference_from_eager, why_not_twice
+from serve_warm.precompile.eager_check import TooFar, difference_from_eager, why_not_twice
 from serve_warm.precompile.entries import (
     PREFIXES,
-    Begun,
     Entry,
     EntryTable,
+    NotYet,
     Unit,
     file_name,
     plain_values,
 )
 from serve_warm.precompile.entry_function import inputs_of, writes
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.facts import OF_PARTS, NoEntry
+from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.trace_notes import side_effects
+from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 
 ATTEMPTS = 4
-"""States of a model in which a build tries to make an entry for a call that had none before."""
+"""Number of model states in which a build tries to make an entry for the same call."""
 
 
-class NotYet(Exception):
-    """The library for a call is being compiled, and the call is answered without it."""
+ROUNDED = (
+    "its weights are quantised, and if its activations are too, the last bit of a float decides "
+    "between two steps: quantise only the weights, or run the model in bfloat16"
+)
+"""Reason and advice for a quantised model that differs from eager by more than the tolerance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewCall:
+    """A call of a build that has no entry, and where its entry goes."""
+
+    build: RunningBuild
+    unit: Unit
+    signature: Signature
+    state: Mapping[str, str]
+    """State that torch keeps per thread or process, as `call_signature.state` returns it."""
+    tensors: Sequence[Any]
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        """Plain function of (callee, *tensors) that makes the call."""
+        return self.signature.function("entry")
+
+    def is_taken_by(self, entry: Entry) -> bool:
+        """Return whether an entry takes calls of this kind."""
+        return entry.takes(self.signature, self.state, self.tensors)
 
 
 class EntryBuilder:
-    """Makes the entries of one callable while a build is on."""
+    """Makes the entries of one callable during a build."""
 
     def __init__(
         self,
@@ -54,108 +85,101 @@ class EntryBuilder:
         self._arguments = arguments
         self._level = level
         self._lock = lock
-        """Of the callable's binding, which an entry that is withdrawn changes."""
+        """Lock of the callable's binding, which a withdrawn entry changes."""
         self._made: list[tuple[Unit, Entry]] = []
         self._answered: set[int] = set()
-        """Ids of entries that a build made here, and that answered a later call of the build."""
+        """Ids of entries that this build made and that answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """Why a build could not make an entry, by call and by plain values of the modules."""
+        self._advice: str | None = None
+        """Which parts to compile instead of a callable that torch cannot trace."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Note that an entry answered a call, so that its state is one that comes back."""
+        """Record that an entry ran a call. This shows that the model returns to its state."""
         self._answered.add(id(entry))
 
-    def make(
-        self,
-        unit: Unit,
-        table: EntryTable,
-        signature: Signature,
-        state: Mapping[str, str],
-        tensors: Sequence[Any],
-    ) -> tuple[Entry, Callable[..., Any]]:
-        """Make the entry for a call, hold it against eager, and add it to the table.
+    def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
+        """Make the entry for a call, compare it with eager, and add it to the table.
 
         Raises:
-            NoEntry: there can be none, or it does not compute what eager does.
-            NotYet: its library is begun, and the table says that another call is to finish it.
+            NoEntry: no entry can be made, or its results differ from eager execution. NotYet: its
+            library is being compiled, and a later call must finish it.
         """
-        why = aot_compile.can_precompile()
+        why = aot_load.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":
-            why = f"the backend is {self._arguments['backend']}, and entries are Inductor's"
-        # As it is in one state, which need not be so in the next. One that is never the same, by a
-        # count for example, is tried a few times.
-        attempts = self._failed.setdefault((unit.key, signature, *state.values()), {})
+            why = f"the backend is {self._arguments['backend']}, and entries need Inductor"
+        # An attempt that fails in one state may succeed in another. If the state never occurs
+        # again, as with a counter, the build gives up after a few attempts.
+        attempts = self._failed.setdefault(
+            (call.unit.key, call.signature, *call.state.values()), {}
+        )
         attempt = plain_values(self._callee)
         if len(attempts) >= ATTEMPTS:
             why = why or next(iter(attempts.values()))
         why = why or attempts.get(attempt, "")
         if why:
             raise NoEntry(why)
-        begun = self._begun(unit, table, signature, state, tensors)
+        pending = self._take_pending(call)
         try:
-            made, entry = self._compile(unit, table, begun, signature, state, tensors)
+            made, entry = self._compile(call, pending)
         except NoEntry as failure:
-            attempts[attempt] = str(failure)  # not tried again at each call
-            raise
-        # In another state, with grad mode on for example, it may have been refused before.
-        table.refused.pop((self._name, str(signature)), None)
-        table.add(unit, entry, made.data, made.fn)
-        self._made.append((unit, entry))
+            why = attempts[attempt] = self._with_advice(failure, call)  # do not try again each time
+            raise NoEntry(why) from failure
+        # The call may have been refused in another state, for example with grad mode on.
+        call.build.table.refused.pop((self._name, str(call.signature)), None)
+        call.build.table.add(call.unit, entry, made.data, made.fn)
+        self._made.append((call.unit, entry))
         return entry, made.fn
 
-    def _begun(
-        self,
-        unit: Unit,
-        table: EntryTable,
-        signature: Signature,
-        state: Mapping[str, str],
-        tensors: Sequence[Any],
-    ) -> Begun | None:
-        """Take what was begun for such a call from the table.
+    def _with_advice(self, failure: NoEntry, call: NewCall) -> str:
+        """Return a failure's text, with the parts to compile instead if torch could not trace."""
+        if not is_of_trace(failure):
+            return str(failure)
+        if self._advice is None:
+            self._advice = advise(self._callee, call.function, call.tensors)
+        why = str(failure)
+        return f"{why.rstrip('.')}. {self._advice}" if self._advice else why
+
+    def _take_pending(self, call: NewCall) -> PendingEntry | None:
+        """Take the library begun for such a call from the table, or return `None`.
 
         Raises:
-            NotYet: it stays there, for a later call.
+            NotYet: the library stays there for a later call.
         """
+        build = call.build
         for_such = [
-            begun
-            for begun in table.begun
-            if begun.unit is unit and begun.entry.takes(signature, state, tensors)
+            pending
+            for pending in build.pending
+            if pending.unit is call.unit and call.is_taken_by(pending.entry)
         ]
-        fitting = [begun for begun in for_such if not begun.entry.facts.broken(self._callee)]
-        # A state that is never the same, by a count for example, is one that never comes back.
-        if table.libraries == "begun" and (fitting or len(for_such) >= ATTEMPTS):
+        fitting = [each for each in for_such if not each.entry.facts.broken(self._callee)]
+        # After so many attempts, the state probably never occurs again, as with a counter.
+        if build.libraries == "begun" and (fitting or len(for_such) >= ATTEMPTS):
             raise NotYet
         if not fitting:
             return None
-        table.tell("library")
-        table.begun.remove(fitting[0])
+        build.tell("library")
+        build.pending.remove(fitting[0])
         return fitting[0]
 
-    def _library(  # noqa: PLR0917 - all that is known of a call
-        self,
-        unit: Unit,
-        table: EntryTable,
-        begun: Begun | None,
-        signature: Signature,
-        state: Mapping[str, str],
-        tensors: Sequence[Any],
-        arguments: Mapping[str, Any],
+    def _library(
+        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call; or begin it, and raise `NotYet`."""
-        function = signature.function("entry")
-        if begun is not None:
-            return begun.library.finish(self._callee, tensors)
-        if table.libraries == "made":
-            table.tell("library")
-            return aoti_build.make(function, self._callee, tensors, arguments)
-        table.tell("trace")
-        library = aoti_build.Begun(function, self._callee, tensors, arguments)
+        """Return the library for a call. If it is not begun, begin it and raise `NotYet`."""
+        build = call.build
+        if pending is not None:
+            return pending.library.finish(self._callee, call.tensors)
+        if build.libraries == "made":
+            build.tell("library")
+            return build.make_library(call.function, self._callee, call.tensors, arguments)
+        build.tell("trace")
+        library = aoti_build.LibraryBuild(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
         dynamic = Dynamic(conditions=tuple(captured.conditions))
         entry = Entry(
-            signature=dynamic.signature(signature, tensors),
+            signature=dynamic.signature(call.signature, call.tensors),
             dynamic=dynamic,
-            state=state,
+            state=call.state,
             facts=captured.facts,
             sources=captured.sources,
             references={},
@@ -163,47 +187,43 @@ class EntryBuilder:
             error=0.0,
             level=LIBRARY_LEVEL,
         )
-        table.begun.append(Begun(unit=unit, entry=entry, library=library))
+        build.pending.append(PendingEntry(unit=call.unit, entry=entry, library=library))
         raise NotYet
 
-    def _compile(  # noqa: PLR0917 - all that is known of a call
-        self,
-        unit: Unit,
-        table: EntryTable,
-        begun: Begun | None,
-        signature: Signature,
-        state: Mapping[str, str],
-        tensors: Sequence[Any],
+    def _compile(
+        self, call: NewCall, pending: PendingEntry | None
     ) -> tuple[aot_compile.Made, Entry]:
-        """Return what is made for a call, of the highest level that is asked for and can be had."""
-        # Shapes are static unless said otherwise: None would be neither.
+        """Return the code for a call, of the highest requested level that works, and its entry."""
+        # Shapes are static by default: torch's own default, None, is neither static nor dynamic.
         arguments = {"dynamic": False, **self._arguments}
-        function = signature.function("entry")
+        function, tensors = call.function, call.tensors
         level, reason = self._level, ""
         if level == LIBRARY_LEVEL:
             try:
-                made = self._library(unit, table, begun, signature, state, tensors, arguments)
+                made = self._library(call, pending, arguments)
                 error = self._error(function, made, tensors)
                 if made.plan.get("captures") == "":
-                    # What was captured by that call is launched by this one.
+                    # The first call captured a graph; this one launches it.
                     error = max(error, self._error(function, made, tensors))
             except NoEntry as failure:
                 level, reason = 2, str(failure)
-        changes: Mapping[str, None] = {}
+        changes: Mapping[str, Sequence[str]] = {}
         if level == 2:
-            table.tell("entry")
+            call.build.tell("entry")
             with side_effects() as changes:
                 made = aot_compile.make(function, self._callee, tensors, arguments)
             error = self._error(function, made, tensors)
         once = f"it changes {', '.join(changes)}" if changes else ""
+        if level == LIBRARY_LEVEL and assigns(made.plan):
+            once = "it assigns attributes of the model"
         if not once and (writes(made.fn) if level == 2 else made.plan.get("writes")):
             once = "it writes into its inputs or buffers"
         once = once or why_not_twice(self._callee, (function, made.fn), tensors)
         dynamic = Dynamic(conditions=tuple(made.conditions))
         return made, Entry(
-            signature=dynamic.signature(signature, tensors),
+            signature=dynamic.signature(call.signature, tensors),
             dynamic=dynamic,
-            state=state,
+            state=call.state,
             facts=made.facts.with_inputs(self._callee, inputs_of(made.fn)),
             sources=made.sources,
             references=made.references,
@@ -217,12 +237,13 @@ class EntryBuilder:
     def _error(
         self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
     ) -> float:
-        """Return how far it is from eager; `NoEntry` where that is too far.
+        """Return the difference from eager execution. Raise `NoEntry` if it is too large.
 
-        Also where its call breaks what it was built on: a count, a list that grows, a value that
-        is computed once. At the next call the graph would be stale, and facts are looked at once
-        per start. Asked of eager, since compiled code writes the values of its first call.
-        And where it changes a list or dict that it is given: an entry is given others.
+        Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
+        a counter, a growing list or a value computed once. At the next call the graph would be out
+        of date. The check uses eager execution, because compiled code writes the values of its
+        first call. A call that changes a list or dict argument raises too, because an entry gets
+        other objects.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:
@@ -236,13 +257,18 @@ class EntryBuilder:
                 raise NoEntry(f"its call changes what its graph is built on: {why}")
             return out
 
-        return difference_from_eager(self._callee, eager, made.fn, tensors)
+        try:
+            return difference_from_eager(self._callee, eager, made.fn, tensors)
+        except TooFar as wrong:
+            has_parts = any(kind in OF_PARTS for _, kind, _ in made.facts.facts)
+            raise NoEntry(f"{wrong}: {ROUNDED}" if has_parts else str(wrong)) from wrong
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw what was made here and does not fit the callable any more, without a trace.
+        """Withdraw entries made here that no longer fit the callable.
 
-        A call of another kind, another callable or the handler changed it, and will again. What
-        answered another call of the build meanwhile is of a state that comes back.
+        Another kind of call, another callable or the handler changed the callable, and will change
+        it again. An entry that ran another call of the build stays, because the model returns to
+        its state.
         """
         with self._lock:
             made, self._made = self._made, []
@@ -251,9 +277,9 @@ class EntryBuilder:
                 why = entry.facts.broken(self._callee)
                 if not why or id(entry) in answered:
                     continue
-                # Of this build, and not withdrawn for another callable yet.
+                # Only entries of this build that no other callable has withdrawn.
                 if table.units.get(unit.key) is unit and entry in unit.entries:
-                    why = f"what its graph is built on changes from call to call: {why}"
+                    why = f"its graph is built on something that changes between calls: {why}"
                     table.withdraw(unit, entry, why)
 
 

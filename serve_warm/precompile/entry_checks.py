@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of loaded entries against eager, in the replica that runs them.
 
-Facts and guards catch what somebody thought of. This catches the rest: a kernel that computes
-something else, weights that need more precision than those of the build, a check that forgot a
-case. Each comparison happens inside a call, on its thread and in its state, so that nothing about
-them has to be built again. What differs is withdrawn: its calls go to torch.compile.
+Facts and guards find known causes of errors. These checks find others: a kernel that computes wrong
+results, weights that need more precision than the weights of the build, or a missing check. Each
+comparison runs inside a call, so it has the right thread and state. An entry that differs is
+withdrawn, and torch.compile runs its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,33 +38,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
-"""Name of the field in an entry's plan: why its calls may not run twice, empty if they may. Entries
-of older builds have no such field, and count as those that may not."""
+"""Key in the plan of an entry for the reason why its calls may not run twice. It is empty if they
+may. Entries of older builds do not have the key, and count as calls that may not run twice."""
 
 FAILURES_KEPT = 20
-"""Withdrawn entries that a report names."""
+"""Number of withdrawn entries that a report names."""
 
 
 class Phase(Enum):
-    """Which calls are checked."""
+    """The calls that are checked."""
 
     WARMING = "warming"
-    """None: inputs are replayed until they are proven."""
+    """No calls: inputs are replayed until they are proven."""
     CHECKING = "checking"
-    """The first call of an entry, for each callable that has none checked yet."""
+    """The first call of an entry, for each callable without a checked entry."""
     SERVING = "serving"
-    """Calls of traffic."""
+    """Calls in traffic."""
 
 
 @dataclass
 class Check:
-    """How far one entry of one callable is checked."""
+    """The state of the checks of one callable's entry."""
 
     entry: Entry
     result: ParityResult | None = None
-    """Of the last check; None before the first."""
+    """Result of the last check; None before the first."""
     calls: int = 0
-    """Calls of traffic, while these are sampled."""
+    """Calls in traffic, counted while they are sampled."""
     kept: KeptCall | None = None
 
     @property
@@ -74,8 +74,31 @@ class Check:
 
     @property
     def call(self) -> str:
-        """Which call it is, by shapes: other arguments are values of requests."""
+        """The call's tensors as text, without other arguments: those are values of requests."""
         return f"({', '.join(self.entry.signature.tensors)})"
+
+
+@dataclass
+class Tally:
+    """What all checks of one start found so far. Use it under the lock of the checks."""
+
+    counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
+    failures: list[str] = field(default_factory=list)
+    """The first `FAILURES_KEPT` withdrawn entries, and why."""
+    failed: int = 0
+    """Number of withdrawn entries."""
+    worst_error: float | None = None
+    """None before the first comparison."""
+
+    def note_error(self, error: float) -> None:
+        """Note how far the results of one comparison were apart."""
+        self.worst_error = max(self.worst_error or 0.0, error)
+
+    def note_failure(self, text: str) -> None:
+        """Note an entry that is withdrawn."""
+        self.failed += 1
+        if len(self.failures) < FAILURES_KEPT:
+            self.failures.append(text)
 
 
 class _OfThread(threading.local):
@@ -87,7 +110,7 @@ _of_thread = _OfThread()
 
 
 class Checks:
-    """All checks of one start, and what came of them."""
+    """All checks of one start, and their results."""
 
     def __init__(
         self,
@@ -107,27 +130,24 @@ class Checks:
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(ParityResult, 0)
-        self._failures: list[str] = []
-        self._failed = 0
-        self._worst: float | None = None
+        self._tally = Tally()
         self._last_call_s = time.monotonic()
         self.kept = KeptCalls(self, self._lock)
-        """Calls to be checked when the replica is idle."""
+        """Calls to check when the replica is idle."""
 
-    # What a dispatcher asks -----------------------------------------------------------------
+    # Called by a dispatcher -----------------------------------------------------------------
 
     def around(
         self, dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return what runs in place of an entry: itself, where no check of it is to come."""
+        """Return the function to run for an entry: its own code if no more checks are allowed."""
         check = self._check_of(dispatcher, entry)
         return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
 
     def _may_come(self, check: Check) -> bool:
         if self.phase is not Phase.SERVING or check.result is None or self._one_in:
             return True
-        # While calls are kept, a call of any entry says that the replica is not idle.
+        # While kept calls wait, a call of any entry shows that the replica is not idle.
         return bool(self.kept.waiting())
 
     def _check_of(self, dispatcher: Dispatcher, entry: Entry) -> Check:
@@ -135,16 +155,16 @@ class Checks:
         with self._lock:
             return self._checks.setdefault(dispatcher, {}).setdefault(key, Check(entry))
 
-    # What a start asks ----------------------------------------------------------------------
+    # Called by a start ----------------------------------------------------------------------
 
     @property
     def failed(self) -> int:
-        """How many entries were withdrawn."""
-        return self._failed
+        """Number of withdrawn entries."""
+        return self._tally.failed
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Check calls in the block, one entry of each callable."""
+        """In the block, check one entry of each compiled module or function."""
         self.phase = Phase.CHECKING
         try:
             yield
@@ -152,7 +172,7 @@ class Checks:
             self.phase = Phase.WARMING
 
     def is_done(self) -> bool:
-        """Return whether each callable that ran an entry has one that was checked."""
+        """Return whether each callable that ran an entry has a checked entry."""
         return all(map(self._has_checked, self._list_seen()))
 
     def _list_seen(self) -> list[Dispatcher]:
@@ -160,7 +180,7 @@ class Checks:
             return list(self._checks)
 
     def _has_checked(self, dispatcher: Dispatcher) -> bool:
-        # One that was withdrawn is none: the next one is checked in its place.
+        # A withdrawn entry does not count: the next entry is checked in its place.
         results = {check.result for check in self._checks_of(dispatcher)}
         return bool(results - {None, ParityResult.DIFFERENT}) or None not in results
 
@@ -169,7 +189,7 @@ class Checks:
             return list(self._checks[dispatcher].values())
 
     def serve(self) -> None:
-        """Check calls of traffic from now on, and leave what needs no check to itself."""
+        """Check calls in traffic from now on, and stop wrapping entries that need no check."""
         self.phase = Phase.SERVING
         for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):
@@ -178,46 +198,46 @@ class Checks:
         self.forget_calls()
 
     def forget_calls(self) -> None:
-        """Have each callable run the code of its entries without a detour, where no check comes."""
+        """Make callables run entries directly if no further check is possible."""
         for dispatcher in self._list_seen():
             dispatcher.forget_calls()
 
     def report(self) -> Parity:
-        """Return what was checked until now."""
+        """Return the results so far."""
         with self._lock:
             checks = self.all_checks()
             checked = sum(c.result not in (None, ParityResult.NOT_SAMPLED) for c in checks)
             return Parity(
                 entries=len(checks),
                 checked=checked,
-                results={result.value: count for result, count in self._counts.items()},
-                failed=self._failed,
-                failures=tuple(self._failures),
-                worst_error=self._worst,
+                results={result.value: count for result, count in self._tally.counts.items()},
+                failed=self._tally.failed,
+                failures=tuple(self._tally.failures),
+                worst_error=self._tally.worst_error,
             )
 
     def all_checks(self) -> list[Check]:
-        """Return the checks of all entries that were called. Under the lock."""
+        """Return the checks of all called entries. Call it under the lock."""
         return [check for found in self._checks.values() for check in found.values()]
 
     def idle_s(self) -> float:
-        """Return for how long no entry that may be checked was called."""
+        """Return the seconds since the last call of an entry that may be checked."""
         return time.monotonic() - self._last_call_s
 
-    def called(self) -> None:
+    def note_call(self) -> None:
         """Note that an entry is called."""
         self._last_call_s = time.monotonic()
 
     # One check ------------------------------------------------------------------------------
 
     def is_due(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether this call of an entry is checked before READY."""
+        """Return whether to check this call of an entry before READY."""
         if self.phase is not Phase.CHECKING or check.result is not None:
             return False
         return not self._has_checked(dispatcher)
 
     def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether this call of traffic is checked, and count it."""
+        """Return whether to check this call in traffic, and count it."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
             return False
@@ -233,7 +253,7 @@ class Checks:
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
-        """Return what keeps other calls of a callable away while one of them is checked."""
+        """Return the lock that excludes other calls of a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
@@ -244,10 +264,10 @@ class Checks:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
-        """Hold what stands for an entry against eager for one call, on copies.
+        """Compare `fn`, the code of an entry, with eager execution for one call, on copies.
 
         Raises:
-            NoEntry: it differs, and is withdrawn.
+            NoEntry: they differ, and the entry is withdrawn.
         """
         eager = check.entry.signature.function("eager")
 
@@ -269,9 +289,8 @@ class Checks:
         except NotComparable as why:
             self._give_up(dispatcher, check, str(why))
         except Exception as raised:
-            # Eager needs more memory than the entry, and runs code of the user's that nobody asked
-            # to run twice. Whatever it raises is not the request's: that is answered as without a
-            # check.
+            # Eager execution needs more memory than the entry, and is an extra run of user code.
+            # Its errors must not reach the request, which gets the same answer as without a check.
             if check.result is not ParityResult.NOT_COMPARABLE:
                 what = "a check against eager failed: %s%s"
                 logger.exception(what, dispatcher.name, check.call, exc_info=loggable(raised))
@@ -279,7 +298,7 @@ class Checks:
         else:
             self._note(check, ParityResult.SAME)
             with self._lock:
-                self._worst = max(self._worst or 0.0, error)
+                self._tally.note_error(error)
 
     def answer(
         self,
@@ -288,28 +307,28 @@ class Checks:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> Any:
-        """Return the answer of an entry to a call of traffic, once it was held against eager.
+        """Return an entry's answer to a call in traffic after comparing it with eager.
 
-        The entry runs once, as without a check: what it returns may be a part of its inputs.
+        The entry runs only once, because its result may share memory with its inputs.
 
         Raises:
-            NoEntry: it differs, and is withdrawn. The inputs are as they were.
+            NoEntry: they differ, and the entry is withdrawn. The inputs are restored.
         """
         try:
             before = copy_tensors(tensors)
-        except RuntimeError as error:  # out of memory, which the request may not need
+        except RuntimeError as error:  # the copies ran out of memory; the request may need none
             self._give_up(dispatcher, check, str(error))
             return fn(dispatcher.callee, *tensors)
         out = fn(dispatcher.callee, *tensors)
 
-        def answered(_: Any, *copies: Any) -> Any:
+        def replay_answer(_: Any, *copies: Any) -> Any:
             for copy, tensor in zip(copies, tensors, strict=True):
                 if not is_same(copy, tensor):
                     copy.copy_(tensor)  # the entry wrote into it
             return out
 
         try:
-            self.compare(dispatcher, check, answered, before)
+            self.compare(dispatcher, check, replay_answer, before)
         except NoEntry:
             for tensor, copy in zip(tensors, before, strict=True):
                 if not is_same(tensor, copy):
@@ -321,51 +340,50 @@ class Checks:
         return out
 
     def _give_up(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
-        if check.result is not ParityResult.NOT_COMPARABLE:  # once, and not at each sample
+        if check.result is not ParityResult.NOT_COMPARABLE:  # log once, not at each sample
             logger.warning("not comparable: %s%s: %s", dispatcher.name, check.call, why)
         self._note(check, ParityResult.NOT_COMPARABLE)
 
     def _note(self, check: Check, result: ParityResult) -> None:
         with self._lock:
-            self._counts[result] += 1
+            self._tally.counts[result] += 1
             if result is not ParityResult.NOT_SAMPLED or check.result is None:
                 check.result = result
 
     def _fail(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
         if check.result is ParityResult.DIFFERENT:
-            return  # by another thread, meanwhile
+            return  # another thread withdrew it meanwhile
         text = f"{dispatcher.name}{check.call}: {why.partition(': ')[2]}"
         self._note(check, ParityResult.DIFFERENT)
         with self._lock:
-            self._failed += 1
-            if len(self._failures) < FAILURES_KEPT:
-                self._failures.append(text)
+            self._tally.note_failure(text)
         self._withdraw(check.entry, why)
-        logger.error("withdrew an entry that is not what eager computes: %s", text)
+        logger.error("withdrew an entry that differs from eager: %s", text)
         self._on_failure(text)
 
 
 class _Checked:
-    """Code of an entry, which is held against eager when that is due."""
+    """Code of an entry that is compared with eager when a check is due."""
 
     def __init__(
         self, checks: Checks, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any]
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
-        """As of the function: whoever handles its errors looks for the graph there."""
+        """The globals of the entry's function. Error handlers look for the graph there."""
         self._checks = checks
         self._dispatcher = dispatcher
         self._check = check
         self._fn = fn
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run the entry; `NoEntry` is raised where it is withdrawn by this call."""
+        """Run the entry; raise `NoEntry` if this call withdraws it."""
         checks, check = self._checks, self._check
         if _of_thread.is_eager:
-            # A callable inside another one that is being checked: eager is eager all through.
+            # This callable is inside another one that is being checked, and that run must be
+            # completely eager.
             return check.entry.signature.function("eager")(callee, *tensors)
         if checks.phase is Phase.SERVING:
-            checks.called()
+            checks.note_call()
             if checks.is_sampled(self._dispatcher, check):
                 return checks.answer(self._dispatcher, check, self._fn, tensors)
             return self._fn(callee, *tensors)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The function of an entry: its graph, and what the graph needs of tensors that no guard has."""
+"""The function of an entry: its graph, with checks of tensors that guards do not cover."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ import torch
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor
+from serve_warm.precompile.tensor_parts import Whole, has_parts, plain_parts
 
 
 class Plan(TypedDict, total=False):
-    """How the code of an entry is loaded and called, as it is stored beside the code."""
+    """Data that says how the code of an entry is loaded and called. It is stored with the code."""
 
     once: str
-    """Why its calls may not run twice, empty if they may."""
+    """Why its calls may not run twice; empty if they may."""
     settings: dict[str, Any]
-    """Of level 2: settings of Inductor that it is loaded under, where there are any."""
+    """At level 2: Inductor settings for loading it, if any."""
     sha256: str
-    """Of level 3, as all below: the digest of the library."""
+    """At level 3, like all keys below: the digest of the library."""
     inputs: list[dict[str, Any]]
-    """Where each input comes from, and what it was like (`aoti_library.Input`)."""
+    """Where each input comes from, and its properties at the build (`aoti_library.Input`)."""
     outputs: int
     result: list[Any]
-    """What is made of the outputs."""
+    """How the result is built from the outputs."""
     writes: bool
     """Whether it writes into its inputs."""
     draws: bool
     """Whether it uses random numbers."""
     device: str
-    """Of a library that is not for the CPU."""
+    """Device of a library that is not for the CPU."""
     captures: str
-    """Why it is not captured in a CUDA graph, empty if it is; not there where nobody asked."""
+    """Why no CUDA graph is captured. Empty if one is captured, and missing if the user requested
+    none."""
 
 
 class _Graph:
-    """The compiled graph of an entry. It runs on tensors like those of its first run only.
+    """The compiled graph of an entry. It runs only on tensors like those of its first run.
 
-    The dispatcher has looked at the arguments, and at the weights when it was bound. Weights can be
-    exchanged since without a trace (`.data =`, `torch.func.functional_call`), and compiled code
-    reads what it gets as what it expects. Dynamo's guards look at all of them at each call, too.
+    The dispatcher checks the arguments at each call, but weights only when the callable is bound.
+    Later changes of weights may be invisible (`.data =`, `torch.func.functional_call`), and
+    compiled code does not check its inputs. So, like Dynamo's guards, this checks all of them at
+    each call.
     """
 
     def __init__(self, compiled: Callable[..., Any], *, writes: bool, captures: bool) -> None:
@@ -55,43 +58,62 @@ class _Graph:
 
             self._generations = GenerationTracker
         self.writes = writes
-        """Whether it writes into its inputs: then none of them may overlap another."""
+        """Whether it writes into its inputs. If it does, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
-        """Of the tensors of its last run with new ones, for whoever asks right after it."""
+        """Ids of the tensors of the last run with new tensors. Read them directly after that run.
+        """
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
+        self._apart = ApartInMemory()
 
     def __call__(self, *args: Any) -> Any:
         if not any(same(*args) for same in self._checks):
             self._learn(args)
         if self.writes:
-            refuse_overlap(args)
+            self._apart.check(args)
         if self._generations is not None:
-            # As torch.compile does at each call: what the one before returned is over. While it is
-            # kept, each call would be taken for the next part of the one before, and captured.
+            # torch.compile does this at each call, to invalidate the outputs of the previous call.
+            # Without it, each call would count as a continuation of the previous one, and would be
+            # captured.
             self._generations.generation += 1
         return self._compiled(*args)
 
     def _learn(self, args: Sequence[Any]) -> None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         dynamic = len(tensors) < len(args)  # sizes are among the inputs
+        self._apart.has_fixed_sizes = not dynamic
         for tensor in tensors:
-            refuse_unusual(tensor)
+            if not has_parts(tensor):
+                refuse_unusual(tensor)
         if len({id(tensor) for tensor in tensors}) < len(tensors):
-            raise NoEntry("two of the tensors in its graph are one and the same now")
+            raise NoEntry("two tensors of its graph are now the same tensor")
         every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
-        said = tuple(describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
+        whole = Whole(tensors)
+        if dynamic and whole.parts:
+            raise NoEntry("its sizes are dynamic, and a tensor of its graph has parts")
+        for part in whole.parts:
+            refuse_unusual(part)
+        if len({id(part) for part in whole.parts}) < len(whole.parts):
+            raise NoEntry("two tensors of its graph share a part")
+        texts = (describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
+        try:
+            said = (*texts, *whole.describe(tensors))
+        except TypeError as error:
+            raise NoEntry(f"a tensor of its graph cannot be described: {error}") from error
         if self._known and said not in self._known:
-            pairs = zip(said, self._known[0])  # noqa: B905 - of different lengths where one is gone
+            pairs = zip(said, self._known[0])  # noqa: B905 - lengths differ if a tensor is gone
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
-            raise NoEntry(f"a tensor that its graph finds by itself is {now}, and was {was}")
+            raise NoEntry(f"a tensor that its graph reads is {now}, and was {was}")
         self._known = [said]
         self.input_ids = frozenset(map(id, tensors))
-        # Inference tensors and others are told apart by the check, and are one to the code.
+        # The check distinguishes inference tensors from others, but the code treats both the same.
         self._checks = (
             _of_tensors(
-                tensor_check(tensors, free=dict(enumerate(every)) if dynamic else None),
+                tensor_check(
+                    [*tensors, *whole.parts], free=dict(enumerate(every)) if dynamic else None
+                ),
                 dynamic=dynamic,
+                whole=whole,
             ),
             *self._checks[:3],
         )
@@ -103,20 +125,20 @@ def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
 
 
 def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
-    """Return the ids of the tensors that the graph of a function took in its first run.
+    """Return the ids of the tensors that a function's graph took in its first run.
 
-    To be asked right after that run, while the tensors live.
+    Call it right after that run, while the tensors exist.
     """
     found: frozenset[int] = getattr(_graph_of(fn) or fn, "input_ids", frozenset())
     return found
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether the call in which an entry raised can be made by other code instead.
+    """Return whether other code may answer a call in which an entry raised.
 
-    The bytecode around a graph looks up modules and attributes before it, and may not find one that
-    was there. What the graph raises is the call's own answer, and a graph that writes into its
-    inputs may have done so by the time that something after it raised.
+    Before a graph runs, the bytecode around it looks up modules and attributes, which may no longer
+    exist. Other code may then run the call. An error of the graph itself is the result of the call.
+    A graph that writes into its inputs may have done this before later code raised an error.
     """
     if writes(fn):
         return False
@@ -130,15 +152,55 @@ def writes(fn: Callable[..., Any]) -> bool:
     return graph is None or graph.writes
 
 
-def _of_tensors(check: Callable[..., bool], *, dynamic: bool) -> Callable[..., bool]:
+def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> Callable[..., bool]:
+    if whole.parts:
+
+        def check_parts(*args: Any) -> bool:
+            parts = whole.read_same(args)
+            return parts is not None and check(*args, *parts)
+
+        return check_parts
     if not dynamic:
         return check
     return lambda *args: check(*(arg for arg in args if isinstance(arg, torch.Tensor)))
 
 
+MOST_ADDRESSES = 64
+"""Sets of addresses that one graph remembers, for example of modules that share its code."""
+
+_address_of = torch.Tensor.data_ptr
+
+
+class ApartInMemory:
+    """Refuses tensors of a graph that overlap in memory, and remembers those that do not.
+
+    Whether they overlap depends on their addresses, sizes and strides. Other checks of a graph see
+    to sizes and strides, so with fixed sizes the addresses alone tell. Reading them takes a tenth
+    of the time of `refuse_overlap`, which matters for models with hundreds of weights.
+    """
+
+    def __init__(self) -> None:
+        self.has_fixed_sizes = True
+        self._found: set[tuple[int, ...]] = set()
+
+    def check(self, args: Sequence[Any]) -> None:
+        """Raise `NoEntry` if two tensors share memory."""
+        if not self.has_fixed_sizes:
+            refuse_overlap(args)
+            return
+        addresses = tuple(map(_address_of, args))
+        if addresses in self._found:
+            return
+        refuse_overlap(args)
+        if len(self._found) >= MOST_ADDRESSES:
+            self._found.clear()
+        self._found.add(addresses)
+
+
 def refuse_overlap(args: Sequence[Any]) -> None:
-    """Raise `NoEntry` where two tensors share memory; a few µs where each has its own."""
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.numel()]
+    """Raise `NoEntry` if two tensors share memory. Takes a few µs if they do not."""
+    plain = [each for arg in args if isinstance(arg, torch.Tensor) for each in plain_parts(arg)]
+    tensors = [each for each in plain if each.numel()]
     spans = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -146,7 +208,7 @@ def refuse_overlap(args: Sequence[Any]) -> None:
         spans.append((start, start + storage.nbytes()))
     if not _meet(spans):
         return
-    # Parts of one storage, as caches are: from the first element to the last.
+    # Parts of one storage, as in caches: compare from the first element to the last.
     spans = []
     for tensor in tensors:
         last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -166,7 +228,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
 
 
 def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry with its graph behind the checks above."""
+    """Return the function of an entry, with its graph behind the checks above."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info

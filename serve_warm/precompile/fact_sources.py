@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Places that facts are read from: an item of a dict, an attribute, the code of a function.
+"""Places from which facts are read: an item of a dict, an attribute, the code of a function.
 
-`Sources` notes each place that decides about a row or a fact, and what was there.
+`Sources` records each place that determines a row or a fact, and its value.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import operator
 import types
@@ -19,20 +20,21 @@ import torch
 from serve_warm.precompile.call_checks import dict_version, dict_versions
 from serve_warm.precompile.facts import HOOKS, UNREADABLE, decode_key
 from serve_warm.precompile.names import describe_tensor, functions_of, under
+from serve_warm.precompile.tensor_parts import classes_of, is_equal, read_metadata, read_parts
 
 HEAP_TYPE = 1 << 9
 """Flag of classes that can be changed (`Py_TPFLAGS_HEAPTYPE`)."""
 
 
 class _Absent:
-    """In place of what a dict, or an object, does not have."""
+    """Stands for a missing item or attribute."""
 
 
 ABSENT = _Absent()
 
 
 class Methods:
-    """The functions of a class and its bases, as one thing that has code."""
+    """The functions of a class and its bases, as one object that has code."""
 
     __slots__ = ("functions",)
 
@@ -46,7 +48,7 @@ class Methods:
 
 
 class Source:
-    """One place that rows or facts were read from, and what was there."""
+    """One place from which rows or facts were read, and the value found there."""
 
     __slots__ = ("base", "kind", "name", "users", "value")
 
@@ -56,32 +58,34 @@ class Source:
         self.name = name
         self.value: Any = None
         self.users: set[int] = set()
-        """Rows as they are, facts as `~fact`."""
+        """Numbers of rows, and of facts as `~number`."""
 
     def read(self) -> Any:
-        """Return what is there now; `ABSENT` if nothing is."""
+        """Return the current value, `ABSENT` if there is none."""
         try:
             return READ[self.kind](self.base, self.name)
         except UNREADABLE:
             return ABSENT
 
     def remember(self, value: Any) -> None:
-        """Keep what was there."""
-        # What is compared at each call is held; a dict says by itself that it changed.
+        """Store the value that was found."""
+        # A dict item's tensor is not stored, since the dict's version shows its change.
         self.value = without_tensor(value) if self.kind == "item" else value
+        if self.kind in OF_PARTS and value is not ABSENT:
+            self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether its value, or a place, is built into the question at each call."""
+        """Return whether the check at each call contains its value or its place."""
         if self.kind == "keys":
-            return is_ordered(self.base)  # which asks for the order once there are two
+            return is_ordered(self.base)  # whose order is checked once there are two keys
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether its value is the thing itself, and is there."""
+        """Return whether its value exists and is the object itself."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:
-        """Return whether a value is what was there."""
+        """Return whether a value equals the stored one."""
         held = self.value
         if held is value:
             return True
@@ -92,34 +96,39 @@ class Source:
                 and len(held) == len(value)
                 and all(map(operator.is_, held, value))
             )
+        if self.kind in OF_PARTS:
+            return is_equal(held, value)
         if self.kind in COMPARED:
             return bool(held == value)
-        # A number that a property makes anew each time is the same number.
+        # A property may create an equal number each time.
         return type(held) is type(value) and type(value) in SCALARS and repr(held) == repr(value)
 
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 
+OF_PARTS = ("parts", "metadata")
+"""Kinds whose values are about the parts of a tensor."""
+
 COMPARED = ("class", "code", "length", "tensor")
-"""Kinds whose values are compared as values."""
+"""Kinds whose values are compared by equality."""
 
 
 A_TENSOR = _Absent()
-"""In place of a tensor, which is looked up whenever it is wanted.
+"""Replaces a tensor, which is looked up each time it is needed.
 
-A watch that held weights would keep those alive that an application replaced, and torch refuses to
-swap what has a weak reference (`torch.utils.swap_tensors`).
+If a watch held weights, it would keep replaced weights alive. Weak references do not work, because
+torch refuses to swap tensors that have one (`torch.utils.swap_tensors`).
 """
 
 
 def without_tensor(value: Any) -> Any:
-    """Return a value as it is kept: a tensor is not."""
+    """Return a value in the form to store: a tensor is not stored."""
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
 
 READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "item": lambda base, name: dict.get(base, name, ABSENT),
-    # `move_to_end` is no change of the dict below.
+    # `move_to_end` does not change the underlying dict.
     "keys": lambda base, _: tuple((OrderedDict if is_ordered(base) else dict).keys(base)),
     "list": lambda base, _: tuple(base),
     "set": lambda base, _: tuple(base),
@@ -132,23 +141,25 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "code": lambda base, _: base.__code__,
     "class": lambda base, _: tuple(dict_versions(class_dicts(base))),
     "tensor": lambda base, _: describe_tensor(base),
+    "parts": lambda base, _: read_parts(base),
+    "metadata": lambda base, _: read_metadata(base),
 }
 
 
 def class_dicts(kind: type) -> list[dict[str, Any]]:
-    """Return the dicts of a class and its bases, of those that can be changed."""
+    """Return the dicts of those classes in a class's MRO that can be changed."""
     return [dict_behind(vars(base)) for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
 
 
 def dict_behind(mapping: Any) -> Any:
-    """Return the dict behind a mapping proxy, which is what has a version."""
+    """Return the dict behind a mapping proxy, because only the dict has a version."""
     if type(mapping) is types.MappingProxyType:
         return next((each for each in gc.get_referents(mapping) if isinstance(each, dict)), None)
     return mapping
 
 
 class Sources:
-    """The places that rows and facts of one callable were read from, by what is read there."""
+    """The places from which rows and facts of one callable were read, by kind, base and name."""
 
     def __init__(self) -> None:
         self.by_key: dict[Any, Source] = {}
@@ -158,16 +169,16 @@ class Sources:
         """Whether sources were added or dropped since they were grouped."""
         self._used: dict[int, list[Source]] = {}
         self._orphans: dict[Any, Source] = {}
-        """Sources without a user, which may be read again before the look ends."""
+        """Sources that no row or fact uses. They may be used again before the look ends."""
         self._methods: dict[type, Methods] = {}
         self._user = 0
 
     def forget_methods(self) -> None:
-        """Look at the functions of classes anew."""
+        """Read the functions of classes again."""
         self._methods.clear()
 
     def drop_orphans(self) -> None:
-        """Forget what nothing was read from in this look."""
+        """Forget the sources that were not used in this look."""
         for key, source in self._orphans.items():
             if not source.users:
                 del self.by_key[key]
@@ -175,7 +186,7 @@ class Sources:
         self._orphans.clear()
 
     def begin(self, user: int) -> None:
-        """Begin to read for a row or a fact, and forget what it was read from before."""
+        """Begin to record sources for a row or a fact, and forget its earlier sources."""
         self._user = user
         for source in self._used.pop(user, ()):
             source.users.discard(user)
@@ -186,7 +197,7 @@ class Sources:
         key = _key(kind, base, name)
         source = self.by_key.get(key)
         if source is None:
-            # Versions before values: what changes in between is seen at the next call.
+            # Versions before values, so that the next call sees a change made in between.
             if kind in ("item", "keys"):
                 self._version(base)
             elif kind == "class":
@@ -209,7 +220,7 @@ class Sources:
             self.versions[id(place)] = (place, dict_version(place))
 
     def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
-        """Note what decides about a step, and return the source that alone does."""
+        """Record the sources of a step. Return the source if there is only one."""
         if step == "attribute":
             return self._note_attribute(base, argument)
         if step == "own":
@@ -238,7 +249,7 @@ class Sources:
         return None
 
     def _note_attribute(self, base: Any, name: str) -> Source | None:
-        """Note what decides about `getattr(base, name)`, and return the source that says it all."""
+        """Record the sources of `getattr(base, name)`. Return the source if there is only one."""
         kind = type(base)
         if name == "__dict__":
             if type(vars(base)) is dict:
@@ -262,7 +273,7 @@ class Sources:
         found = _find_defined(kind, name)
         own = getattr(base, "__dict__", None)
         if hasattr(type(found), "__set__") or not isinstance(own, dict):
-            # A property, a slot, or what an object of C has: read again at each call.
+            # A property, a slot or an attribute of a C object: read again at each call.
             return self._note("attribute", base, name)
         self._note("class", kind)
         self._note("dict", base)
@@ -279,7 +290,7 @@ class Sources:
         return self._note("attribute", base, name)
 
     def note_fact(self, found: Any, fact: tuple[int, str, Any]) -> None:
-        """Note what decides about a fact of an object."""
+        """Record the sources of a fact about an object."""
         _, kind, about = fact
         if kind in ("contains", "keys", "length"):
             self._note_container(found, kind, about)
@@ -296,14 +307,24 @@ class Sources:
             self._note_class(found)
         elif kind == "hooks":
             self._note_hooks(found)
-        elif kind == "tensor":
-            self._note("tensor", found)
+        elif kind == "tensor" or "parts" in kind:
+            self._note_tensor(found, kind)
         elif kind == "is":
             self._note_code(found)
 
+    def _note_tensor(self, found: Any, kind: str) -> None:
+        # Code compares its inputs at each call, but not the code of their classes.
+        if kind != "input parts":
+            self._note("metadata" if kind == "input parts alone" else kind, found)
+        if kind != "tensor":
+            for each in classes_of(found):
+                self._note_methods(each)
+
     def _note_class(self, found: Any) -> None:
-        kind = type(found)
         self._note("type", found)
+        self._note_methods(type(found))
+
+    def _note_methods(self, kind: type) -> None:
         self._note("class", kind)
         if kind not in self._methods:
             self._methods[kind] = Methods(kind)
@@ -359,17 +380,17 @@ class Sources:
 
 
 def _key(kind: str, base: Any, name: Any) -> Any:
-    # 1, True and 1.0 are one key of a dict, and three names.
+    # 1, True and 1.0 are the same key of a dict, but three names.
     return (kind, id(base), type(name), repr(name) if type(name) is float else name)
 
 
 def is_ordered(mapping: Any) -> bool:
-    """Return whether a dict has an order that it can change without a new version."""
+    """Return whether a dict can change its order without a new version."""
     return isinstance(mapping, OrderedDict)
 
 
 def _find_defined(kind: type, name: str) -> Any:
-    """Return what a class, or one of its bases, has under a name."""
+    """Return the attribute that a class or one of its bases defines, else `ABSENT`."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
 
 

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts: what compiled code takes for granted about the objects it was compiled from, as data.
+"""Facts: what compiled code relies on in the objects that it was compiled from, as data.
 
-Dynamo protects that by guards, which it evaluates at each call. Guards cannot be written to a file
-for real models: closures, decorators and identities do not pickle. A fact is the same statement in
-a form that can: a path from the compiled callable or from a Python module to an object, and what
-is expected there. `serve_warm.precompile.guard_facts` makes facts of guards at the build;
-`serve_warm.precompile.module_changes` notices when one may no longer hold.
+Dynamo protects this with guards, which it evaluates at each call. Guards of real models cannot be
+written to a file: closures, decorators and identities do not pickle. A fact says the same in a form
+that can be stored: a path from the compiled callable, or from a Python module, to an object, and
+the object's expected properties. `serve_warm.precompile.guard_facts` makes facts from guards
+at the build; `serve_warm.precompile.module_changes` notices when one may no longer hold.
 
-A path is a table of steps, each one from an earlier row, so that what thousands of facts have in
-common (`callee._modules['encoder']...`) is walked once.
+A path is a table of steps, each from an earlier row. So a prefix that thousands of facts share
+(`callee._modules['encoder']...`) is walked once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_warm._redaction import shorten
+from serve_warm._redaction import excerpt
 from serve_warm.precompile.names import (
     TORCH_LITERALS,
     describe_tensor,
@@ -36,23 +36,25 @@ from serve_warm.precompile.names import (
     name_of_class,
     torch_object,
 )
+from serve_warm.precompile.tensor_parts import describe_parts, plain_parts
 
 CALLEE = "callee"
-"""The name that the compiled callable has in paths."""
+"""The name of the compiled callable in paths."""
 
 
 RULES = 2
-"""Version of the rules by which guards become facts. Entries say which one made them; those of
-another version are not run. Version 1 dropped guards that it could not express."""
+"""Version of the rules that turn guards into facts. Entries of another version are not run. Version
+1 dropped guards that it could not express."""
 
 
 Step = tuple[int, str, Any]
-"""Row of the object that it starts from, what is done with it, and with which argument. The
-argument of `item` is a key as `encode_key` writes it."""
+"""A step: the row that it starts from, an operation and its argument. The argument of `item` is a
+key in
+the form of `encode_key`."""
 
 
 Expected = tuple[str, Any]
-"""What a fact says of an object: a kind, and a value that JSON can hold."""
+"""A fact's statement about an object: a kind, and a value that can be stored as JSON."""
 
 
 class NoEntry(Exception):
@@ -65,7 +67,7 @@ class Facts:
 
     steps: tuple[Step, ...] = ()
     facts: tuple[tuple[int, str, Any], ...] = ()
-    """Row, kind and value of what is expected at that row."""
+    """Row, kind and expected value at that row."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists."""
@@ -73,10 +75,10 @@ class Facts:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Facts:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
         Raises:
-            ValueError, TypeError, LookupError: it is something else.
+            ValueError, TypeError, LookupError: the data has another form.
         """
         steps = tuple((int(s[0]), str(s[1]), s[2]) for s in plain["steps"])
         found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
@@ -160,7 +162,7 @@ class Facts:
         return f"{step}({base})"
 
     def objects(self, callee: Any) -> list[Any]:
-        """Return the object of each row; a `Missing` where a path leads nowhere."""
+        """Return the object of each row; a `Missing` if a path leads nowhere."""
         objects: list[Any] = []
         for start, step, argument in self.steps:
             if step == "root":
@@ -171,28 +173,47 @@ class Facts:
         return objects
 
     def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
-        """Return the same facts with those about tensors of the graph, by their ids, marked so.
+        """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
-        The graph looks at its own inputs at each call, so nothing else has to.
+        `given` has the tensors' ids. The graph checks its inputs at each call, so no other check
+        is needed. A library takes the parts of a tensor, and knows no metadata.
         """
         objects = self.objects(callee)
-        marked = tuple(
-            (row, "input" if kind == "tensor" and id(objects[row]) in given else kind, value)
-            for row, kind, value in self.facts
-        )
+
+        def mark(row: int, kind: str) -> str:
+            if id(objects[row]) in given:
+                return OF_INPUTS.get(kind, kind)
+            is_taken = kind == "parts" and all(id(p) in given for p in plain_parts(objects[row]))
+            return "input parts alone" if is_taken else kind
+
+        marked = tuple((row, mark(row, kind), value) for row, kind, value in self.facts)
         return Facts(steps=self.steps, facts=marked)
 
 
+OF_PARTS = ("parts", "input parts", "input parts alone")
+"""Kinds of facts about the parts of a tensor that is made of others."""
+
+
+OF_INPUTS = {"tensor": "input", "parts": "input parts"}
+"""Kinds of facts about the graph's own tensors, by the kind of fact about any tensor."""
+
+
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""What looking at an object raises that is another one than at the build: an empty cell is a
-ValueError, and the code of a property may raise what it likes."""
+"""Exceptions raised while reading an object that differs from the build's. An empty cell raises
+ValueError, and a property's code may raise anything."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """In place of an object that a path does not lead to."""
+    """Stands for an object that a path does not reach."""
 
-    why: str
+    said: str
+    """The raw text: most are never shown, and each call in traffic may create one."""
+
+    @property
+    def why(self) -> str:
+        """The text in a form that may be shown."""
+        return excerpt(self.said, 200)
 
 
 def module(name: str) -> Any:
@@ -204,18 +225,18 @@ def module(name: str) -> Any:
 
 
 def take(base: Any, step: str, argument: Any) -> Any:
-    """Return where a step leads from `base`, or `Missing`."""
+    """Return the object that a step leads to from `base`, or `Missing`."""
     try:
         return TAKE[step](base, argument)
     except UNREADABLE as error:
-        return Missing(f"{type(error).__name__}: {error}"[:200])
+        return Missing(f"{type(error).__name__}: {error}")
 
 
 def item(base: Any, key: Any) -> Any:
-    """Return an item as Dynamo takes it: of a dict without what a subclass does for a missing key.
+    """Return an item as Dynamo reads it: without the `__missing__` of a dict subclass.
 
     Raises:
-        LookupError, TypeError: there is none.
+        LookupError, TypeError: the item does not exist.
     """
     if isinstance(base, dict):
         if not dict.__contains__(base, key):
@@ -225,7 +246,7 @@ def item(base: Any, key: Any) -> Any:
 
 
 def _referent(base: Any, _: Any) -> Any:
-    # Called: a weak reference runs no code of the user's.
+    # A call, but safe: a weak reference runs no user code.
     if type(base) is not weakref.ref:
         raise TypeError("not a weak reference")
     return base()
@@ -233,13 +254,13 @@ def _referent(base: Any, _: Any) -> Any:
 
 TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
-    # Past what a class defines in its place, as Dynamo does when it traces that.
+    # Bypasses the class's own attribute lookup, as Dynamo does when it traces that lookup.
     "own": object.__getattribute__,
     "item": lambda base, argument: item(base, decode_key(argument)),
     "nth": lambda base, argument: list(dict.values(base))[argument],
     "nth_key": lambda base, argument: list(dict.keys(base))[argument],
     "type": lambda base, _: type(base),
-    # A copy of a dict in Dynamo's path; what is taken of it is the dict's own.
+    # Dynamo's path copies a dict here; items of the copy are the dict's own.
     "dict": lambda base, _: base,
     "weakref": _referent,
 }
@@ -249,7 +270,7 @@ STEPS = {"root", *TAKE}
 
 
 def encode_key(key: Any) -> Any:
-    """Return a key of a dict, or an index, in a form that JSON can hold and `decode_key` reads.
+    """Return a dict key or an index in a form that can be stored as JSON; see `decode_key`.
 
     Raises:
         NoEntry: only its identity tells it from others.
@@ -280,7 +301,7 @@ def decode_key(plain: Any) -> Any:
     """Return the key that `encode_key` wrote.
 
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: there is no such key here.
+        ValueError, LookupError, TypeError, AttributeError: the key does not exist here.
     """
     if not isinstance(plain, list):
         return plain
@@ -301,11 +322,11 @@ DECODERS: Mapping[str, Callable[..., Any]] = {
     "enum": lambda module, name, member: find_named(module, name)[member],
     "name": find_named,
 }
-"""How each kind of key is read."""
+"""Readers by kind of key."""
 
 
 def show_key(plain: Any) -> str:
-    """Return an encoded key for people."""
+    """Return an encoded key as text for people."""
     if not isinstance(plain, list):
         return repr(plain)
     kind, *rest = plain
@@ -317,12 +338,12 @@ def show_key(plain: Any) -> str:
 
 
 def expect(kind: str, found: Any, value: Any) -> Expected:
-    """Return what a fact of this kind says of `found`; `value` names what it is about."""
+    """Return a fact's statement of this kind about `found`; `value` has its parameters."""
     return kind, READERS[kind](found, value)
 
 
 RELATIONS = ("same", "distinct")
-"""Kinds of facts about several rows: one object, or as many as there are rows."""
+"""Kinds of facts about several rows: `same` is one object, `distinct` one object per row."""
 
 
 def others_of(kind: str, value: Any) -> list[int]:
@@ -334,12 +355,12 @@ HOOKS = {
     "_forward_pre_hooks": "_forward_pre_hooks_with_kwargs",
     "_forward_hooks": "_forward_hooks_with_kwargs",
 }
-"""Tables of a module whose functions run around its forward, and of those that get keywords."""
+"""Tables of a module's forward hooks, and the tables that mark hooks with keyword arguments."""
 
 
 def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
-    # Of the base class, private as they are to those who do not subclass it. Numbers grow with each
-    # hook of the process: what tells one order from another is which one is the larger.
+    # Private tables of the base class. Hook numbers grow over the whole process, so only their
+    # order is compared.
     tables = []
     for name, marks in HOOKS.items():
         numbers, marked = list(vars(found).get(name, ())), vars(found).get(marks, ())
@@ -374,6 +395,7 @@ READERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "hooks": _hooks,
     "tensor": lambda found, _: describe_tensor(found),
     "input": lambda found, _: describe_tensor(found),
+    **dict.fromkeys(OF_PARTS, lambda found, _: describe_parts(found)),
     "is": lambda found, _: identity(found),
     "returns": _returns,
 }
@@ -394,10 +416,8 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
         return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
     if kind == "length":
         return f"is a {now[0]} of {now[1]}, and was a {was[0]} of {was[1]}"
-    if kind == "hooks":
-        after, before = (sum(map(len, tables)) for tables in (now, was))
-        moved = "has its hooks in another order or place, or called in another way"
-        return moved if after == before else f"has {after} hooks, and had {before}"
+    if kind in ("hooks", *OF_PARTS):
+        return (_describe_hooks if kind == "hooks" else _describe_parts)(now, was)
     if kind == "keys":
         return f"has the keys {_short(', '.join(now))}, and had {_short(', '.join(was))}"
     if kind == "returns":
@@ -405,5 +425,18 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
     return f"is {_short(now)}, and was {_short(was)}"
 
 
+def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
+    after, before = (sum(map(len, tables)) for tables in (now, was))
+    moved = "has its hooks in another order or place, or called in another way"
+    return moved if after == before else f"has {after} hooks, and had {before}"
+
+
+def _describe_parts(now: Sequence[str], was: Sequence[str]) -> str:
+    """Return the first difference between the parts of two tensors, in words."""
+    after, before = [t for t in now if t not in was], [t for t in was if t not in now]
+    found, known = (each[0] if each else "fewer parts" for each in (after, before))
+    return f"has {_short(found)}, and had {_short(known)}"
+
+
 def _short(value: Any) -> str:
-    return shorten(str(value), SHOWN)
+    return excerpt(str(value), SHOWN)

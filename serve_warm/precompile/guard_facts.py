@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""From Dynamo's guards to facts, at the build. A guard that cannot become a fact refuses the entry.
+"""The build's conversion of Dynamo's guards to facts. A guard without a fact refuses the entry.
 
-The exceptions are few and named: `CHECKED_ELSEWHERE` lists each kind that may go, with its reason.
-A kind that is not known here, of a newer torch for example, refuses the entry too.
+The exceptions are few: `CHECKED_ELSEWHERE` lists each kind that may be dropped, with its reason. An
+unknown kind, for example of a newer torch, refuses the entry too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from serve_warm._public_names import PACKAGE
-from serve_warm._redaction import shorten
+from serve_warm._package import PACKAGE
+from serve_warm._redaction import excerpt
+from serve_warm.precompile.dict_lookups import LookedUp, Lookups, is_implied, only_looked_up
 from serve_warm.precompile.facts import (
     CALLEE,
     UNREADABLE,
@@ -37,22 +38,22 @@ from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """One guard of Dynamo, while the objects it is about are there."""
+    """One guard of Dynamo, while the objects that it is about exist."""
 
     path: str
     """Python expression over `callee`, the tensors `t0`, `t1` and so on, `G`, the globals of
     compiled code, and `KEYS`, the keys below."""
     kind: str
-    """Dynamo's name of it, for example CONSTANT_MATCH."""
+    """Dynamo's name for it, for example CONSTANT_MATCH."""
     value: Any
     argument: Any = None
-    """What the guard is about beside the value: an attribute's name, a key."""
+    """The guard's parameter besides the value: an attribute's name or a key."""
     keys: Sequence[Any] = ()
-    """Keys of dicts on the path that are no strings or whole numbers."""
+    """Dict keys on the path that are neither strings nor integers."""
 
 
 PROCESS = ""
-"""Path of a guard that is about thread or process, and about no object."""
+"""Path of a guard that is about a thread or the process instead of an object."""
 
 TENSOR_ARGUMENT = r"(?:L\['(t\d+)'\]|(t\d+))"
 
@@ -60,34 +61,34 @@ CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, with the state of the process"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, with the state of thread and process"),
-    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: a mode leaves it to torch.compile"),
-    "DEFAULT_DEVICE": (PROCESS, "a default device is a mode, which leaves it to torch.compile"),
-    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call: a transform leaves it to eager"),
-    "DUAL_LEVEL": (PROCESS, "checked at each call: forward-mode gradients leave it to eager"),
+    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: with a mode, torch.compile answers"),
+    "DEFAULT_DEVICE": (PROCESS, "a default device is a mode, so torch.compile answers"),
+    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call: with a transform, eager answers"),
+    "DUAL_LEVEL": (PROCESS, "checked at each call: with forward-mode gradients, eager answers"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),
     "SHAPE_ENV": (PROCESS, "becomes the entry's conditions, which are checked at each call"),
-    "STORAGE_OVERLAPPING": (PROCESS, "a graph that writes looks for overlaps at each call"),
-    "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "marks for the compiler, not for what it compiled"),
+    "STORAGE_OVERLAPPING": (PROCESS, "a graph that writes checks for overlaps at each call"),
+    "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "marks for the compiler, not for compiled code"),
     "EMPTY_NN_MODULE_HOOKS_DICT": (
         r".*\b_(global_)?(forward|backward)(_pre)?_hooks\w*(['\]]*)",
-        "hooks of forward are facts of their own; those of backward do not run without gradients",
+        "forward hooks have separate facts; backward hooks do not run without gradients",
     ),
 }
-"""What a guard of a kind must be about so that it may go, as a pattern of its path, and why."""
+"""For each guard kind that may be dropped, a pattern that its path must match, and why."""
 
 BUILTINS = "__builtins_dict__"
-"""How the name begins that Dynamo gives the dict of built-ins in the globals (2.11 to 2.13)."""
+"""Prefix of the name that Dynamo gives the dict of built-ins in the globals (2.11 to 2.13)."""
 
 ARGUMENT = re.compile(f"{TENSOR_ARGUMENT}$")
 
 OF_ARGUMENTS = {"TENSOR_MATCH", "TYPE_MATCH", "NOT_NONE_MATCH", "HASATTR"}
-"""Guards that may go where they are about an argument itself: the call's signature has it all, and
-`conditions_of` what a tensor carries beside."""
+"""Guards that may be dropped if they are about an argument itself: the call's signature covers
+them, and `conditions_of` covers a tensor's other attributes."""
 
 VALUES = {
     *("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH"),
     "CONSTANT_SUBCLASS_MATCH",  # 2.13; a NumPy float, for example
-    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # where it stands
+    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # its position
     "LIST_REVERSEITERATOR_LEN",  # 2.15
 }
 """Guards on a value that is built into the graph."""
@@ -96,7 +97,10 @@ IDENTITY = {
     *("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH"),
     *("MODULE_MATCH", "WEAKREF_ALIVE"),
 }
-"""Guards on which object it is."""
+"""Guards on the identity of an object."""
+
+OF_PARTS = "TENSOR_SUBCLASS_METADATA_MATCH"
+"""Guard on the metadata of a tensor that is made of other tensors."""
 
 FACTS = {
     **dict.fromkeys(VALUES, "value"),
@@ -109,35 +113,39 @@ FACTS = {
     "HASATTR": "attribute",
     "NOT_PRESENT_IN_GENERIC_DICT": "own",
     "TENSOR_MATCH": "tensor",
+    OF_PARTS: "parts",
     "DUPLICATE_INPUT": "same",
-    "REQUIRES_GRAD": "value",  # of ours: what a forward read of a weight
+    "SAME_OBJECT": "same",  # added by serve_warm: Dynamo omits it for a global and another name
+    "REQUIRES_GRAD": "value",  # added by serve_warm: a forward read it from a weight
 }
-"""Kind of fact by the guard's."""
+"""Kind of fact by kind of guard."""
 
 OF_PACKAGE_MODULES = f"G['__import_{PACKAGE}_dot_"
 """Prefix of guards on globals of serve_warm's modules, which Dynamo reads when it inlines them."""
 
 OF_PYTHON = ("__dict__", "__closure__")
-"""Attributes that belong to one object and to no other, whatever an application does."""
+"""Attributes that always belong to one object only."""
 
 OPAQUE = {
-    "allow_in_graph": "is called as it is, by allow_in_graph: Dynamo does not look into it",
-    "nonstrict_trace": "is called as it is, by nonstrict_trace: Dynamo does not look into it",
+    "allow_in_graph": "is marked allow_in_graph, so Dynamo does not trace it",
+    "nonstrict_trace": "is marked nonstrict_trace, so Dynamo does not trace it",
 }
-"""What is said of functions that no guard protects, by how they are marked."""
+"""Reasons for refusing functions that no guard protects, by their mark."""
 
 
 @dataclass(kw_only=True)
 class _Table:
-    """Steps that are added as paths ask for them."""
+    """A table of steps, which grows as paths need them."""
 
     roots: Mapping[str, tuple[str, str]]
     """Module and qualified name by the alias that Dynamo gave an object in the globals."""
     scopes: Mapping[str, str] = field(default_factory=dict)
-    """Path of a function whose globals stand under an alias: those of no module, of a named tuple's
-    methods for example."""
+    """Path of a function by the alias of its globals. Used for globals that belong to no module,
+    such as those of a named tuple's methods."""
+    looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
+    """Dicts whose items are found by their keys, by path; of any other, by number."""
     keys: Sequence[Any] = ()
-    """`KEYS` of the path that is read."""
+    """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
 
@@ -148,15 +156,15 @@ class _Table:
             self.steps.append((start, step, argument))
         return self.rows[key]
 
-    def named(self, module: str, name: str = "") -> int:
-        """Return the row of a module, or of what it has under a qualified name."""
+    def row_of(self, module: str, name: str = "") -> int:
+        """Return the row of a module, or of its object with a qualified name."""
         row = self.row(-1, "root", module)
         for part in filter(None, name.split(".")):
             row = self.row(row, "attribute", part)
         return row
 
     def read(self, path: str, keys: Sequence[Any]) -> int:
-        """Return the row of an expression; `NoEntry` leaves the table as it was."""
+        """Return the row of an expression; if it raises `NoEntry`, the table is unchanged."""
         before = len(self.steps)
         self.keys = keys
         try:
@@ -167,7 +175,7 @@ class _Table:
             raise NoEntry(str(error)) from error
 
     def of(self, node: ast.expr) -> int:
-        """Return the row of an expression, and add it where there is none."""
+        """Return the row of an expression, added if it is new."""
         if isinstance(node, ast.Name) and node.id == CALLEE:
             return self.row(-1, "root", CALLEE)
         if isinstance(node, ast.Attribute):
@@ -190,16 +198,19 @@ class _Table:
                 return self.row(owner, "attribute", "__globals__")
             if key not in self.roots:
                 raise NoEntry(f"the global {key!r}")
-            return self.named(*self.roots[key])
+            return self.row_of(*self.roots[key])
         if _is_list_of_keys(node.value):
             return self.row(self.of(node.value.args[0].args[0]), "nth_key", self._index(node.slice))  # type: ignore[attr-defined]
         return self._item(node.value, node.slice)
 
     def _item(self, container: ast.expr, key: ast.expr) -> int:
-        """Return the row of what a container has under a key, or under its key number n."""
+        """Return the row of a container's item, by its key or by the number of its key."""
         if isinstance(key, ast.Subscript) and _is_list_of_keys(key.value):
-            of = key.value.args[0].args[0]  # type: ignore[attr-defined]
-            if ast.unparse(of) == ast.unparse(container):
+            of = ast.unparse(key.value.args[0].args[0])  # type: ignore[attr-defined]
+            if of == ast.unparse(container):
+                if of in self.looked_up:
+                    name = self.looked_up[of].key(self._index(key.slice))
+                    return self.row(self.of(container), "item", name)
                 return self.row(self.of(container), "nth", self._index(key.slice))
         return self.row(self.of(container), "item", encode_key(self._key(key)))
 
@@ -212,7 +223,7 @@ class _Table:
         if called == "object.__getattribute__":
             return self.row(self.of(arguments[0]), "own", ast.literal_eval(arguments[1]))
         if called == "__import__":
-            return self.named(ast.literal_eval(arguments[0]))
+            return self.row_of(ast.literal_eval(arguments[0]))
         if called in ("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"):
             return self._item(*arguments)
         if not arguments and not node.keywords:
@@ -251,35 +262,31 @@ def collect(
     scopes: Mapping[str, int] | None = None,
     marked: Callable[[Any], str] = lambda _: "",
     results: Sequence[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = (),
+    lookups: Mapping[str, Lookups] | None = None,
+    globals_read: Mapping[tuple[str, str], Any] | None = None,
 ) -> Facts:
-    """Return the facts that stand behind guards.
+    """Return the facts that guards protect.
 
-    `names` has module and qualified name of what stands in their globals under an alias, `scopes`
-    the ids of the dicts there.
-    `marked` says how a function is marked, where that takes it out of Dynamo's sight: a key of
-    `OPAQUE`. `results` are calls whose result is in the graph: function, arguments, what it
-    returned. Each fact holds for `callee` now.
+    `names` has module and qualified name of the objects in the globals, by their alias; `scopes`
+    has the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark hides a function
+    from Dynamo. `results` are calls whose result is in the graph: function, arguments, result.
+    `lookups` says what was read of each dict, by its path. `globals_read` has values that no guard
+    protects, by module and name. Each fact holds for `callee` now.
 
     Raises:
-        NoEntry: a guard cannot be expressed as a fact, or is one that reads differently each time.
+        NoEntry: a guard cannot become a fact, or its fact reads differently each time.
     """
-    owners = {
-        id(guard.value.__globals__): guard.path
-        for guard in guards
-        if isinstance(guard.value, types.FunctionType)
-    }
-    owned = {alias: owners[at] for alias, at in (scopes or {}).items() if at in owners}
-    table = _Table(roots=names, scopes=owned)
+    owned = _owners(guards, scopes or {})
+    looked_up = only_looked_up(guards, lookups or {})
+    table = _Table(roots=names, scopes=owned, looked_up=looked_up)
     facts: dict[str, tuple[int, str, Any]] = {}
     objects: dict[int, Any] = {}
     by_identity: set[int] = set()
-    for guard in guards:
-        if guard.kind == "DUPLICATE_INPUT" and _is_one_of_its_kind(guard.value):
-            continue  # a class or a module: what stands under each name has a fact of its own
+    for guard in _without_parts(guards):
         mark = marked(guard.value)
         if mark:
             raise NoEntry(f"{name_of(guard.value) or guard.path} {OPAQUE[mark]}")
-        if _is_checked_elsewhere(guard) or _is_of_argument(guard):
+        if _is_checked_elsewhere(guard) or _is_of_argument(guard) or is_implied(guard, looked_up):
             continue
         if guard.path.startswith(OF_PACKAGE_MODULES):
             continue  # artifacts outlive the modules of one release
@@ -295,8 +302,10 @@ def collect(
         *facts.values(),
         *_of_modules(table, callee),
         *_of_lookups(table, callee),
+        *_of_keys(table),
         *_partition({**on_paths, **objects}),
         *(_of_result(table, *call) for call in results),
+        *_of_globals(table, globals_read or {}),
     ]
     collected = Facts(steps=tuple(table.steps), facts=tuple(found))
     _refuse_bare_identity(collected, by_identity, objects)
@@ -304,8 +313,18 @@ def collect(
     return collected
 
 
+def _owners(guards: Sequence[Guard], scopes: Mapping[str, int]) -> dict[str, str]:
+    """Return the path of a function for each dict of globals that a function has."""
+    owners = {
+        id(guard.value.__globals__): guard.path
+        for guard in guards
+        if isinstance(guard.value, types.FunctionType)
+    }
+    return {alias: owners[at] for alias, at in scopes.items() if at in owners}
+
+
 def conditions_of(guards: Sequence[Guard]) -> list[str]:
-    """Return what guards say of attributes of the arguments, in Python over `L`, the tensors."""
+    """Return guards on arguments' attributes as Python source over `L`; it names tensors."""
     found = []
     for guard in guards:
         argument = ARGUMENT.match(guard.path)
@@ -317,25 +336,25 @@ def conditions_of(guards: Sequence[Guard]) -> list[str]:
 
 def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
     if guard.kind not in FACTS:
-        # Of a later torch, or of what no entry takes: what it protects is not known here.
-        raise NoEntry(f"{guard.path} has a guard of kind {guard.kind}, which is not known")
+        # From a newer torch, or about an object that no entry takes: its meaning is unknown.
+        raise NoEntry(f"{guard.path} has a guard of kind {guard.kind}, which is unknown")
     kind = FACTS[guard.kind]
     try:
         row = table.read(guard.path, guard.keys)
         if kind == "same":
             return row, kind, table.read(str(guard.argument), guard.keys)
         return (row, *_expect(guard))
-    except NoEntry as error:
+    except (NoEntry, TypeError, AttributeError) as error:  # as `describe_parts` raises
         if kind == "same":
-            # The graph has one input for the two.
-            text = f"{_show(guard.path)} and {guard.argument} are one and the same object"
+            # The graph has one input for both.
+            text = f"{_show(guard.path)} and {guard.argument} are the same object"
             raise NoEntry(text) from error
-        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, and no fact can say it"
+        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, and no fact can express it"
         raise NoEntry(f"{text}: {_show(str(error))}") from error
 
 
 def _show(text: str) -> str:
-    return shorten(text, 150)
+    return excerpt(text, 150)
 
 
 def _expect(guard: Guard) -> tuple[str, Any]:
@@ -349,7 +368,7 @@ def _expect(guard: Guard) -> tuple[str, Any]:
     if kind == "keys":
         for key in guard.value:
             if literal(key) is None and not identity(key):
-                raise NoEntry(f"a {type(key).__name__} is a key, which is told by its identity")
+                raise NoEntry(f"only its identity tells a {type(key).__name__} key from others")
     return expect(kind, guard.value, [guard.argument, None])
 
 
@@ -360,12 +379,14 @@ def _of_result(
     kwargs: Mapping[str, Any],
     result: Any,
 ) -> tuple[int, str, Any]:
-    """Return the fact that a function returns for these arguments what it returned at the build."""
+    """Return the fact that a function still returns its result of the build."""
     place, said = _place(fn), literal(result)
     name = name_of(fn)
     if place is None or said is None:
-        raise NoEntry(f"{name} gave its result at the build, by assume_constant_result")
-    row = table.named(*place)
+        raise NoEntry(
+            f"{name} is marked assume_constant_result, and no fact can express its result"
+        )
+    row = table.row_of(*place)
     try:
         call = [[encode_key(arg) for arg in args], {k: encode_key(v) for k, v in kwargs.items()}]
     except NoEntry as error:
@@ -373,8 +394,15 @@ def _of_result(
     return row, "returns", [*call, said]
 
 
+def _of_globals(
+    table: _Table, values: Mapping[tuple[str, str], Any]
+) -> Iterator[tuple[int, str, Any]]:
+    for place, value in values.items():
+        yield (table.row_of(*place), *expect("value", value, None))
+
+
 def _place(fn: Any) -> tuple[str, str] | None:
-    """Return where a function is found, or what wraps it there: `functools.lru_cache` does."""
+    """Return where to find a function or its wrapper, such as `functools.lru_cache`."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
         found = resolve(module, name)
@@ -396,15 +424,31 @@ def _is_of_argument(guard: Guard) -> bool:
     return guard.kind in OF_ARGUMENTS
 
 
+def _without_parts(guards: Sequence[Guard]) -> list[Guard]:
+    """Return guards without those that the fact about a tensor with parts implies."""
+    whole = {guard.path: guard.value for guard in guards if guard.kind == OF_PARTS}
+    return [guard for guard in guards if not _is_of_parts(guard, whole)]
+
+
+def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
+    """Return whether the fact about a tensor with parts says what a guard says."""
+    path, _, name = guard.path.rpartition(".")
+    if guard.kind == "TYPE_MATCH" and guard.path in whole:
+        return True
+    if path not in whole:
+        return False
+    if guard.kind == "EQUALS_MATCH":
+        return name == "__tensor_flatten__()[0]"
+    # A fact about a part would keep it alive after its tensor is replaced.
+    is_tensor = guard.kind in ("TENSOR_MATCH", OF_PARTS)
+    return is_tensor and name in whole[path].__tensor_flatten__()[0]
+
+
 # Which objects are one ------------------------------------------------------------------------
 
 
-def _is_one_of_its_kind(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and not _is_one_of_many(value)
-
-
 def _is_one_of_many(value: Any) -> bool:
-    """Whether there may be another object like this one, which a forward can tell from it."""
+    """Return whether other objects like this one may exist that a forward can tell from it."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -413,7 +457,7 @@ def _is_one_of_many(value: Any) -> bool:
 
 
 def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return what paths lead through, guarded or not, that could be one with something else."""
+    """Return the objects on paths, guarded or not, that other names may share."""
     found = Facts(steps=tuple(table.steps)).objects(callee)
     return {
         row: value
@@ -426,10 +470,10 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Say which of these rows are one object, and that the others are not.
+    """Return facts that tell which of these rows are the same object, and which differ.
 
-    Dynamo guards neither where two objects are compared and differ, nor where a list that it
-    follows under one name could be the one under another.
+    Dynamo has no guard if two compared objects differ, or if two names could refer to the same
+    list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []
@@ -446,17 +490,17 @@ def _refuse_bare_identity(
 ) -> None:
     """Raise `NoEntry` for an object that is guarded by identity alone.
 
-    A plain sentinel may be: which others it is, and is not, is a fact. An object of a class in C
-    may stand in the graph with all that it is, as a regular expression does.
+    A plain sentinel is allowed: facts tell which rows hold the same object. An object of a C class
+    is refused: the graph may contain all of it, as with a regular expression.
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
             kind = type(objects[row]).__name__ if row in objects else "object"
-            raise NoEntry(f"{collected.path(row)} is a {kind}, told from others by its identity")
+            raise NoEntry(f"only its identity tells {collected.path(row)}, a {kind}, from others")
 
 
 def _is_of_python(kind: type) -> bool:
-    """Return whether a class is `object`, or made by a `class` statement."""
+    """Return whether a class is `object`, or was made by a `class` statement."""
     return kind is object or bool({"__dict__", "__slots__"} & vars(kind).keys())
 
 
@@ -474,18 +518,18 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     if not facts:
         return []
     of_all = [
-        (table.named(nn_module.__name__, name), *expect("length", vars(nn_module)[name], None))
+        (table.row_of(nn_module.__name__, name), *expect("length", vars(nn_module)[name], None))
         for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     ]
     return [*facts, *of_all]
 
 
 def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on lookups of attributes, where a path begins with what they came to.
+    """Return facts on attribute lookups, since paths hold only the places that they found.
 
-    `module.weight` is in Dynamo's paths what the module's table of parameters has under that name,
-    and an attribute of a class is in the base that has it: what would be found before is not
-    guarded, as the same name in the instance or in a subclass.
+    In Dynamo's paths `module.weight` is an item of the module's table of parameters, and a class
+    attribute is an item of the base class that defines it. Dynamo does not guard the places that a
+    lookup searches earlier: the same name in the instance or in a subclass.
     """
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)
@@ -502,15 +546,23 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
         elif place == "_modules" and getattr(module, name, None) is found[row]:
             facts.append((table.row(holder, "attribute", name), "same", row))
         elif place in ("_parameters", "_buffers") and name not in vars(module):
-            # There are many, and no class of modules hides one: this is the cheaper half.
+            # There are many, and module classes hide none of them, so the cheaper fact is enough.
             facts.append((holder, *expect("own", module, [name, None])))
     return facts
+
+
+def _of_keys(table: _Table) -> Iterator[tuple[int, str, Any]]:
+    """Yield facts on the keys that were looked up in dicts, whether they are there."""
+    for path, of in table.looked_up.items():
+        row = table.read(path, ())
+        for key in {repr(key): key for key in of.keys}.values():
+            yield (row, *expect("contains", of.value, [key, None]))
 
 
 def _find_hidden(
     table: _Table, found: Sequence[Any], place: int, key: Any
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yield the facts that no class before this one in an order of classes has a name."""
+    """Yield facts which say that no earlier class in the MRO defines a name."""
     base, step, name = table.steps[place]
     if (step, name) != ("attribute", "__dict__") or table.steps[base][1] != "item":
         return
@@ -525,12 +577,12 @@ def _find_hidden(
 
 
 def _refuse_unsteady(collected: Facts, callee: Any) -> None:
-    """Raise `NoEntry` where a fact does not hold although nothing has happened since."""
+    """Raise `NoEntry` if a fact does not hold although nothing has changed since."""
     objects = collected.objects(callee)
     for fact in collected.facts:
         try:
             why = collected.why_broken(fact, objects)
-        except UNREADABLE as error:  # pragma: no cover  (why_broken reads under the same guard)
+        except UNREADABLE as error:  # pragma: no cover  (why_broken catches the same errors)
             why = str(error)
         if why:
             missing = isinstance(objects[fact[0]], Missing)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are kept until a replica is idle, and the checks of their entries then."""
+"""Calls that are kept until a replica is idle, and the checks of their entries."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from serve_warm.precompile.entry_checks import Check, Checks
 
 KEPT_BYTES = 64 << 20
-"""Copies of inputs that wait for the replica to be idle, in all. What does not fit is checked at
-its first call in traffic."""
+"""Limit in bytes for copies of inputs that wait until the replica is idle. If a call does not fit,
+its entry is checked at its first call in traffic."""
 
 IDLE_S = 1.0
-"""A replica is idle when none of its entries was called for so long."""
+"""Seconds without a call of its entries after which a replica is idle."""
 
 BUSY_S = 60.0
-"""After so long the next call of traffic checks what still waits for the replica to be idle."""
+"""Seconds after which waiting entries are checked by their next call in traffic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCall:
-    """Inputs of a call, copied to be checked later."""
+    """Inputs of a call, copied for a later check."""
 
     dispatcher: weakref.ref[Dispatcher]
     fn: Callable[..., Any]
     tensors: Sequence[Any]
     size_bytes: int
     thread: int
-    """Native id of the thread that made the call: what torch keeps by thread is there."""
+    """Native id of the thread that made the call, which has torch's per-thread state."""
 
 
 class KeptCalls:
-    """Copies of the inputs of calls, in bounded memory, one for an entry that is not checked."""
+    """Copies of the inputs of calls, one for each unchecked entry, in limited memory."""
 
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
         self._lock = lock
-        """Of the checks, which come from any thread."""
+        """Lock of the checks, which any thread may use."""
 
     def keep(
         self,
@@ -62,7 +62,7 @@ class KeptCalls:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
-        """Copy the inputs of a call to check its entry later, where there is room for them."""
+        """Copy the inputs of a call to check its entry later, if they fit."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
             return
         storages = [tensor.untyped_storage() for tensor in tensors]
@@ -74,7 +74,7 @@ class KeptCalls:
                 reverse=True,
             )
             room = KEPT_BYTES - sum(map(_size, kept))
-            # Inputs come largest first: many small calls are worth more than a large one.
+            # Replace larger inputs, because many small calls are more useful than one large call.
             while size > room and kept and _size(kept[0]) > size:
                 room += _size(kept[0])
                 kept.pop(0).kept = None
@@ -82,7 +82,7 @@ class KeptCalls:
                 return
         try:
             copies = copy_tensors(tensors)
-        except RuntimeError:  # out of memory: it is checked in traffic
+        except RuntimeError:  # out of memory: traffic checks the entry
             return
         check.kept = KeptCall(
             dispatcher=weakref.ref(dispatcher),
@@ -93,12 +93,12 @@ class KeptCalls:
         )
 
     def waiting(self) -> list[Check]:
-        """Return the checks for which a call is kept."""
+        """Return the checks that have a kept call."""
         with self._lock:
             return [each for each in self._checks.all_checks() if each.kept is not None]
 
     def thread_of_next(self) -> int | None:
-        """Return the native id of the thread on which the next kept call is to be checked."""
+        """Return the native id of the thread that must check the next kept call."""
         return next((each.kept.thread for each in self.waiting() if each.kept is not None), None)
 
     def check_one(self) -> None:
@@ -118,16 +118,17 @@ class KeptCalls:
         with (
             torch.inference_mode(state["inference_mode"] == "on"),
             torch.no_grad(),
-            contextlib.suppress(NoEntry),  # it was withdrawn, and noted
+            contextlib.suppress(NoEntry),  # the entry was withdrawn, and noted
             self._checks.lock_of(dispatcher),
         ):
-            # Autocast, for example, is the handler's: then its next call is checked.
+            # The handler may set state such as autocast. Then the next call of the handler is
+            # checked.
             if call_signature.state() == state:
                 self._checks.compare(dispatcher, check, kept.fn, kept.tensors)
         dispatcher.forget_calls()
 
     def drop(self, thread: int | None = None) -> None:
-        """Leave kept calls, all or those of one thread, to be checked in traffic."""
+        """Drop all kept calls, or the calls of one thread. Calls in traffic check their entries."""
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):
                 check.kept = None
@@ -152,7 +153,7 @@ class IdleChecks:
         self._until_s = time.monotonic() + busy_s
 
     def begin(self) -> None:
-        """Look in a while, on the event loop, and again until nothing is kept."""
+        """Schedule a look on the event loop, and repeat it until no call is kept."""
         self._loop.call_later(self._idle_s, self._look)
 
     def _look(self) -> None:
@@ -170,7 +171,7 @@ class IdleChecks:
                 executor.submit(self._checks.kept.check_one).add_done_callback(self._go_on)
                 return
             else:
-                # A thread of a sync handler, which ends with its request.
+                # The thread of a sync handler, which ends with its request.
                 self._checks.kept.drop(thread)
         self.begin()
 

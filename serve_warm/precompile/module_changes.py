@@ -1,20 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on everything that facts about one callable were read from.
+"""A watch on all places from which facts about one callable were read.
 
-Facts hold when they are looked at. A model changes afterwards, by library calls that nobody
-announces: an adapter is switched, a config value set, a hook removed, a module put into a list.
-`FactWatch` remembers where each fact was read from, and answers at every call whether any of these
-places changed: most are dicts, whose versions are compared in C++ (6 µs for 255). After a change it
-looks again at what was read from there, and at nothing else.
+Facts are checked at one time. Later, library calls may change a model: they switch an adapter, set
+a config value, remove a hook or append a module to a list. `FactWatch` stores the place of each
+fact, and checks at every call whether one of these places has changed. Most are dicts, whose
+versions are compared in C++ (6 µs for 255). After a change it reads only the facts from the changed
+places again.
 
-Some places are compared once a second only (`RELOOK_S`), by the call that comes then: see
-`SLOW_KINDS`.
+Sources of `SLOW_KINDS` are compared only once a second (`RELOOK_S`), by the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,12 +37,12 @@ from serve_warm.precompile.names import name_of_class
 
 @dataclass(kw_only=True)
 class _Merged:
-    """The facts of several entries in one table; made once for all callables that share them."""
+    """The facts of several entries in one table, made once for all callables that share them."""
 
     steps: list[Step] = field(default_factory=list)
     facts: list[tuple[int, str, Any]] = field(default_factory=list)
     of_table: list[list[int]] = field(default_factory=list)
-    """Numbers of the facts of each of the tables that went in."""
+    """Numbers of the facts of each merged table."""
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> _Merged:
@@ -64,7 +64,7 @@ class _Merged:
         numbers = []
         for row, kind, value in table.facts:
             if kind == "same":
-                value = row_of[value]  # noqa: PLW2901 - of this table, and now of all
+                value = row_of[value]  # noqa: PLW2901 - now a row of the merged one
             elif kind == "distinct":
                 value = [row_of[other] for other in value]  # noqa: PLW2901
             numbers.append(_number((row_of[row], kind, value), self.facts, facts))
@@ -80,13 +80,16 @@ def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
 
 
 class FactWatch:
-    """The facts of some entries about one callable: which hold, and whether that may have changed.
+    """The facts of some entries about one callable, and which of them are true.
 
-    `refresh` and `why_broken` belong to one thread at a time; `unchanged` to any, and once a
-    refresh began the one from before says no.
+    Only one thread at a time may call `refresh` and `why_broken`; any thread may call `unchanged`.
+    Once a refresh begins, the `unchanged` from before it returns False. `clock` is the clock of the
+    looks at `SLOW_KINDS`, in seconds.
     """
 
-    def __init__(self, callee: Any, tables: Sequence[Facts]) -> None:
+    def __init__(
+        self, callee: Any, tables: Sequence[Facts], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._callee = callee
         self._merged = merged = _Merged.of(tables)
         self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
@@ -102,24 +105,24 @@ class FactWatch:
                 self._facts_at[each].append(number)
         self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
-        """Rows and facts to look at again, because something changed while they were looked at."""
+        """Rows and facts that must be read again, because of a change during the last look."""
         self._sources = Sources()
-        self._checks = ChangeChecks(self._sources)
+        self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
-        """Answers whether everything is as it was when it was last looked at; a few µs."""
+        """Returns whether nothing changed since the last look; takes a few µs."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
-        """Return how many facts there are, and how many dicts they were read from."""
+        """Return the number of facts, and the number of dicts from which they were read."""
         return len(self._merged.facts), len(self._sources.versions)
 
     def why_broken(self, table: int) -> str:
-        """Return the first fact of a table that does not hold, in words; empty if all hold."""
+        """Return the first fact of a table that is not true, in words. Empty if all are true."""
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 
     def refresh(self) -> None:
-        """Look again at what changed since the last look."""
+        """Read everything again that changed since the last look."""
         rows, facts = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):
@@ -133,13 +136,13 @@ class FactWatch:
     def _look_and_compile(self, rows: set[int], facts: set[int]) -> None:
         looked = self._look(rows, facts) if rows or facts else (rows, facts)
         self.unchanged = self._checks.build_question()
-        # Another thread may change something after it was remembered and before a fact is judged by
-        # it. What is remembered may then come back without being seen: judge these once more.
+        # Another thread may change a value after it was read and before the fact is judged, and
+        # then restore it. So facts of such a look are judged again.
         is_torn = self.unchanged is never
         self._torn = looked if is_torn else (set(), set())
 
     def _look(self, rows: set[int], facts: set[int]) -> tuple[set[int], set[int]]:
-        """Walk these rows and all that follow from a changed one, and judge facts anew.
+        """Walk these rows and all rows after a changed one, and judge their facts again.
 
         Returns the rows and facts that were looked at.
         """
@@ -177,8 +180,8 @@ class FactWatch:
         try:
             source = self._sources.note_step(base, step, argument)
         except UNREADABLE as error:
-            return Missing(f"{type(error).__name__}: {error}"[:200])
-        # As it was remembered, which what is there at this moment need not be.
+            return Missing(f"{type(error).__name__}: {error}")
+        # Use the remembered value, since the current one may differ already.
         if source is not None and source.kind == "list":
             return take(source.value, step, argument)
         if source is not None and source.has_what_is_there():
@@ -202,7 +205,7 @@ class FactWatch:
         return self._facts.why_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
 
     def _judge_class(self, fact: tuple[int, str, Any], found: type) -> str:
-        # Most facts are of this kind, and most objects of a few classes.
+        # Most facts are of this kind, and most objects belong to a few classes.
         if found not in self._class_names:
             self._class_names[found] = name_of_class(found)
         if self._class_names[found] == fact[2]:

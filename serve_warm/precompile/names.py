@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names that mean the same in every process: of classes, functions, tensors and plain values.
+"""Names of classes, functions, tensors and plain values that are the same in every process.
 
-A name has a digest of the code where that decides what compiled code computes. Objects of this
-package are named without module and digest, because artifacts outlive releases.
+A name includes a digest of the code if the code determines what compiled code computes. Objects of
+this package are named without module and digest, because artifacts outlive releases.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from serve_warm._public_names import PACKAGE
+from serve_warm._package import PACKAGE
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 
 
 SUBCLASSED = (int, float, complex, str, bytes)
-"""Plain kinds that are still plain when they are subclassed."""
+"""Plain kinds whose subclasses are plain too."""
 
 
 Free = tuple[Sequence[int], Sequence[int]]
-"""Dimensions of a tensor whose size, and whose stride, compiled code takes as they come."""
+"""Dimensions of a tensor for which compiled code accepts any size, and for which it accepts any
+stride."""
 
 
 def find_named(module: str, name: str) -> Any:
     """Return the object of this qualified name.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: it does not exist.
     """
     try:
         return resolve(module, name)
@@ -46,8 +47,8 @@ def find_named(module: str, name: str) -> Any:
 
 
 def torch_object(name: str) -> Any:
-    """Return what torch has under a name."""
-    # Not imported: a fact about one of its values is only looked at where it is.
+    """Return the object with this name in torch."""
+    # No import is needed, because facts about torch's values are only checked if torch is loaded.
     return getattr(sys.modules["torch"], name)
 
 
@@ -57,14 +58,14 @@ def device_named(text: str) -> Any:
 
 
 STANDS_FOR = "_serve_warm_stands_for"
-"""Attribute of a function of this package that stands in the place of another one's: in facts it is
-that one, so that artifacts from before it stood there hold."""
+"""Attribute of a function of serve_warm that replaces another function. Facts use the other
+function, so older artifacts stay valid."""
 
 
 def identity(found: Any) -> str:
-    """Name what is one of its kind in a program: a class, a function, a module, an enum member.
+    """Name an object that is unique in a program: a class, function, module or enum member.
 
-    Empty for anything else.
+    Returns an empty string for anything else.
     """
     found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
     if isinstance(found, types.CodeType):
@@ -72,7 +73,7 @@ def identity(found: Any) -> str:
     if inspect.ismodule(found):
         return found.__name__
     if isinstance(found, functools.partial):
-        # What it binds has guards of its own.
+        # Its bound arguments have separate guards.
         of = identity(found.func)
         return f"partial of {of}" if of else ""
     if isinstance(found, types.UnionType):
@@ -84,15 +85,15 @@ def identity(found: Any) -> str:
         return named or ""
     name = name_of(found) if callable(getattr(found, "__call__", None)) else ""  # noqa: B004
     if name and not is_own(found) and (codes := codes_of(found)):
-        name += f" {_digest_of(codes)}"  # two lambdas of one class have one name
+        name += f" {_digest_of(codes)}"  # two lambdas in one class have the same name
     return name
 
 
 def name_of_class(kind: type) -> str:
-    """Return the name of a class, with a digest of its functions where they are not torch's.
+    """Return the name of a class, with a digest of its functions unless they are torch's.
 
-    Sources are compared as well; this sees what was put in place of a method, or two classes of
-    one name.
+    Source files are compared as well. The digest also detects replaced methods and distinguishes
+    two classes of the same name.
     """
     functions = [
         (name, value)
@@ -103,7 +104,7 @@ def name_of_class(kind: type) -> str:
     ]
     if not functions:
         return name_of(kind)
-    # By weak references: another function may get the id of one that is gone.
+    # Weak references, because a new function may have the id of a deleted one.
     key = tuple(
         (name, weakref.ref(function), function.__code__)
         for name, value in functions
@@ -123,7 +124,7 @@ _class_digests: weakref.WeakKeyDictionary[type, tuple[Any, str]] = weakref.WeakK
 
 
 def under(found: Any) -> list[types.FunctionType]:
-    """Return the functions in what stands in a class: a method, or what wraps one."""
+    """Return the functions in a class attribute: a method, or those inside a wrapper."""
     if isinstance(found, property):
         parts = [found.fget, found.fset]
     elif isinstance(found, (staticmethod, classmethod)):
@@ -134,10 +135,11 @@ def under(found: Any) -> list[types.FunctionType]:
 
 
 def is_own(found: Any) -> bool:
-    """Return whether it belongs to torch or Python, as the fingerprint tells, or to serve_warm.
+    """Return whether a callable or class belongs to torch, Python or serve_warm.
 
-    Of a function both its module and its globals have to be: `functools.wraps` gives code of the
-    user's the module of what it wraps, and a decorator of torch's gets the user's.
+    The fingerprint covers torch and Python. For a function, both its module and its globals must
+    belong to these packages: `functools.wraps` gives user code the module of the wrapped function,
+    and a decorator of torch gets the user's module.
     """
     if isinstance(found, property):
         found = found.fget
@@ -148,23 +150,23 @@ def is_own(found: Any) -> bool:
     space = getattr(found, "__globals__", None)
     if not isinstance(space, dict):
         return True
-    # What is made by exec, a dataclass' methods for example, has no module's globals.
+    # Functions made by exec, such as a dataclass' methods, do not have a module's globals.
     return "__file__" not in space or is_own_module(space.get("__name__"))
 
 
 def is_own_module(name: Any) -> bool:
-    """Return whether a module of that name is torch's, Python's or serve_warm's own."""
+    """Return whether a module of that name belongs to torch, Python or serve_warm."""
     top = str(name or "").partition(".")[0]
     return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def codes_of(found: Any) -> list[types.CodeType]:
-    """Return the code of a function, of what it wraps and of the functions it closes over."""
+    """Return the code of a function, and of the functions that it wraps or closes over."""
     return [function.__code__ for function in functions_of(found)]
 
 
 def functions_of(found: Any) -> list[types.FunctionType]:
-    """Return a function, those that it wraps and those that it closes over; none of torch's."""
+    """Return a function and those that it wraps or closes over, unless `is_own`."""
     functions: list[types.FunctionType] = []
     queue: list[Any] = [found]
     seen: set[int] = set()
@@ -191,7 +193,7 @@ def _digest_of(codes: Sequence[types.CodeType]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Digest what a code object does and how it is called; not where it stands."""
+    """Digest a code object's behaviour and signature, but not its place in a file."""
     constants = [
         _digest(value) if isinstance(value, types.CodeType) else literal(value)
         for value in code.co_consts
@@ -204,7 +206,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def name_of(found: Any) -> str:
-    """Return module and qualified name; empty where there are none.
+    """Return module and qualified name; empty if there are none.
 
     >>> name_of(types.SimpleNamespace)
     'types.SimpleNamespace'
@@ -222,7 +224,7 @@ TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
 def literal(value: Any) -> str | None:
-    """Return a text that is equal for equal plain values, and `None` for what is not plain."""
+    """Return a text that is equal for equal plain values, and `None` for other values."""
     kind = type(value)
     text: str | None = None
     if kind in PLAIN:
@@ -232,8 +234,8 @@ def literal(value: Any) -> str | None:
     elif isinstance(value, types.FunctionType) and is_own(value) and STANDS_FOR not in vars(value):
         text = f"function {name_of(value)}"
     elif isinstance(value, enum.Enum):
-        # The value as well: members of an IntEnum are numbers to compiled code. Flags in one have
-        # no name before 3.11.
+        # The value is included, because compiled code treats members of an IntEnum as numbers.
+        # Before 3.11 a combined flag has no name.
         text = f"{name_of(kind)} {value.name} {literal(value.value)}"
     elif isinstance(value, SUBCLASSED):
         base = next(base for base in SUBCLASSED if isinstance(value, base))
@@ -252,10 +254,10 @@ def literal(value: Any) -> str | None:
 
 
 def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
-    """Return what compiled code depends on of a tensor; `free` dimensions are left open.
+    """Return the properties of a tensor that compiled code relies on, without `free` dimensions.
 
-    Whether it requires grad is not in it: entries are for calls without gradients. Where a forward
-    reads `requires_grad` that is a fact of its own.
+    `requires_grad` is not included: entries are for calls without gradients. A forward that reads
+    `requires_grad` gets a separate fact.
     """
     sizes = ["*" if i in free[0] else str(size) for i, size in enumerate(tensor.shape)]
     strides = ["*" if i in free[1] else str(stride) for i, stride in enumerate(tensor.stride())]
@@ -266,13 +268,13 @@ def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
 
 
 def source_file(module: str) -> str:
-    """Return the file that a module was loaded from, empty where there is none."""
+    """Return the file that a module was loaded from, empty if it has none."""
     loaded = sys.modules.get(module)
     return str(getattr(loaded, "__file__", "") or "")
 
 
 def locate(value: Any) -> tuple[str, str] | None:
-    """Return module and qualified name that `resolve` finds `value` under, or `None`."""
+    """Return the module and qualified name by which `resolve` finds `value`, or `None`."""
     if inspect.ismodule(value):
         return value.__name__, ""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -285,11 +287,11 @@ def locate(value: Any) -> tuple[str, str] | None:
 
 
 def resolve(module: str, name: str) -> Any:
-    """Return the object of this qualified name; the module itself where it is empty.
+    """Return the object of this qualified name; the module itself if the name is empty.
 
     Raises:
-        ImportError: there is no such module.
-        AttributeError: it has nothing of that name.
+        ImportError: the module does not exist.
+        AttributeError: the module has no object of that name.
     """
     found: Any = importlib.import_module(module)
     for part in filter(None, name.split(".")):

@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Process-wide state of levels 2 and 3: callables handed over, entries loaded, a build under way.
+"""Process-wide state of levels 2 and 3: compiled callables, loaded entries and a running build.
 
-It imports the standard library alone, so that a replica can ask whether anything was handed over
-without importing torch.
+It imports only the standard library, so that a replica can look for compiled callables without
+importing torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,60 +20,71 @@ from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.precompile.dispatcher import Dispatcher
-    from serve_warm.precompile.entries import Entry, EntryTable
+    from serve_warm.precompile.entries import Entry, EntryTable, LoadLibrary
     from serve_warm.precompile.entry_checks import Checks
+    from serve_warm.precompile.running_build import MakeLibrary, RunningBuild
 
 LIBRARY_LEVEL = 3
-"""The level at which code is in libraries, and a start does without Dynamo."""
+"""The level whose code is in libraries. Its starts do not import Dynamo."""
 
 
 class Session:
-    """What the callables of one process share: see `SESSION`."""
+    """State that the callables of one process share: see `SESSION`."""
 
     def __init__(self) -> None:
         self.dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-        """One for each callable that was handed over and is still in use."""
+        """One for each callable of `serve_warm.compile` that is still in use."""
         self.loaded: EntryTable | None = None
         """Entries of the artifact."""
-        self.being_built: EntryTable | None = None
-        """Entries of the build under way."""
+        self.being_built: RunningBuild | None = None
         self.active: EntryTable | None = None
-        """Those of the build, or else those that were loaded. Every call reads it."""
+        """Entries of the build if there is one, else the loaded entries. Every call reads this."""
         self.checks: Checks | None = None
-        """Checks of entries against eager in this start; None where there are no entries."""
+        """Checks of entries against eager in this start; None without entries."""
+        self.is_probing = False
+        """Whether calls only find out which code they would run, and are not counted."""
         self.build_lock = threading.RLock()
-        """One call at a time makes an entry: it changes buffers and random states, and gives them
-        back."""
+        """Lock for making an entry, because this changes buffers and random states, then restores
+        them."""
 
     def has_callables(self) -> bool:
         """Return whether anything in this process was compiled with `serve_warm.compile`."""
         return len(self.dispatchers) > 0
 
     def has_libraries_only(self) -> bool:
-        """Return whether libraries are asked for in all that was handed over."""
+        """Return whether all code from `serve_warm.compile` uses level 3."""
         return self.has_callables() and all(
             each.level == LIBRARY_LEVEL for each in list(self.dispatchers)
         )
 
-    def load(self, *folders: Path) -> str:
-        """Load the entries of an artifact, a folder each part, for every callable of this process.
+    def load(
+        self,
+        *folders: Path,
+        clock: Callable[[], float] = time.monotonic,
+        load_library: LoadLibrary | None = None,
+    ) -> str:
+        """Load the entries of an artifact, one folder per part, for every callable of the process.
 
-        Executes what is in the folders, which must have been verified. Those of libraries have to
-        stay for as long as the process. Returns why something was not loaded, in words; an entry
-        that does not fit is no such reason, its calls are named in the report.
+        Executes code from the folders, which must have been verified. Folders of libraries must
+        stay as long as the process. Returns a text on what was not loaded and why. An entry that
+        does not fit is not in it; the report names its calls. `clock` and `load_library` are as for
+        `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
-        self.loaded, problems = read_parts(folders)
-        self.active = self.being_built or self.loaded
+        self.loaded, problems = read_parts(folders, clock=clock, load_library=load_library)
+        self._choose_active()
         for dispatcher in list(self.dispatchers):
             dispatcher.bind()
         return "; ".join(problems)
 
+    def _choose_active(self) -> None:
+        self.active = self.loaded if self.being_built is None else self.being_built.table
+
     def unload(self) -> None:
         """Forget all entries: every call goes to torch.compile."""
         self.loaded = None
-        self.active = self.being_built
+        self._choose_active()
         self.checks = None
 
     def begin_checks(
@@ -82,9 +94,9 @@ class Session:
         can_compile: Callable[[], bool],
         on_failure: Callable[[str], None],
     ) -> Checks | None:
-        """Return checks of all entries that are loaded; None where there are none.
+        """Return checks of all loaded entries; None without entries.
 
-        After READY one call in `one_in` of an entry is checked, or none where that is 0.
+        After READY, one call in `one_in` of an entry is checked, or none if it is 0.
         """
         if self.loaded is None or not self.loaded.has_any:
             self.checks = None
@@ -99,9 +111,9 @@ class Session:
         return self.checks
 
     def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
-        """Run an entry in no callable from now on: its calls go to torch.compile, with `why`.
+        """Stop running an entry in any callable: its calls go to torch.compile, with `why`.
 
-        With `eagerly` they run as written: without a compiler torch.compile could only raise.
+        With `eagerly` they run eagerly instead: without a compiler torch.compile could only raise.
         """
         if self.loaded is not None:
             self.loaded.disable(entry, why)
@@ -112,25 +124,38 @@ class Session:
             dispatcher.bind_anew()
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[EntryTable]:
-        """Make an entry for every call in the block that can have one, and yield where they are.
+    def building(self, *, make_library: MakeLibrary | None = None) -> Iterator[RunningBuild]:
+        """Make an entry for every call in the block that can have one, and yield the build.
 
-        The calls are answered by the entries that are made for them. Compiles, with Inductor's
-        caches as they are: what level 1 has compiled before is not compiled again.
+        The new entries answer the calls. Compiles use Inductor's caches, so code that level 1 has
+        compiled is not compiled again. `make_library` is as for `RunningBuild`.
         """
-        from serve_warm.precompile.entries import EntryTable
+        from serve_warm.precompile.running_build import RunningBuild
 
-        table = self.being_built = self.active = EntryTable({}, {})
+        build = self.being_built = RunningBuild(make_library=make_library)
+        self._choose_active()
         try:
-            yield table
+            yield build
             for dispatcher in list(self.dispatchers):
-                dispatcher.withdraw_changed(table)
+                dispatcher.withdraw_changed(build.table)
         finally:
             self.being_built = None
-            self.active = self.loaded
+            self._choose_active()
+
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[None]:
+        """Count no call in the block, and do not log new kinds of calls."""
+        before = {each: each.counts() for each in list(self.dispatchers)}
+        self.is_probing = True
+        try:
+            yield
+        finally:
+            self.is_probing = False
+            for each in list(self.dispatchers):
+                each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return what became of the calls of all callables, those of one structure as one."""
+        """Return how the calls of all callables were answered; equal calls are added up."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo does while it traces that no guard holds: changes, hashes, the order of sets.
+"""Dependencies of a trace for which there is no guard: changes, hashes and the order of sets.
 
-Each hook is private to torch and says the versions that it was seen in.
+Each hook uses private code of torch, and names the versions in which it was seen.
 """
 
 from __future__ import annotations
@@ -10,46 +10,58 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
+from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.names import is_own
 
 
 @dataclass(frozen=True)
 class Unguarded:
-    """What a trace depended on without a guard of Dynamo's."""
+    """Everything that a trace depends on, but for which Dynamo has no guard."""
 
     guards: list[Guard] = field(default_factory=list)
-    """Guards in the place of those that are missing."""
+    """Guards that replace the missing ones."""
     refusals: list[str] = field(default_factory=list)
-    """What is in the graph and can be no fact."""
+    """Reasons to refuse the entry: parts of the graph that no fact can express."""
     results: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = field(
         default_factory=list
     )
-    """Functions whose result at the build is in the graph, by `assume_constant_result`; with their
-    arguments and what they returned."""
+    """Functions with `assume_constant_result`, whose result at the build is in the graph, with
+    arguments and results."""
+    lookups: dict[str, Lookups] = field(default_factory=dict)
+    """What the trace read of each dict, by the dict's path."""
+    dispatched: Dispatched = field(default_factory=Dispatched)
+    """The code of tensor subclasses that torch ran."""
 
 
 Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
-"""A class or module of Dynamo's, the name of a function in it, and what takes its place."""
+"""A Dynamo class or module, the name of a function in it, and the replacement."""
 
 
 @contextlib.contextmanager
 def all_guarded() -> Iterator[Unguarded]:
-    """Have Dynamo guard, or name, what it leaves out and may differ at a start (seen in 2.13)."""
+    """Make Dynamo guard or report dependencies that it omits but that may change (seen in 2.13)."""
     found = Unguarded()
     with contextlib.ExitStack() as undo:
-        replacements = (
-            *_guarding_keys(),
-            *_noting_tensors(found),
-            *_noting_sets(found),
-            *_noting_hashes(found),
-            *_noting_functions(found),
+        # Each generator wraps what the ones before it have put in place.
+        replacements = itertools.chain(
+            noting_lookups(found.lookups, _expression),
+            _guarding_keys(),
+            _noting_tensors(found),
+            _noting_same_objects(found),
+            _noting_sets(found),
+            _noting_hashes(found),
+            _noting_functions(found),
+            noting_dispatch(found.dispatched),
+            _limiting_steps(found),
         )
         for owner, name, function in replacements:
             undo.callback(_put_back(owner, name))
@@ -58,14 +70,14 @@ def all_guarded() -> Iterator[Unguarded]:
 
 
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
-    """Return how to undo the setting of an attribute, which may be that of a base class."""
+    """Return a function that undoes setting an attribute, which a base class may define."""
     if name in vars(owner):
         return functools.partial(setattr, owner, name, vars(owner)[name])
     return functools.partial(delattr, owner, name)
 
 
 def _guarding_keys() -> Replacements:
-    """Guard a key that a dict does not have, where that is a KeyError, and keys of a `__dict__`."""
+    """Guard lookups of missing dict keys, which raise KeyError, and the keys of a `__dict__`."""
     from torch._dynamo.variables import dicts
 
     of_dicts: Any = dicts.ConstDictVariable
@@ -80,14 +92,14 @@ def _guarding_keys() -> Replacements:
     yield of_dicts, name, getitem_const_raise_exception_if_absent
     of_objects: Any = getattr(dicts, "DunderDictVariable", None)  # from 2.13 on
     for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
-        if of_objects is not None:  # where they do nothing
+        if of_objects is not None:  # it installs no such guards
             yield of_objects, name, getattr(of_dicts, name)
 
 
 def _noting_tensors(found: Unguarded) -> Replacements:
-    """Note whether a weight requires grad, which TENSOR_MATCH has and its fact has not.
+    """Record reads of a weight's `requires_grad`, because a tensor's fact does not include it.
 
-    And that a storage is read, of which no check knows the size.
+    Also record reads of a storage, because checks do not include its size.
     """
     from torch._dynamo.variables import tensor
 
@@ -104,30 +116,54 @@ def _noting_tensors(found: Unguarded) -> Replacements:
         return read(self, tx)
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        found.refusals.append("it reads the storage of a tensor, which may be larger than that")
+        found.refusals.append("it reads a tensor's storage, which may be larger than the tensor")
         make_storage(self, *args, **kwargs)
 
     yield of_tensors, "method_attr_requires_grad", method_attr_requires_grad
-    # Not the method: 2.15 keeps its methods in a table of their own.
+    # Not the method: 2.15 keeps its methods in a separate table.
     yield of_storages, "__init__", make
 
 
+def _noting_same_objects(found: Unguarded) -> Replacements:
+    """Record two names of one object, one of which is global and the other is not.
+
+    Dynamo guards the first name only. It adds a guard for the second one if both names are global,
+    or neither (2.11 to 2.15).
+    """
+    from torch._dynamo.variables import builder
+
+    of_builder: Any = builder
+    make = of_builder.make_dupe_guard
+
+    def make_dupe_guard(second: Any, first: Any) -> Any:
+        guard = make(second, first)
+        if guard is None and first is not None and first != second:
+            keys: list[Any] = []
+            path, other = _expression(second, keys), _expression(first, keys)
+            found.guards.append(
+                Guard(path=path, kind="SAME_OBJECT", value=None, argument=other, keys=keys)
+            )
+        return guard
+
+    yield of_builder, "make_dupe_guard", make_dupe_guard
+
+
 def _noting_sets(found: Unguarded) -> Replacements:
-    """Note that a set is gone through: its order is in the graph, and in no guard."""
+    """Record iteration over a set, because its order is in the graph but not in a guard."""
     module: Any
     try:
         from torch._dynamo.variables import sets as module  # from 2.13 on
     except ImportError:
         from torch._dynamo.variables import dicts as module
-    # The base of all kinds is from 2.15 on.
+    # The common base class exists from 2.15 on.
     of_sets = getattr(module, "BaseSetVariable", None) or module.SetVariable
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def go_through(self: Any, tx: Any) -> Any:
             if self.python_type() in (set, frozenset) and len(self.items) > 1:
                 found.refusals.append(
-                    "it goes through a set, whose order is another one in each process: keep the "
-                    "items in a list, or as keys of a dict"
+                    "it iterates over a set, whose order differs in each process: keep the items "
+                    "in a list, or as keys of a dict"
                 )
             return original(self, tx)
 
@@ -139,10 +175,10 @@ def _noting_sets(found: Unguarded) -> Replacements:
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:
-    """Note that a forward asks for a hash or an id, which differ between processes.
+    """Record calls of `hash` or `id` in a forward, because their results differ between processes.
 
-    `inspect.unwrap` alone may: torch runs it where a forward sets a buffer, and it only compares
-    ids. Other code of torch and Python calls what a forward gives it: `sum(map(hash, names))`.
+    Only `inspect.unwrap` is allowed: torch runs it if a forward sets a buffer, and it only compares
+    ids. Other code of torch and Python may act on the user's values: `sum(map(hash, names))`.
     """
     from torch._dynamo.variables import builtin, constant
 
@@ -152,7 +188,7 @@ def _noting_hashes(found: Unguarded) -> Replacements:
 
     def note(tx: Any, name: str) -> None:
         if tx.f_code is not inspect.unwrap.__code__:
-            why = f"it computes with {name}(), which is another one in each process"
+            why = f"it computes with {name}(), which differs in each process"
             found.refusals.append(why)
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -176,7 +212,7 @@ def _has_steady_hash(argument: Any) -> bool:
 
 
 def _noting_functions(found: Unguarded) -> Replacements:
-    """Note results of `assume_constant_result`; guard what Python's library reads in `os`."""
+    """Record results of `assume_constant_result`, and guard reads in the module `os`."""
     from torch._dynamo import symbolic_convert
     from torch._dynamo.variables import functions
 
@@ -197,10 +233,48 @@ def _noting_functions(found: Unguarded) -> Replacements:
     yield of_globals, "is_stdlib", lambda module: is_stdlib(module) and module is not os
 
 
-def mark_of(value: Any) -> str:
-    """Return how a function is marked, where Dynamo does not look into it; empty elsewhere.
+STEPS = 64
+"""Most steps of a recurrent layer that a graph repeats. The code of each step is separate, so the
+compile of some hundred steps takes minutes."""
 
-    The names are those of `guard_facts.OPAQUE`. Private; the same from 2.11 to 2.13.
+
+def _limiting_steps(found: Unguarded) -> Replacements:
+    """Refuse long sequences of recurrent layers, for which torch repeats the code of a step.
+
+    An LSTM on a CPU is one operator of oneDNN. On a GPU, one call of cuDNN is much faster than a
+    graph of the steps.
+    """
+    from torch._decomp import decompositions
+
+    module: Any = decompositions
+
+    def limiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def go_through(inp: Any, *args: Any, **kwargs: Any) -> Any:
+            why = ""
+            if inp.device.type != "cpu":
+                why = "on a GPU, where one call of cuDNN is faster than a graph of its steps"
+            elif inp.shape[0] > STEPS:
+                why = f"with {inp.shape[0]} steps, and a graph repeats at most {STEPS}"
+            if why:
+                found.refusals.append(f"it has a recurrent layer {why}: {COMPILE_OTHERS}")
+                raise RuntimeError(found.refusals[-1])
+            return original(inp, *args, **kwargs)
+
+        return go_through
+
+    for name in ("one_layer_rnn", "one_layer_lstm"):
+        if hasattr(module, name):
+            yield module, name, limiting(getattr(module, name))
+
+
+COMPILE_OTHERS = "compile the parts before and after it, each by its name"
+"""What to do about a part of a model that has no graph."""
+
+
+def mark_of(value: Any) -> str:
+    """Return the mark of a function that prevents Dynamo from tracing it. Empty without a mark.
+
+    The marks are the keys of `guard_facts.OPAQUE`. Private; the same from 2.11 to 2.13.
     """
     from torch._dynamo import trace_rules
 
@@ -212,24 +286,27 @@ def mark_of(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def side_effects() -> Iterator[Mapping[str, None]]:
-    """Name what existed before and is changed by what is captured in the block, as it is found.
+def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
+    """Yield names of older objects that the code captured in the block changes.
 
-    Tensors' contents apart: those are changed in the graph. Known once a backend is called. Seen
-    in 2.11 to 2.13.
+    With each come the names of the attributes that it assigns; none if it changes anything else.
+
+    The mapping grows during the capture, and is complete once the backend is called. It leaves out
+    the contents of tensors, which the graph changes. Seen in 2.11 to 2.13.
     """
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.base import AttributeMutationNew
 
     kind: Any = SideEffects
     write = kind.codegen_update_mutated
-    changes: dict[str, None] = {}
+    changes: dict[str, Sequence[str]] = {}
 
     def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
         for variable in effects._get_modified_vars():
             is_new = isinstance(variable.mutation_type, AttributeMutationNew)
             if not is_new and not _ends_as_it_was(effects, variable):
-                changes[path_of(variable.source) or type(variable).__name__] = None
+                name = path_of(variable.source) or type(variable).__name__
+                changes[name] = _assigned_names(effects, variable)
         return write(effects, *args, **kwargs)
 
     kind.codegen_update_mutated = noting
@@ -239,17 +316,25 @@ def side_effects() -> Iterator[Mapping[str, None]]:
         kind.codegen_update_mutated = write
 
 
-def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Whether an object has at the end what it had before, as after a set and reset around a call.
+def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
+    from torch._dynamo.variables import UserDefinedObjectVariable
 
-    transformers does that around each forward (`CompileableContextVar`, 5.23).
+    if not isinstance(variable, UserDefinedObjectVariable) or _holds_others(effects, variable):
+        return ()
+    return list(map(str, effects.store_attr_mutations.get(variable, {})))
+
+
+def _ends_as_it_was(effects: Any, variable: Any) -> bool:
+    """Return whether an object ends with its original attributes, as after a set and reset.
+
+    transformers does this around each forward (`CompileableContextVar`, 5.23).
     """
     from torch._dynamo.variables import UserDefinedObjectVariable
 
     if type(variable) is not UserDefinedObjectVariable or _holds_others(effects, variable):
         return False
     now = effects.store_attr_mutations.get(variable, {})
-    # Dynamo writes into no object while it traces: this is what it had.
+    # Dynamo changes no object while it traces, so these are the original values.
     before = getattr(variable.value, "__dict__", {})
     return all(
         name in before and value.is_python_constant() and _same(value, before[name])
@@ -258,9 +343,10 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 
 
 def _holds_others(effects: Any, variable: Any) -> bool:
-    """Whether what an object holds beside its attributes was changed, such as the items of a list.
+    """Return whether contents of an object other than attributes changed, such as items of a list.
 
-    Asked of the object up to 2.14, by one name in 2.11 and by another in 2.13; 2.15 notes it.
+    Up to 2.14 the variable has a method for this, with different names in 2.11 and 2.13. 2.15 has a
+    flag.
     """
     for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
         modified = getattr(variable, name, None)
@@ -270,21 +356,21 @@ def _holds_others(effects: Any, variable: Any) -> bool:
 
 
 def _same(variable: Any, value: object) -> bool:
-    """Whether a constant is this very value; only of types whose values never change."""
+    """Return whether a constant is this very value; only for immutable types."""
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value
 
 
 def guard_from(entry: Any) -> Guard:
-    """Return a guard of Dynamo's as facts are made of it."""
+    """Return a Dynamo guard as a `Guard`, from which facts are made."""
     of_attribute = _of_attribute(entry)
     if of_attribute is not None:
         return of_attribute
     keywords: Mapping[str, Any] = getattr(entry.orig_guard.create_fn, "keywords", {})
     keys: list[Any] = []
     source = entry.orig_guard.originating_source
-    # Of a guard on the state of the process there is no path.
+    # A guard on the state of the process has no path.
     path = _expression(source, keys) if entry.name else ""
     about = keywords.get("attr", keywords.get("key", None))
     if "source_b" in keywords:
@@ -299,7 +385,7 @@ def guard_from(entry: Any) -> Guard:
 
 
 def _of_attribute(entry: Any) -> Guard | None:
-    """Turn a guard on an attribute's being there (2.11) into one on its owner (2.13), if it is one.
+    """Return a 2.11 guard on an attribute's presence in the 2.13 form, on its owner; else `None`.
 
     The attribute may be absent, and then its own path leads nowhere.
     """
@@ -307,7 +393,7 @@ def _of_attribute(entry: Any) -> Guard | None:
     named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
     if entry.guard_type != "HASATTR" or named:
         return None
-    while not hasattr(source, "member"):  # the kind of source that a module is wrapped in
+    while not hasattr(source, "member"):  # skip wrappers, such as a module's
         source = source.base
     owner = SimpleNamespace(**({source.member: None} if entry.has_value else {}))
     keys: list[Any] = []
@@ -316,9 +402,9 @@ def _of_attribute(entry: Any) -> Guard | None:
 
 
 def _expression(source: Any, keys: list[Any]) -> str:
-    """Return a source as Python; keys whose repr is none go into `keys` and are named by it.
+    """Return a source as Python; keys without a usable repr go into `keys` and are named there.
 
-    A source is a chain, each with its `base`, and the name of one holds that of its base.
+    Sources form a chain: each has a `base`, and its name contains the name of its base.
     """
     name = str(path_of(source))
     base = getattr(source, "base", None)
@@ -336,7 +422,7 @@ def _expression(source: Any, keys: list[Any]) -> str:
 
 
 def path_of(source: Any) -> str | None:
-    """Return the expression that a source of Dynamo's stands for, where it has one."""
+    """Return the Python expression of a Dynamo source, if it has one."""
     if source is None:
         return None
     name = source.name  # a method up to 2.11

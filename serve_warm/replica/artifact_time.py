@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The time of an artifact: whether a start takes one that is older than before, or soon too old."""
+"""Age checks of an artifact: whether this node has used a newer artifact, and when it expires."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) -> Callable[[], None]:
-    """Warn if an artifact is older than one before, or soon too old; return what notes it.
+    """Warn if an artifact is older than another that this node has used, or will soon be too old.
 
-    What is returned is called when the start has accepted it.
+    Returns a function that records the artifact's creation time. Call this function once the start
+    has accepted the artifact.
 
     Raises:
-        ArtifactRefused: `rollback`: it is older, or that cannot be told, and the policy is to
-            refuse that. It is closed.
+        ArtifactRefused: `rollback`: the policy refuses rollbacks, and the artifact is older or its
+            age cannot be compared. The artifact is closed.
     """
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)
@@ -36,30 +37,46 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
         fingerprint=manifest.fingerprint.key,
     )
     newest = seen.find_created(variant)
-    if newest is None and wanted.trust.rollback == "refuse":
-        pulled.close()
-        refusal = ArtifactRefused(
-            f"what this node knows of newer artifacts cannot be read or believed: {seen.folder}",
-            reason="rollback",
-            hint="make that folder private to this user, or name a private node_cache_dir; a "
-            f"damaged {variant.file_name} in it can be removed",
-        )
-        raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
+    if newest is None:
+        refusal = _refuse_without_mark(seen, variant)
+        if wanted.trust.rollback == "refuse":
+            pulled.close()
+            raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
+        warn(f"rollback: {refusal.message}")
     if newest is not None and manifest.created < newest:
         found = (
-            f"the artifact was created {manifest.created}, and this node took one of {newest} "
-            f"from {redact(pulled.store)} before: somebody removed that one"
+            f"the artifact was created {manifest.created}, but this node took one of {newest} "
+            f"from {redact(pulled.store)} before: somebody removed the newer one"
         )
         if wanted.trust.rollback == "refuse":
             pulled.close()
             refusal = ArtifactRefused(
                 found,
                 reason="rollback",
-                hint="build and push again; if going back was meant, remove "
-                f"{seen.folder / variant.file_name}, or set rollback to warn in the trust file",
+                hint="build and push again. To go back on purpose, remove "
+                f"{seen.folder / variant.file_name} and "
+                f"{seen.node_cache / variant.record_name}, or set rollback to warn in the trust "
+                "file",
             )
             raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
         warn(f"rollback: {found}")
     if ending := describe_end(wanted.trust, created=manifest.created):
         warn(ending)
     return functools.partial(seen.note, variant, manifest.created)
+
+
+def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:
+    if seen.was_removed(variant):
+        return ArtifactRefused(
+            f"this node's record of newer artifacts was removed: {seen.folder}",
+            reason="rollback",
+            hint="keep it on the volume of the node cache. If you removed it on purpose, remove "
+            f"{seen.node_cache / variant.record_name} too",
+        )
+    return ArtifactRefused(
+        f"this node's record of newer artifacts cannot be read or trusted: {seen.folder}",
+        reason="rollback",
+        hint="make that folder private to this user, or set a private node_cache_dir. If "
+        f"{variant.file_name} in it is damaged, remove it and "
+        f"{seen.node_cache / variant.record_name}",
+    )

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence that inputs reached compiled code: calls of their own, in the passes and in the proof.
+"""The compiled calls of each input, which show that the input reached compiled code.
 
-An input is proven by its own compiled calls (`serve_warm.compiler.evidence`). One that makes none,
-because a guard clause or a remembered answer comes first, is quiet as well, and proves nothing.
+The compiled calls that an input makes prove the input (`serve_warm.compiler.evidence`). If the
+handler returns early or returns a cached answer, the input does not reach the model. Such an input
+compiles nothing and proves nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from serve_warm.replica.input_calls import InputCalls
 from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
-"""Shortest and longest time without a replay, in which threads that call compiled functions for
-reasons of their own show themselves. In between it is as long as the slowest replay in doubt."""
+"""Minimum and maximum idle time, in seconds. While nothing is replayed, only threads that call
+compiled functions on their own make such calls. Between these limits, the idle time is as long as
+the slowest doubtful replay."""
 
 
 class CallEvidence:
-    """Compiled calls by input, and which inputs are proven by them."""
+    """The compiled calls of each input, and the inputs that these calls prove."""
 
     def __init__(
         self,
@@ -33,32 +35,32 @@ class CallEvidence:
         deadline: Deadline,
         has_compiled: Callable[[], bool],
     ) -> None:
-        # `has_compiled` is asked where no compiled call was seen: whether there is anything that an
-        # input could have called.
+        # Called only if no compiled call was made, to find out whether the app has compiled code.
         self._calls = calls
         self._progress = progress
         self._deadline = deadline
         self._has_compiled = has_compiled
         self.any_seen = False
-        """Whether anything compiled was called at all."""
+        """Whether any compiled function was called."""
         self.called_before: set[str] = set()
-        """Names of the inputs that made compiled calls in some pass before the proof."""
+        """Names of the inputs that made compiled calls in a pass before the proof."""
         self.of_last_pass: dict[str, Replayed] = {}
         """Compiled calls of each input in the last pass before the proof."""
         self.began_a_task = False
-        """Whether a task goes on that the last pass began. It carries the mark of the replay that
-        it was begun in, as that of `@serve.batch` does, so that its later calls are no replay's."""
+        """Whether a task of the last pass is still running, such as the task of `@serve.batch`.
+        Such a task keeps the mark of the replay that began it, so its later calls cannot be
+        assigned to another replay."""
         self.of_proof: dict[str, Replayed] = {}
-        """Compiled calls of the last proof pass, by input."""
+        """Compiled calls by input, in the last proof pass."""
         self._idle: list[set[int]] = []
-        """Threads that made compiled calls while nothing was replayed before the proof; empty if
-        nobody looked."""
+        """Threads that made compiled calls while nothing was replayed, before the proof. Empty
+        without an idle time."""
 
     async def require_calls(self) -> None:
-        """Take those inputs for not proven that made no compiled call in the proof.
+        """Mark inputs as not proven if they made no compiled call in the proof.
 
-        An app without anything compiled has nothing to call. Ranks count as one app: a call on any
-        of them is a call of the input.
+        An app without compiled functions needs no such calls. Ranks count as one app: a call on any
+        rank counts for the input.
         """
         progress, calls = self._progress, self.of_proof
         mine = {
@@ -87,26 +89,26 @@ class CallEvidence:
     def _why_no_call(self, name: str, beside: set[str]) -> str:
         if name in beside:
             return (
-                "makes no compiled call that can be told from those of other threads: they call "
-                "compiled functions while nothing is replayed, too, or did so only once; call the "
-                "model with `await self.on_model_thread(self.model, ...)`"
+                "makes no compiled call that can be distinguished from calls of other threads: "
+                "they call compiled functions while nothing is replayed too, or made only one "
+                "call; call the model with `await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (
-                "made no compiled call in the proof, and did in an earlier pass: its handler "
-                "remembers the answer; have the replay bypass that cache"
+                "made no compiled call in the proof, but did in an earlier pass: its handler "
+                "caches the answer;  make the replay bypass that cache"
             )
         return (
-            "makes no compiled call: its handler answers without the model; correct its arguments "
+            "makes no compiled call: its handler answers without the model; change its arguments "
             "so that they reach the model, or do not declare it"
         )
 
     async def stand_idle(self) -> None:
-        """Note who makes compiled calls while nothing is replayed, between last pass and proof.
+        """Record the threads that make compiled calls between the last pass and the proof.
 
-        Only where calls of the proof may be made beside it, by what the last pass has shown.
-        Together with both passes that tells calls for a replay from those of a thread with reasons
-        of its own, without one more pass.
+        This waits only if the last pass shows that other threads may make the calls of the proof.
+        The idle time and both passes together show whether a call belongs to a replay, or a thread
+        made it on its own. No extra pass is needed.
         """
         self._idle = []
         doubtful = [
@@ -114,7 +116,7 @@ class CallEvidence:
             for name, found in self.of_last_pass.items()
             if (found.own and self.began_a_task) or (found.beside and not found.own)
         ]
-        if not doubtful or not self._calls.is_alone:  # all ranks would have to stand idle at once
+        if not doubtful or not self._calls.is_alone:  # all ranks would have to be idle together
             return
         slowest_s = max(self._progress.steady_s.get(name, 0.0) for name in doubtful)
         with evidence.note_calls() as calls, calls.of_replay() as idle:
@@ -125,7 +127,7 @@ class CallEvidence:
         return min(max(slowest_s, IDLE_S[0]), IDLE_S[1], max(0.0, self._deadline.left()))
 
     def _find_confirmed(self, beside: set[str]) -> set[str]:
-        """Return the inputs whose calls came, stopped while nothing ran, and came again."""
+        """Return the inputs whose calls stopped during the idle time and then resumed."""
         if not self._idle:
             return set()
         [idle] = self._idle
@@ -141,10 +143,11 @@ class CallEvidence:
         return found
 
     async def _confirm(self, doubtful: Sequence[Input]) -> list[str]:
-        """Return the names of inputs whose calls stop while nothing is replayed, and come again.
+        """Return the names of inputs whose calls stop during idle time and then resume.
 
-        Threads of a pool, a thread that reads a queue and the task of `@serve.batch` do not carry
-        the mark of a replay. What they do for it ends with it, and is done at each replay.
+        Pool threads, a thread that reads a queue and the task of `@serve.batch` do not carry the
+        mark of a replay. The work that they do for a replay ends with the replay, and resumes with
+        each new replay.
         """
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)

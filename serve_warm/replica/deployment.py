@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mixin and the decorator that make a Serve deployment ready only when it is proven warm."""
+"""The mixin and the decorator that let a deployment become READY only when proven warm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from ray import serve
 from ray.serve._private.http_util import ASGIAppReplicaWrapper
 
-from serve_warm._public_names import public
+from serve_warm._package import public
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
@@ -25,14 +25,14 @@ Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
 ATTRIBUTE = "_serve_warm"
-"""Where an instance keeps its `ServeReplica`."""
+"""Name of the attribute where an instance keeps its `ServeReplica`."""
 
 
 @public
 class WarmupMixin:
-    """Makes a Serve deployment ready only when it is proven warm.
+    """Mixin that lets a Serve deployment become ready only when it is proven warm.
 
-    Put it among the bases of the class that `@serve.deployment` decorates and declare inputs:
+    Add this mixin to the bases of the class that `@serve.deployment` decorates, and declare inputs:
 
         @serve.deployment(ray_actor_options={"num_cpus": 1})
         class TextEmbedder(WarmupMixin):
@@ -44,25 +44,25 @@ class WarmupMixin:
             def warmup_inputs(self):
                 return shape_grid(self.embed, self.buckets)
 
-    It defines no `__init__`, `__call__` or `check_health`, because each of them changes what
-    Serve does with the class.
+    The mixin does not define `__init__`, `__call__` or `check_health`, because each of these
+    changes what Serve does with the class.
     """
 
     warmup_config: WarmupConfig = WarmupConfig()
-    """Settings in code; the environment and `user_config.warmup` are laid over them."""
+    """Settings in code. The environment and `user_config.warmup` override them."""
 
     warmup_trust: Trust | None = None
-    """Who may sign artifacts; `None` reads the machine's trust files."""
+    """Trust policy for artifacts. `None` uses the trust files of the machine."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the instance with the hook on it.
+        """Return the instance with the warm-up hook installed.
 
-        Torch's caches are private from here on, and an artifact that is configured is on its way.
+        From then on, torch's caches are private, and the configured artifact is being downloaded.
         """
         return _put_hook_on(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
-        """Return what to replay. May be `async def`; it runs once, after `__init__`."""
+        """Return the inputs to replay. Runs once, after `__init__`, and may be `async def`."""
         raise InputError(
             f"{type(self).__name__} declares no inputs",
             hint="define warmup_inputs(self), for example: "
@@ -70,11 +70,12 @@ class WarmupMixin:
         )
 
     async def warm_up(self) -> dict[str, Any]:
-        """Warm up now, or join the warm-up under way, or return at once when it is done.
+        """Warm up now, join a warm-up in progress, or return at once if it is done.
 
-        Returns the report as plain data. Anyone may await it, from any loop. In Serve the stage is
-        READY only when Serve has come to its own hook, after `__init__`: awaited inside one this
-        returns with the proof, in stage PROVING. What `__init__` does after it is not proven.
+        Returns the report as plain data. Any event loop may await this method. In Serve, the stage
+        becomes READY only when Serve calls its own hook, after `__init__`. If you await this method
+        inside `__init__`, it returns after the proof, in stage PROVING. Whatever `__init__` does
+        afterwards is not proven.
 
         Raises:
             WarmupFailed: the replica must not become ready.
@@ -83,31 +84,34 @@ class WarmupMixin:
         return (await replica_of(self).warm_up()).to_json()
 
     def warmup_report(self) -> dict[str, Any]:
-        """Return the report of this start until now, compiles in traffic included."""
+        """Return the report of this start so far, including compiles in traffic."""
         return replica_of(self).report().to_json()
 
     def warmup_requests(self) -> list[Input]:
-        """Return the inputs as data: targets by name, largest first, to be sent by a client."""
+        """Return the inputs for a client to send, largest first, with their targets by name."""
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
     async def warmup_artifact(self) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
 
-        Once per replica: torch's bytes of a second save cannot be loaded completely.
+        Works only once per replica, because torch cannot fully load the bytes of a second save.
+
+        Raises:
+            WarmupFailed: the replica has not warmed up, or was packed before.
         """
         return dict(await replica_of(self).pack())
 
     async def on_model_thread(self, fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Call `fn` on the replica's one model thread and return what it returns.
+        """Call `fn` on the replica's one model thread and return its result.
 
-        The thread lives as long as the replica, so whatever torch keeps per thread (CUDA
-        graphs, grad mode, autocast) is found again by the next call; and calls do not race in
-        Dynamo's lookup, because there is one at a time. Costs about 0.1 ms. Outputs are cloned
-        where CUDA graphs own them: the next call would overwrite them.
+        The thread lives as long as the replica, so later calls can use everything that torch stores
+        per thread (CUDA graphs, grad mode, autocast). Calls run one at a time, so two calls cannot
+        race in Dynamo's lookup. A call costs about 0.1 ms. Outputs that CUDA graphs own are cloned,
+        because the next call would overwrite the originals.
 
-        `torch.inference_mode()` and the like are the thread's: set them inside `fn`, not around
-        the `await`, where the model's thread does not see them.
+        Set `torch.inference_mode()` and similar modes inside `fn`, because such modes belong to a
+        thread. Modes set around the `await` do not affect the model thread.
         """
         return await replica_of(self).model_thread.run(fn, args, kwargs)
 
@@ -116,15 +120,16 @@ class WarmupMixin:
 def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
     """Add `WarmupMixin` to a class whose bases cannot be changed.
 
-    It goes *below* `@serve.deployment` and `@serve.ingress`. Settings are the fields of
-    `WarmupConfig`.
+    Put this decorator *below* `@serve.deployment` and `@serve.ingress`. Its settings are the fields
+    of `WarmupConfig`.
 
         @serve.deployment
         @warmup(artifact="./artifacts")
         class TextEmbedder(SomeoneElsesBase): ...
 
     Raises:
-        ConfigError: it stands above `@serve.deployment`, or a setting is unknown.
+            ConfigError: the decorator is above `@serve.deployment` or `@serve.ingress`, the target
+                is not a class, or a setting is unknown.
     """
 
     def decorate(cls: Class) -> Class:
@@ -143,7 +148,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
                 f"@warmup got {cls.__name__!r} after @serve.ingress",
                 hint="put @warmup below @serve.ingress",
             )
-        # What the class says itself stays where the decorator says nothing.
+        # The class's own settings stay unless the decorator overrides them.
         config = resolve(
             getattr(cls, "warmup_config", WarmupConfig()),
             user_config={"warmup": settings},
@@ -152,11 +157,11 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         )
 
         def new(derived: type, *args: Any, **kwargs: Any) -> Any:
-            # In the class itself, before the one of `cls`, which may call no super().
+            # Define it on the class itself, because `cls.__new__` may not call super().
             return _put_hook_on(super(decorated, derived).__new__, derived, args, kwargs)
 
-        # Module, qualified name and doc stay those of the class that was written: routes of a
-        # FastAPI app are found by the qualified name.
+        # Keep the module, qualified name and doc of the user's class: FastAPI routes are found by
+        # the qualified name.
         body = {
             "__new__": new,
             "__module__": cls.__module__,
@@ -174,8 +179,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
 def _put_hook_on(
     new: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make an instance by `new` and put the hook on it, once."""
-    # object's own takes no arguments where a class has an __init__ that does.
+    # object.__new__ rejects arguments if the class defines an __init__.
     instance = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
     if ATTRIBUTE not in instance.__dict__:
         replica = ServeReplica(instance)
@@ -187,7 +191,7 @@ def _put_hook_on(
 
 
 class _InitWatch(contextlib.AbstractContextManager[None]):
-    """Tells a replica what the block raises, and lets it pass."""
+    """Reports an exception raised in the block to a replica, without catching the exception."""
 
     def __init__(self, replica: ServeReplica) -> None:
         self._replica = replica
@@ -198,10 +202,11 @@ class _InitWatch(contextlib.AbstractContextManager[None]):
 
 
 def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
-    """Return the `__init__` of an instance that tells what it raises.
+    """Return an `__init__` for the instance that reports its exceptions.
 
-    Serve asks the instance for it (2.53 to 2.60), and a class that calls `super().__init__` does
-    not. Of an async one it has to be async, since Serve looks.
+    Serve looks up `__init__` on the instance (2.53 to 2.60); `super().__init__` calls bypass this
+    `__init__`. An async `__init__` needs an async replacement, because Serve checks whether it is
+    async.
     """
     init = type(instance).__init__
     if inspect.iscoroutinefunction(init):
@@ -222,6 +227,6 @@ def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
 
 
 def replica_of(instance: Any) -> ServeReplica:
-    """Return what serve_warm keeps of an instance."""
+    """Return the `ServeReplica` of an instance."""
     replica: ServeReplica = instance.__dict__[ATTRIBUTE]
     return replica

@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One replica in Ray Serve's life: the hook that Serve waits for, and what others see of it.
+"""One replica in Ray Serve's life cycle: Serve's start-up hook, and the replica's visible state.
 
-Serve calls `reconfigure(user_config, rank)` of a replica after `__init__`, lifespan and
-`servable_object`, before the first health check and before any router knows of the replica, and
-waits for it without a limit. That is where a warm-up belongs. It is called even without a
-`user_config` because the hook names `rank`. The hook is an attribute of the *instance*: the
-class keeps the user's own `reconfigure`, its `super()` calls and its place in the order of bases.
+After `__init__`, lifespan and `servable_object`, Serve calls a replica's `reconfigure(user_config,
+rank)` and waits for the call without a limit. The warm-up runs in this call, before any router
+knows the replica and before the first health check. Serve makes the call even without a
+`user_config`, because the hook has the parameter `rank`. The hook is an attribute of the
+*instance*, so the class keeps the user's own `reconfigure`, its `super()` calls and the order of
+its bases.
 
-`ReplicaContext._deployment_config` is private (seen in Ray 2.60): it has the user_config before
-`reconfigure` does.
+`ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute has the
+user_config before Serve passes it to `reconfigure`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from serve_warm import metrics, node
+from serve_warm._package import __version__
 from serve_warm._private_folders import state_folder
 from serve_warm._redaction import describe_error
-from serve_warm._version import __version__
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import WarmupConfig, resolve
+from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import read_rank
 from serve_warm.replica.journal import torch_version
@@ -45,6 +46,8 @@ from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
 from serve_warm.replica.raised_at import find_line
+from serve_warm.replica.readahead import Readahead
+from serve_warm.replica.seats import ReplicaSeats
 from serve_warm.replica.serve_calls import (
     CompileForbidden,
     ServeCalls,
@@ -57,6 +60,7 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
 if TYPE_CHECKING:
+    from serve_warm._seats import SeatUse
     from serve_warm.inputs import Input
     from serve_warm.precompile.entry_checks import Checks
     from serve_warm.trust import Trust
@@ -64,21 +68,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE_PERIOD_S = 0.2
-"""State files are written at most this often while inputs are replayed."""
+"""Minimum seconds between two writes of the state file while inputs are replayed."""
 
 END_LIMIT_S = 0.5
-"""How long the end of a blocked process waits for its state file."""
+"""How many seconds a blocked process waits for its state file before exiting."""
 
 WARMED: dict[str, str] = {}
-"""Class of the object that a replica of this process warms up, by the replica: one of each."""
+"""For each replica of this process, the class of the one object that the replica warms up."""
 
 
 class ReconfigureHook:
-    """What Serve finds as `reconfigure` of an instance.
+    """The callable that Serve finds as `reconfigure` of an instance.
 
-    An object, because Serve runs a plain function in a worker thread, and a coroutine function
-    would be wrong for the user's own calls: `self.reconfigure(config)` in `__init__` has to run
-    what the class defines, at once. Only Serve's calls name `rank` and no other keyword.
+    The hook is a callable object for two reasons. Serve would run a plain function in a worker
+    thread. And a coroutine function would break the user's own calls, because
+    `self.reconfigure(config)` in `__init__` must run the class's method at once. Only calls by
+    Serve have `rank` as their only keyword.
     """
 
     __signature__ = inspect.Signature(
@@ -92,7 +97,7 @@ class ReconfigureHook:
         self._replica = replica
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the hook for Serve, and the user's own method for anybody else."""
+        """Run the hook for Serve, and the user's own method for any other caller."""
         if len(args) == 1 and kwargs.keys() == {"rank"}:
             return self._replica.reconfigure(*args, **kwargs)
         owner = self._replica.owner
@@ -100,9 +105,9 @@ class ReconfigureHook:
 
 
 class ServeReplica(ServeCalls):
-    """One instance of the user's class, in a replica of Ray Serve or outside of any.
+    """One instance of the user's class, inside or outside a replica of Ray Serve.
 
-    It is the `Replica` that a warm-up asks.
+    This class implements the `Replica` protocol of a warm-up.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -110,12 +115,15 @@ class ServeReplica(ServeCalls):
         created_boot_s = node.boot_s()
         context = replica_context()
         self.in_serve = context is not None
+        self._seats = ReplicaSeats(environment()) if self.in_serve else None
         self.application = context.app_name if context else ""
         self.deployment = context.deployment if context else type(owner).__name__
         self.replica = context.replica_tag if context else ""
         self.unwatched_compiles_before = unwatched_compiles()
         self.model_thread = ModelThread(owner, is_starting=self._is_starting)
-        self._timeline = Timeline(spans_before(created_boot_s) if self.in_serve else ())
+        self._timeline = Timeline(
+            spans_before(created_boot_s, seat=self._seats.began_on_one) if self._seats else ()
+        )
         self._known = Report(
             application=self.application,
             deployment=self.deployment,
@@ -126,30 +134,33 @@ class ServeReplica(ServeCalls):
         self._warmup: Warmup | None = None
         self._lock = threading.Lock()
         self._packed = False
-        # Serve's replica context has the user_config before `__init__` runs: torch's caches can
-        # be pointed at a private directory before user code reads the variables.
+        # Serve's replica context has the user_config before `__init__` runs, so torch's caches
+        # get a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
         self._config = resolve(owner.warmup_config, user_config=declared)
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._init_failed: tuple[float, str] | None = None
-        """When `__init__` raised, of CLOCK_BOOTTIME, and what."""
+        """The CLOCK_BOOTTIME at which `__init__` raised, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
-        """When it became ready without a warm-up, of CLOCK_BOOTTIME and since the epoch."""
+        """The CLOCK_BOOTTIME and Unix time at which the replica became ready without a warm-up."""
         self._shown: ShownState | None = None
-        """Outside Serve nothing is shown."""
+        """The visible state of the replica; None outside Serve."""
         if self.in_serve:
             self._begin_in_serve()
 
     def _begin_in_serve(self) -> None:
         _claim(self.replica, type(self.owner).__name__)
         _log_through_serve()
-        # Before `__init__`, which may take minutes: this node has a replica that is not ready.
+        # Write the state before `__init__`, which may take minutes, so that the node shows a
+        # replica that is not ready.
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
             return
+        if self._config.readahead:
+            Readahead(self._config.readahead, timeline=self._timeline).begin()
         self._caches.begin()
-        # User code may compile in `__init__`, whatever it is told.
+        # User code may compile in `__init__` despite the documentation.
         keep_headers_private(self._config.headers)
         if self._config.cpu == "portable":
             pin_portable_cpu()
@@ -159,33 +170,37 @@ class ServeReplica(ServeCalls):
                 self._config,
                 deployment=self.deployment,
                 trust=self.trust(),
-                # As a rule its process group has the same order.
+                # The process group usually has the same order of ranks.
                 rank=None if gang is None else (gang.rank, gang.world_size),
                 timeline=self._timeline,
             )
             self._prefetch.begin()
 
     def note_init_raised(self, error: BaseException) -> None:
-        """Say FAILED, with what `__init__` raised and where: Serve's controller alone has that."""
+        """Enter FAILED with the error of `__init__`.
+
+        Serve itself reports this error only to its controller.
+        """
         if self._shown is None or self._warmup is not None:
-            return  # which has said it
+            return  # the warm-up reports its own errors
         where = find_line(error)
         text = f"__init__ raised {describe_error(error)}{f' ({where})' if where else ''}"
         self._init_failed = node.boot_s(), text
         logger.error("warm-up failed: %s", text)
-        self._shown.heartbeat.flush(END_LIMIT_S)  # the process ends in a moment
+        self._shown.heartbeat.flush(END_LIMIT_S)  # the process exits in a moment
 
     # The hook --------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
-        """Do what Serve would have done with the user's own `reconfigure`, then warm up once."""
-        # Once: Serve calls this again for each light update, also where warm-up is off.
+        """Call the user's own `reconfigure` as Serve would, and then warm up once."""
+        # Add the span only once: Serve also calls this for each light update, even if warm-up is
+        # off.
         if all(span.name != "__init__" for span in self._timeline.spans()):
             self._timeline.add("__init__", self._known.created_boot_s, node.boot_s())
         self._configure(user_config)
         if isinstance(user_config, dict) and "warmup" in user_config:
-            # What is left of a user_config that had only our key is none: the user's method
-            # was not called before the key was added, and is not now.
+            # If the user_config has only serve_warm's key, do not call the user's method: without
+            # this key, Serve would not call it either.
             rest = {key: value for key, value in user_config.items() if key != "warmup"}
             user_config = rest or None
         await self._users_reconfigure(user_config, rank)
@@ -194,12 +209,15 @@ class ServeReplica(ServeCalls):
             loop = asyncio.get_running_loop()
             self._shown.watch_loop(loop)
             self._become_ready()
+            if self._seats is not None and self._config.enabled:
+                names = {"application": self.application, "deployment": self.deployment}
+                self._seats.keep(self._config.seats, **names)
             if self._warmup is not None:
                 self._check_when_idle(self._warmup.checks, loop)
 
     def _become_ready(self) -> None:
-        # In Serve by the hook alone. Whoever awaits `warm_up()` before it, as an async `__init__`
-        # may, gets a proof; nobody is told that the replica serves before Serve has come this far.
+        # In Serve, only the hook calls this. An async `__init__` may await `warm_up()` earlier and
+        # get a proof, but only this makes the replica READY.
         if self._warmup is not None:
             self._warmup.become_ready()
         elif self._served_unwarmed is None:
@@ -223,8 +241,8 @@ class ServeReplica(ServeCalls):
             if self._shown is not None:
                 self._shown.configure(self._config)
             return
-        # A light update of a replica that serves: it is not warmed up again, and a mistake in
-        # it is no reason to stop serving.
+        # This is a light update of a serving replica. The replica does not warm up again, and a
+        # mistake in the update must not stop the replica from serving.
         try:
             later = resolve(self.owner.warmup_config, user_config=user_config)
         except ConfigError as error:
@@ -255,17 +273,17 @@ class ServeReplica(ServeCalls):
     # The warm-up -----------------------------------------------------------------------------
 
     async def warm_up(self) -> Report:
-        """Warm up now, or join the warm-up under way, and return its report."""
+        """Warm up now, or join a warm-up in progress, and return its report."""
         if not self._config.enabled:
             if self._prefetch is not None:
-                self._prefetch.drop()  # it was enabled when the class was instantiated
+                self._prefetch.drop()  # warm-up was enabled when the class was instantiated
             if not self.in_serve:
                 self._become_ready()
             return self.report()
         with self._lock:
             if self._task is None:
-                # One task that anybody can join, never a flag: a second call of Serve after a
-                # restart of its controller must wait, not pass.
+                # Use a task that callers can join, not a flag: after a restart of the controller,
+                # Serve's second call must also wait.
                 self._task = asyncio.get_running_loop().create_task(self._run())
         task = self._task
         if task.done():
@@ -280,7 +298,7 @@ class ServeReplica(ServeCalls):
 
     async def _run(self) -> None:
         config = self._config
-        # A gang without a process group computes nothing together.
+        # Replicas of a gang without a process group do not compute together.
         if config.ranks == "gang" and _gang() is not None and read_rank() is not None:
             config = config.model_copy(update={"ranks": "together"})
         self._warmup = warmup = Warmup(
@@ -302,45 +320,57 @@ class ServeReplica(ServeCalls):
         return self._task is None or not self._task.done()
 
     def _end_process(self) -> None:
-        """End this process, whose event loop is blocked; Serve starts another replica.
+        """End this process, whose event loop is blocked; Serve then starts another replica.
 
-        Called from a thread. `sys.exit` would end that thread alone, an exception cannot be raised
-        in the blocked one, and Ray's own ways to end an actor wait for its event loop.
+        Called from a thread. Nothing milder works: `sys.exit` would end only this thread, the
+        blocked thread cannot receive an exception, and Ray ends an actor only through its event
+        loop.
         """
         if self._shown is not None:
-            self._shown.heartbeat.flush(END_LIMIT_S)  # the reason, for whoever asks why
+            self._shown.heartbeat.flush(END_LIMIT_S)  # so that the state file contains the reason
         _flush_logs()
         os._exit(1)
 
     def report(self) -> Report:
-        """Return the report until now; an empty one before warm-up began, or without one."""
+        """Return the report so far; empty if no warm-up has begun."""
         if self._warmup is not None:
-            return self._warmup.report()
+            return dataclasses.replace(self._warmup.report(), seat=self._seat())
         config = self._config
         ready_boot_s, ready_unix = self._served_unwarmed or (node.boot_s(), None)
         stage, error = Stage.READY if self._served_unwarmed else Stage.PENDING, ""
         if self._init_failed is not None:
             (ready_boot_s, error), stage = self._init_failed, Stage.FAILED
+        configured = config.enabled and config.artifact is not None
+        is_decided = stage is Stage.READY or not configured
         return dataclasses.replace(
             self._known,
             stage=stage,
+            verdict=Verdict.OFF if is_decided else None,
             error=error,
             spans=self._timeline.spans(),
             doing="__init__" if stage is Stage.PENDING else "",
             elapsed_s=max(0.0, ready_boot_s - self._known.created_boot_s),
             ready_unix=ready_unix,
             deadline_s=config.deadline_s,
-            artifact_configured=config.enabled and config.artifact is not None,
+            artifact_configured=configured,
+            seat=self._seat(),
             versions=_versions() if self.in_serve else {},
         )
 
+    def _seat(self) -> SeatUse | None:
+        return self._seats.use(self._config.seats) if self._seats is not None else None
+
     @property
     def inputs(self) -> Sequence[Input]:
-        """What is replayed; empty before the warm-up has begun."""
+        """The inputs to replay; empty before the warm-up began."""
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
     async def pack(self) -> PackedReplica:
-        """Return fingerprint, raw parts and build facts, once."""
+        """Return the fingerprint, raw parts and build facts. Works once.
+
+        Raises:
+            WarmupFailed: the replica has not warmed up, or was packed before.
+        """
         warmup, report = self._warmup, self.report()
         if warmup is None or report.fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
@@ -357,32 +387,33 @@ class ServeReplica(ServeCalls):
             report=report.to_json(),
         )
 
-    # What a warm-up asks beside the calls ------------------------------------------------------
+    # The rest of the `Replica` protocol ---------------------------------------------------------
 
     def serving_threads(self) -> set[int]:
         """Return the native ids of the threads that live as long as the replica."""
-        # Called from the hook: on the user loop's thread.
+        # The hook calls this on the thread of the user's event loop.
         return {threading.get_native_id(), self.model_thread.native_id} - {0}
 
     def trust(self) -> Trust | None:
-        """Return who is trusted where the class says so, else `None`."""
+        """Return the class's own trust settings, or `None`."""
         trust: Trust | None = self.owner.warmup_trust
         return trust
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return what a request gets that would compile under `after_ready: forbid`."""
+        """Return the error for a request that would compile under `after_ready: forbid`."""
         return CompileForbidden(event)
 
 
 class ShownState:
-    """What others see of a replica: its state file, its metrics, and whether its loop runs."""
+    """The visible state of a replica: the state file, the metrics, and when the loop last ran."""
 
     def __init__(self, known: Report, config: WarmupConfig, report: Callable[[], Report]) -> None:
         self._known = known
         self._report = report
-        self._last_told = ((Stage.PENDING, Verdict.OFF), 0.0)
+        self._last_told: tuple[tuple[Stage, Verdict | None], float]
+        self._last_told = ((Stage.PENDING, None), 0.0)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that Serve calls the user's code on; None before its hook."""
+        """The event loop on which Serve calls the user's code; None before the hook runs."""
         self._loop_ran_s: float | None = None
         self.heartbeat = self._heartbeat(_state_directory(config))
 
@@ -397,22 +428,23 @@ class ShownState:
         )
 
     def configure(self, config: WarmupConfig) -> None:
-        """Have the state file where the configuration wants it, and no other."""
+        """Move the state file to the configured directory, if it changed."""
         directory = _state_directory(config)
         if self.heartbeat.directory != directory:
             self.heartbeat.stop()
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Show from now on when a loop ran last."""
+        """From now on, show when an event loop last ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:
-        """Return what is told of each change of the warm-up, whose metrics are exported from now.
+        """Return an observer of the warm-up, and export the metrics of the warm-up from now on.
 
-        A new stage is written and exported at once, and progress in one not too often. File and
-        metrics have a thread each, which goes on by itself every few seconds: that is all that
-        metrics have of progress.
+        A new stage is written to the file and exported at once. Progress within a stage is written
+        to the file at a limited rate. In addition, one thread writes the file and another exports
+        the metrics every few seconds. Progress within a stage reaches the metrics only through that
+        export.
         """
         sink = metrics.RaySink(self._report)
 
@@ -429,13 +461,13 @@ class ShownState:
         return told
 
     def _loop_last_ran_s(self) -> float | None:
-        """Return when the loop that serves requests last ran, and ask it to run again.
+        """Return the time at which the serving loop last ran, and schedule another run.
 
-        Serve asks nothing of it for minutes unless the user has a `check_health`, so that a handler
-        that blocks it looks healthy there.
+        Unless the user defines `check_health`, Serve may not use the loop for minutes. So Serve
+        considers a replica healthy even if its handler blocks the loop.
         """
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: the process is about to end
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits
                 self._loop.call_soon_threadsafe(self._loop_ran)
         return self._loop_ran_s
 
@@ -443,31 +475,35 @@ class ShownState:
         self._loop_ran_s = node.boot_s()
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the state file says, as of now; called by its own thread."""
-        report = self._report()
-        return {
-            "stage": report.stage.value,
-            "loop_boot_s": self._loop_last_ran_s(),
-            "verdict": report.verdict.value,
-            "degraded": list(report.degraded),
-            "inputs_expected": report.covered.expected,
-            "inputs_done": report.inputs_done,
-            "passes": report.passes,
-            "store": report.artifact.store if report.artifact else "",
-            "statement": report.artifact.statement if report.artifact else "",
-            "event": str(report.events[-1]) if report.events else "",
-            "error": report.error,
-            "doing": report.doing,
-            "fingerprint": report.fingerprint,
-            "spans": [[s.name, s.began_boot_s, s.seconds, s.beside] for s in report.spans],
-            "traced": report.traced,
-            "levels": report.levels,
-            "reason": report.artifact.reason if report.artifact else "",
-            "warnings": list(report.warnings),
-            "elapsed_s": report.elapsed_s,
-            "stage_seconds": report.stage_seconds,
-            "metrics": metrics.as_data(report),
-        }
+        """Return the current facts for the state file; called by the thread that writes it."""
+        return {**facts_of(self._report()), "loop_boot_s": self._loop_last_ran_s()}
+
+
+def facts_of(report: Report) -> dict[str, Any]:
+    """Return those facts of a report that the state file contains, as plain data for JSON."""
+    return {
+        "stage": report.stage.value,
+        "verdict": report.verdict.value if report.verdict else None,
+        "degraded": list(report.degraded),
+        "inputs_expected": report.covered.expected,
+        "inputs_done": report.inputs_done,
+        "passes": report.passes,
+        "store": report.artifact.store if report.artifact else "",
+        "statement": report.artifact.statement if report.artifact else "",
+        "event": str(report.events[-1]) if report.events else "",
+        "error": report.error,
+        "doing": report.doing,
+        "fingerprint": report.fingerprint,
+        "spans": [[s.name, s.began_boot_s, s.seconds, s.beside] for s in report.spans],
+        "traced": report.traced,
+        "levels": report.levels,
+        "reason": report.artifact.reason if report.artifact else "",
+        "warnings": list(report.warnings),
+        "seat": report.seat.text() if report.seat is not None else "",
+        "elapsed_s": report.elapsed_s,
+        "stage_seconds": report.stage_seconds,
+        "metrics": metrics.as_data(report),
+    }
 
 
 def _state_directory(config: WarmupConfig) -> Path:
@@ -479,7 +515,7 @@ async def _join(task: asyncio.Task[None]) -> None:
 
 
 def _gang() -> Any:
-    """Return what Serve says of the gang that this replica is in; `None` for one by itself.
+    """Return Serve's context of this replica's gang, or `None` without a gang.
 
     Ray 2.60 has gangs; 2.53 does not.
     """
@@ -487,36 +523,36 @@ def _gang() -> Any:
 
 
 def _claim(replica: str, name: str) -> None:
-    """Take note of the object that a replica warms up, and refuse a second one.
+    """Record the object that a replica warms up, and refuse a second one.
 
-    Serve waits for the one object that it calls, so that it would send requests before another is
-    warm. And both would have one process' caches, counts and stance, and one state file, by which
-    probes would know whichever was first.
+    Serve waits only for the object that it calls, so Serve would send requests before a second
+    object is warm. Two objects would also share the state file, and the caches, counts and stance
+    of the process.
     """
     first = WARMED.get(replica)
     if first is not None:
         raise ConfigError(
-            f"replica {replica} makes a {name}, and it has a {first} to warm up already",
+            f"replica {replica} makes a {name}, but already has a {first} to warm up",
             hint="Serve waits for the warm-up of one object: declare all inputs in the "
-            "warmup_inputs() of the class that is the deployment, and take WarmupMixin or @warmup "
-            "off the other one; or make that a deployment of its own",
+            "warmup_inputs() of the deployment class, and remove WarmupMixin or @warmup from the "
+            "other class; or make the other class a separate deployment",
         )
     WARMED[replica] = name
 
 
 def _versions() -> dict[str, str]:
-    """Return what runs here; without torch before it is imported."""
+    """Return the versions of the software in use; that of torch only once torch is imported."""
     return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 
 def _log_through_serve() -> None:
-    # A replica configures no logger but Serve's. Our lines belong into the replica's log file,
-    # the one that the dashboard links to.
+    # A replica configures only Serve's logger. The lines of serve_warm belong in the replica's log
+    # file, which the dashboard links to.
     logging.getLogger("serve_warm").parent = logging.getLogger("ray.serve")
 
 
 def _flush_logs() -> None:
-    """Have the last lines written: `os._exit` flushes nothing, and Serve buffers lines."""
+    """Write buffered log lines: Serve buffers lines, and `os._exit` does not flush them."""
     log: logging.Logger | None = logger
     while log is not None:
         for handler in log.handlers:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replays of single inputs on one rank: with compiling allowed, with it forbidden, out of memory.
+"""Replays of single inputs on one rank, with compiling allowed or forbidden.
 
-An input for which the GPU's memory does not suffice is left out, and named. Inputs come largest
-first, so that there is room for the others then.
+If the GPU runs out of memory for an input, that input is skipped and reported. The largest inputs
+are replayed first, so that they get the memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class InputCalls:
-    """Replays one input at a time, counting with `seen`, and notes in `progress` what came of it.
+    """Replays one input at a time, counts compiles with `seen`, and records results in `progress`.
 
-    Of several ranks this one agrees with the others before `deadline`.
+    Several ranks must agree before `deadline`.
     """
 
     def __init__(
@@ -48,22 +48,24 @@ class InputCalls:
         self._ranks = ranks
         self._deadline = deadline
         self.is_alone = ranks.size == 1
-        """Whether no other rank computes together with this one."""
+        """Whether this rank is the only one."""
 
     async def agree(self, what: str, mine: Any) -> list[Any]:
-        """Return what each rank says, as `Ranks.agree` does."""
+        """Return the answers of all ranks; see `Ranks.agree`."""
         return await self._ranks.agree(what, mine, timeout_s=max(0.1, self._deadline.left()))
 
     def forbidding(self) -> contextlib.AbstractContextManager[None]:
-        """Forbid compiling in the block, where this rank is alone."""
-        # Ranks only count. One that refuses to compile makes no further call, and the others wait
-        # for it in their collectives, or meet it in that of another input.
+        """Forbid compiling in the block if this rank is the only one."""
+        # Several ranks only count compiles. A rank that refused to compile would skip the rest of
+        # the call. Then other ranks would wait in a collective, or match the collectives of
+        # different inputs.
         return forbid() if self.is_alone else contextlib.nullcontext()
 
     async def replay(self, item: Input) -> float | None:
-        """Return the seconds of a replay; None for an input that is left out, now or before.
+        """Return the seconds of a replay, or None for a skipped input.
 
-        It is when memory does not suffice twice, the second time with all given back that is free.
+        An input is skipped if it runs out of memory twice. Cached memory is freed before the second
+        attempt.
         """
         if item.name in self._progress.left_out:
             return None
@@ -75,14 +77,15 @@ class InputCalls:
             if not self.may_be_left_out(error):
                 raise error
             why = describe_error(error.__cause__ or error)
-            # What it holds goes first: the frames that ran out of memory, with their tensors.
+            # First drop the error, which keeps alive the frames that ran out of memory, with their
+            # tensors.
             error = None
             cuda_graphs.free_memory()
         self._leave_out(item, why)
         return None
 
     async def prove(self, item: Input, calls: CompiledCalls) -> Replayed:
-        """Replay one input where compiling is forbidden, note the result, and return its calls."""
+        """Replay one input with compiling forbidden, record the result, and return its calls."""
         progress = self._progress
         alone = self.is_alone
         before = self._seen.counts()
@@ -96,15 +99,15 @@ class InputCalls:
         elif change.forbidden:
             why = f"would compile: {describe_last(self._seen)}"
         elif error is not None and self.may_be_left_out(error):
-            # Passes that follow a failed proof show whether it has to be left out.
-            why = f"memory does not suffice: {describe_error(error.__cause__ or error)}"
+            # The passes after a failed proof show whether the input must be skipped.
+            why = f"out of memory: {describe_error(error.__cause__ or error)}"
             error = None
             cuda_graphs.free_memory()
         elif error is not None:
             raise error
         elif not change.quiet:
             why = f"not quiet: {describe_counts(change)}"
-            if change.compiles:  # by any thread: the name tells whose it was
+            if change.compiles:  # compiles by any thread; the name shows which function compiled
                 why += f"; {describe_last(self._seen)}"
         if why:
             progress.proven.discard(item.name)
@@ -117,50 +120,50 @@ class InputCalls:
         return replayed
 
     def describe_eager(self) -> str:
-        """Return why an input is not proven that the recompile limit has made eager."""
+        """Return why an input is not proven if its code is eager due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
-            "runs eagerly, without a word from torch: there are more compiled variants than the "
+            "runs eagerly, and torch does not say so: there are more compiled variants than the "
             f"recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
             "or declare fewer shapes"
         )
 
     def may_be_left_out(self, error: ReplayFailed) -> bool:
-        """Return whether memory did not suffice, and the other inputs may go on."""
-        # Not on one of several ranks: the others are in the middle of the same call.
+        """Return whether the replay ran out of memory, and replays of other inputs can continue."""
+        # With several ranks they cannot, because the other ranks are in the middle of the same
+        # call.
         return self.is_alone and cuda_graphs.ran_out_of_memory(error)
 
     def _leave_out(self, item: Input, why: str) -> None:
-        """Note that memory does not suffice for an input, and raise where it does for none."""
+        """Record an input that ran out of memory; raise if every input did."""
         progress = self._progress
-        progress.left_out[item.name] = f"left out, memory does not suffice: {why}"
+        progress.left_out[item.name] = f"left out because memory ran out: {why}"
         if len(progress.left_out) == len(progress.inputs):
             raise ReplayFailed(
-                f"memory does not suffice for any of {len(progress.inputs)} inputs; the last was "
-                f"{why}",
-                hint="declare smaller inputs, or give the replica a GPU of its own",
+                f"all {len(progress.inputs)} inputs ran out of memory; the last error was {why}",
+                hint="declare smaller inputs, or give the replica a whole GPU",
                 stage=Stage.REPLAYING.value,
                 input=item.name,
             )
-        logger.warning("left out input=%r, memory does not suffice: %s", item.name, why)
+        logger.warning("left out input=%r because memory ran out: %s", item.name, why)
 
 
 def describe_counts(change: Counts) -> str:
-    """Return in words what was compiled, captured and built."""
+    """Return a text that lists compiles, captures and builds."""
     parts = {
         "compiles": change.compiles,
         "compiler runs": change.compiler_processes,
         "captures": change.captures,
         "eager runs before a capture": change.eager_runs,
         "kernels built": change.kernels,
-        "tunings": change.tunings,
-        "falls to eager": change.eager_falls,
+        "autotuning runs": change.tunings,
+        "fallbacks to eager": change.eager_falls,
     }
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"
 
 
 def describe_last(seen: Watch) -> str:
-    """Return in words what compiled last, and why; empty where nothing has."""
+    """Return a text about the last compile and its reason; empty if nothing compiled."""
     events = seen.events()
     if not events:
         return ""

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The stages PULLING, VERIFYING and LOADING: an artifact is put in place, or a start is cold.
+"""The stages PULLING, VERIFYING and LOADING: install an artifact, or start cold.
 
-Nothing of an artifact is executed before it is verified, and what was written is not built upon
-where loading fails.
+No code of an artifact runs before the artifact is verified. If loading fails, the files written so
+far are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from serve_warm._daemon_threads import begin
-from serve_warm._redaction import redact
+from serve_warm._redaction import join_lines, redact
 from serve_warm._store_address import is_relative
 from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.pull import Pulled, pull
@@ -35,12 +35,13 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
     WarmupFailed,
+    reword,
 )
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
 from serve_warm.replica.artifact_time import check_time
-from serve_warm.replica.journal import join_lines
+from serve_warm.replica.journal import Journal
 from serve_warm.replica.placement import put_in_place
 from serve_warm.replica.prepare import prepare_compiler
 from serve_warm.replica.timed_calls import Deadline
@@ -55,37 +56,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses between tries of a store that does not answer, the last one repeated, until
-`pull_deadline_s`. They stand here and not in Serve: a start that fails is begun anew at once."""
+"""Seconds to wait between retries if a store does not answer. The last wait repeats until
+`pull_deadline_s`. A start itself retries, because Serve would restart a failed start without a
+pause."""
 
 TRACE_LINES = 50
-"""Variants that a report lists; whoever may write to a store decides how many there are."""
+"""Maximum number of variants that a report lists: anyone who can write to a store can add more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What the stages of loading come to: what a start runs on, or why it runs on nothing."""
+    """The result of loading: the artifact that a start uses, or why the start uses none."""
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
-    """None where none is configured."""
+    """The artifact's use; None if no artifact is configured."""
     has_libraries: bool = False
-    """Whether it has libraries, and all of them can be used."""
+    """Whether the artifact has libraries, and all of them can be used."""
     missing: WarmupFailed | None = None
-    """What `on_missing: fail` says of a start in which nothing that compiles was found yet: it
-    holds once something has compiled."""
+    """The error of `on_missing: fail` for a start that has found no compiled code so far. This
+    error is raised once something compiles."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
-        """Whether the compiler was not imported yet, and something needs it after all."""
+        """Whether the start needs torch's compiler and has not imported it yet."""
         if compiles_with == "torch" or self.has_libraries:
             return False
-        # At a build, or where no library was loaded. Or a model is made later, and the artifact
-        # has something of it.
+        # The compiler is needed in a build, without loaded libraries, and if a model is created
+        # later for which the artifact has entries.
         return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
 class Loading:
-    """The stages of one start that load its artifact; `load` is its one verb."""
+    """The stages of one start that load the artifact; call `load`."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -96,11 +98,11 @@ class Loading:
         self._prefetched = start.prefetched
 
     async def load(self, prepared: Prepared, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Load the artifact that is configured, on all ranks or on none.
+        """Load the configured artifact, on all ranks or on none.
 
         Raises:
-            WarmupFailed: there is none, and the policy says that it must be.
-            CompilerMissing: something has to be compiled after all.
+            WarmupFailed: no artifact was found, and the policy requires one.
+            CompilerMissing: something must be compiled, and there is no compiler.
         """
         uri, loaded = self._config.artifact, Loaded()
         if uri is not None and prepared.fingerprint is not None:
@@ -118,11 +120,11 @@ class Loading:
         require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
-        """Refuse what was loaded, because its code raised, and have all compiled from here on.
+        """Refuse the loaded artifact, whose code raised, and compile everything from now on.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.
-            CompilerMissing: something has to be compiled, and there is no compiler.
+            CompilerMissing: something must be compiled, and there is no compiler.
         """
         self._put_aside(Verdict.REFUSED, refusal)
         self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
@@ -131,10 +133,10 @@ class Loading:
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Put aside what this rank has loaded, if another one has nothing; return what is left.
+        """Discard this rank's artifact if another rank has none, and return the result of loading.
 
-        Warm, it would wait in its first collective for as long as the other one compiles, and the
-        process group may end that first. All of them compiling takes no longer.
+        Otherwise a warm rank would wait in a collective while another rank compiles, and the
+        process group might time out. Compiling on all ranks takes no longer than compiling on one.
         """
         if ranks.size == 1:
             return loaded
@@ -145,10 +147,12 @@ class Loading:
         without = [rank for rank, reason in enumerate(reasons) if reason]
         if without and not mine:
             first = without[0]
-            error = ArtifactNotFound(
-                f"it is not used, since rank {first} of {ranks.size} has none: "
-                + reasons[first].splitlines()[0],
-                hint="publish one for each rank: all of them start warm, or none does",
+            error = self._missed(
+                ArtifactNotFound(
+                    f"not used, because rank {first} of {ranks.size} has none: "
+                    + reasons[first].splitlines()[0],
+                    hint="publish one for each rank: either all ranks start warm, or none",
+                )
             )
             loaded = self._put_aside(Verdict.MISS, error)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
@@ -166,27 +170,28 @@ class Loading:
             )
             pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
             journal.artifact = used = _use_of(uri, pulled)
-            note = check_time(pulled, wanted, journal.warn)
+            remember_newest = check_time(pulled, wanted, journal.warn)
             journal.enter(Stage.LOADING)
             hidden_s = taken.unpacked_early_s if taken else 0.0
             with journal.timed(Stage.LOADING, hidden_s=hidden_s), pulled:
                 unpacked = taken.directory if taken else None
                 has_libraries = await self._load_in_time(pulled, unpacked, deadline)
-        except (ArtifactNotFound, StoreError) as error:
+        except (ArtifactNotFound, StoreError) as miss:
+            error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
-                logger.info("no artifact, and nothing that compiles was found: %s", error.message)
+                logger.info("no artifact, and nothing compiled was found: %s", error.message)
                 missing = self._failure(Verdict.MISS, error, self._config.on_missing)
                 return replace(loaded, missing=missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
             return loaded
-        except ArtifactRefused as error:
-            loaded = self._put_aside(Verdict.REFUSED, error)
-            self._start_cold(Verdict.REFUSED, error, self._config.on_refused)
+        except ArtifactRefused as refusal:
+            loaded = self._put_aside(Verdict.REFUSED, refusal)
+            self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
             return loaded
-        # Until the replay has shown otherwise.
+        # This stays the verdict unless the replay finds compiles.
         journal.verdict = Verdict.FULL_HIT
-        note()
+        remember_newest()
         return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
 
     # Pulling --------------------------------------------------------------------------------------
@@ -194,7 +199,7 @@ class Loading:
     async def _pull(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
     ) -> tuple[Pulled, prefetch.Taken | None]:
-        """Return a verified artifact, and how it was taken if that was during `__init__`."""
+        """Return a verified artifact, with its `Taken` if it was pulled during `__init__`."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         given_up = threading.Event()
@@ -204,28 +209,31 @@ class Loading:
             pulled = (
                 taken.pulled
                 if taken
-                else await self._retry(limit, self._puller(uri, wanted, fingerprint, given_up))
+                else await _retry(
+                    journal, uri, limit, self._puller(uri, wanted, fingerprint, given_up)
+                )
             )
         except ServeWarmError:
             journal.add_time(Stage.PULLING, time.perf_counter() - start)
             raise
         finally:
-            # Also when the start itself is cancelled: nobody waits for a try that still runs.
+            # Do this even if the start is cancelled, because then nobody waits for a running pull.
             given_up.set()
+            journal.timeline.say("")
         elapsed_s = time.perf_counter() - start
         early = taken.early if taken else 0.0
         waited_s = pulled.verify_s * (1 - early)
         journal.add_time(
             Stage.PULLING, max(0.0, elapsed_s - waited_s), hidden_s=pulled.download_s * early
         )
-        journal.stay_in(Stage.VERIFYING)  # what was pulled during __init__ was verified there
+        journal.stay_in(Stage.VERIFYING)  # a prefetched artifact is already verified
         journal.add_time(Stage.VERIFYING, waited_s, hidden_s=pulled.verify_s * early)
         return pulled, taken
 
     def _puller(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, given_up: threading.Event
     ) -> Callable[[], Pulled]:
-        """Return what pulls once; it is called in a thread."""
+        """Return a function that pulls once; call that function in a thread."""
         loop = asyncio.get_running_loop()
 
         def verify() -> None:
@@ -250,38 +258,15 @@ class Loading:
     async def _take_prefetched(
         self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
-        """Return what was pulled during `__init__`, where that is what is wanted."""
+        """Return the artifact that was pulled during `__init__`, if it is still wanted."""
         if self._prefetched is None:
             return None
         taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
         if taken is None:
-            # Before it is looked for anew: it may hold the node's lock on what comes.
+            # Do this before the next pull, because the prefetch may hold the node's lock on the
+            # same artifact.
             self._prefetched.drop()
         return taken
-
-    async def _retry(self, limit: Deadline, pull_once: Callable[[], Pulled]) -> Pulled:
-        """Call `pull_once` in a thread until it gives something, or cannot, or time is up."""
-        tries = 0
-        while True:
-            self._journal.stay_in(Stage.PULLING)  # the try before may have come as far as unpacking
-            try:
-                return await _run_in_own_thread(pull_once, timeout_s=max(0.1, limit.left()))
-            except (asyncio.TimeoutError, TimeoutError) as error:
-                raise StoreError(
-                    f"{self._config.artifact}: nothing was pulled within {limit.seconds:.0f} s",
-                    hint="check that the store can be reached from this node, or raise "
-                    "pull_deadline_s",
-                ) from error
-            except StoreDenied:
-                raise
-            except StoreError as error:
-                pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
-                tries += 1
-                if limit.left() < pause_s:
-                    raise
-                # One clear line is written when it is given up; these are for a closer look.
-                logger.info("try=%d failed, again in %.1f s: %s", tries, pause_s, error.message)
-                await asyncio.sleep(pause_s)
 
     # Loading --------------------------------------------------------------------------------------
 
@@ -290,8 +275,8 @@ class Loading:
     ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
-        `unpacked` is where its part `cache` is unpacked already, if it is. Late, it raises, and
-        its thread ends at its next piece.
+        `unpacked` is the folder of the part `cache`, if already unpacked. After the deadline this
+        raises, and the loading thread stops at the next piece.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()
@@ -308,41 +293,46 @@ class Loading:
             warn=self._journal.warn,
             check_wanted=check_wanted,
         )
-        context = contextvars.copy_context()  # torch's settings are in it
+        context = contextvars.copy_context()  # with torch's settings
         loading = begin(lambda: context.run(load), name="serve_warm-load")
         try:
             return await asyncio.wait_for(asyncio.wrap_future(loading), limit_s)
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise StoreError(
-                f"{key}: it was not loaded within {limit_s:.0f} s",
-                hint="look for a slow disk under the folder for temporary files, or raise "
+                f"{key}: not loaded within {limit_s:.0f} s",
+                hint="check for a slow disk under the folder for temporary files, or raise "
                 "pull_deadline_s",
             ) from error
         finally:
             given_up.set()
 
+    def _missed(self, error: ServeWarmError) -> ServeWarmError:
+        """Return the error of a miss, with the folder that a relative path starts from."""
+        if not is_relative(str(self._config.artifact)):
+            return error
+        return reword(
+            error,
+            # Ray chooses a replica's working directory, which may not be the folder of the YAML.
+            f"{error.message}\n  {self._config.artifact} is a relative path, resolved against the "
+            f"replica's working directory {Path.cwd()}: name an absolute path or a bucket if the "
+            "artifact is elsewhere",
+            # Without a trace, the hint would recommend building into that folder.
+            hint=error.hint if error.trace else "",
+        )
+
     def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
-        """Forget what was loaded, and return what is left: the reason."""
+        """Discard what was loaded, and return the result with the reason."""
         journal = self._journal
-        if verdict is Verdict.MISS and is_relative(str(self._config.artifact)):
-            # Ray chooses the working directory of a replica: it need not be the one of the YAML.
-            error.message += (
-                f"\n  {self._config.artifact} is a relative path, resolved against the replica's "
-                f"working directory {Path.cwd()}: name an absolute path or a bucket if the "
-                "artifact is elsewhere"
-            )
-            if not getattr(error, "trace", ()):
-                error.hint = ""  # it would have one build into that folder
         journal.verdict = verdict
         journal.artifact = unused = ArtifactUse(
             store=redact(str(self._config.artifact)),
             source=kind_of(str(self._config.artifact)),
-            statement=getattr(error, "statement", "") if verdict is Verdict.REFUSED else "",
+            statement=error.statement if verdict is Verdict.REFUSED else "",
             reason=str(error),
             refused=error.reason if isinstance(error, ArtifactRefused) else "",
-            trace=_lines(getattr(error, "trace", ())),
+            trace=_lines(error.trace),
         )
-        # Whatever was written until now is not built upon.
+        # Do not use the files written so far.
         self._caches.begin_anew()
         isa_checks().give({})
         SESSION.unload()
@@ -363,10 +353,10 @@ class Loading:
     def _start_cold(
         self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]
     ) -> None:
-        """Say why this start compiles, or raise what the policy says."""
+        """Log why this start compiles, or raise if the policy is `fail`."""
         if (failure := self._failure(verdict, error, policy)) is not None:
             raise failure from error
-        # In one line: what was tried, what was found, what to do.
+        # Log one line that says what was tried, what was found and what to do.
         words = join_lines(str(error))
         fields = self._journal.log_fields("artifact", verdict=verdict.value, reason=words)
         why = f" reason={error.reason}" if isinstance(error, ArtifactRefused) else ""
@@ -382,24 +372,64 @@ def _use_of(uri: str, pulled: Pulled) -> ArtifactUse:
         stored_bytes=pulled.stored_bytes,
         raw_bytes=sum(pulled.chosen.manifest.part(name).raw_bytes for name in pulled.raw),
         downloaded_bytes=pulled.downloaded_bytes,
-        believed=pulled.chosen.believed.how,
-        signers=pulled.chosen.believed.signers,
+        believed=pulled.chosen.believed.verified.how,
+        signers=pulled.chosen.believed.verified.signers,
         trace=_lines(pulled.chosen.trace),
     )
 
 
 def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
-    """Return a line a variant, the accepted ones first, and no more than a report can hold."""
+    """Return one line for each variant, with accepted variants first.
+
+    Variants beyond `TRACE_LINES` are only counted.
+    """
     shown = sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]
     rest = len(trace) - len(shown)
     return (*map(str, shown), *([f"and {rest} more"] if rest else []))
 
 
-async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
-    """Return what `pull_once` gives; past the timeout it is left to end by itself.
+async def _retry(
+    journal: Journal, uri: str, limit: Deadline, pull_once: Callable[[], Pulled]
+) -> Pulled:
+    """Call `pull_once` in a thread until it returns, fails permanently, or time runs out."""
+    tries, began, last = 0, time.perf_counter(), ""
+    while True:
+        journal.stay_in(Stage.PULLING)  # the previous try may have reached a later stage
+        try:
+            return await _run_in_own_thread(pull_once, timeout_s=max(0.1, limit.left()))
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise StoreError(
+                f"{uri}: nothing was pulled within {limit.seconds:.0f} s{last}",
+                hint="check that the store can be reached from this node, or raise pull_deadline_s",
+            ) from error
+        except StoreDenied:
+            raise
+        except StoreError as error:
+            pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
+            tries += 1
+            if limit.left() < pause_s:
+                if tries == 1:
+                    raise
+                took_s = time.perf_counter() - began
+                text = f"{error.message} ({tries} tries in {took_s:.0f} s)"
+                raise reword(error, text, hint=error.hint) from error
+            last = f"; try {tries} failed: {error.message}"
+            # From the first failure on, the report shows why the start waits for the store.
+            logger.log(
+                logging.WARNING if tries == 1 else logging.INFO,
+                "the artifact was not pulled, try=%d, retrying in %.1f s: %s",
+                *(tries, pause_s, error.message),
+            )
+            journal.timeline.say(f"the store (try {tries} failed: {error.message})")
+            journal.tell()
+            await asyncio.sleep(pause_s)
 
-    Not in the event loop's own threads: those are the user's too, and one that hangs in a store
-    would be missing there.
+
+async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
+    """Return the result of `pull_once`. After the timeout, do not wait for the thread.
+
+    This does not use the thread pool of the event loop: user code shares that pool, and a thread
+    that hangs in a store would be missing from it.
     """
     pulling = begin(pull_once, name="serve_warm-pull")
     came = None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The model thread: one thread, as old as the replica, on which a model may be called."""
+"""The model thread: one thread for model calls that lives as long as the replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class ModelThread:
-    """The one thread of a replica for its model; it begins with the first call."""
+    """The replica's one thread for calls of its model, created on the first call."""
 
     def __init__(self, owner: Any, *, is_starting: Callable[[], bool]) -> None:
         self._owner = owner
@@ -29,16 +29,17 @@ class ModelThread:
         self._own_outputs = False
         self._asked_with_compiler = False
         self.executor: ThreadPoolExecutor | None = None
-        """None until something was called on it."""
+        """The executor with the thread; None before the first call."""
         self.native_id = 0
-        """Of the thread; 0 until something was called on it."""
+        """The thread's native id; 0 before the first call."""
 
     async def run(
         self, fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
-        """Call `fn` on the thread and return what it returns, copied where graphs own it."""
+        """Call `fn` on the model thread and return its result, copied if CUDA graphs own it."""
         executor = self.executor or self._begin()
-        # torch.*.config is per context: the model sees the request's, as it would inline.
+        # Settings in torch.*.config belong to a context. So the model sees the request's settings,
+        # as in a direct call.
         run = contextvars.copy_context().run
         call = functools.partial(self._then_clone, functools.partial(run, fn, *args, **kwargs))
         return await asyncio.get_running_loop().run_in_executor(executor, call)
@@ -52,13 +53,14 @@ class ModelThread:
             return self.executor
 
     def _then_clone(self, call: Callable[[], Result]) -> Result:
-        """Return what a call returned; copies, where the next call would overwrite it.
+        """Return the result of a call, copied if the next call would overwrite it.
 
-        On the model thread, where that next call comes.
+        The copy is made on the model thread, so it is complete before the next call.
         """
         result = call()
-        # Asked after the call, in the start after each: it may have loaded and compiled the model.
-        # And again when torch's compiler was imported, by a call that had no library.
+        # During the start, check after each call, because a call may load and compile the model.
+        # Check again once torch's compiler is imported, because a call without a library may have
+        # compiled.
         imported = is_imported()
         if self._is_starting() or imported != self._asked_with_compiler:
             self._asked_with_compiler = imported

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an artifact, from the caches and entries of a replica that has proven itself."""
+"""The raw parts of an artifact, packed from the caches and entries of a proven replica."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from serve_warm.replica.replay import Replay
 from serve_warm.report import Report
 
 LEVEL_PARTS = {2: "precompiled", 3: "exported"}
-"""The part of an artifact that has the entries of a level."""
+"""The name of the artifact part with the entries of each level."""
 
 ISA_FACT = "isa_checks"
-"""Name of the manifest fact that holds torch's ISA probe answers."""
+"""Name of the manifest fact with the answers of torch's ISA probe."""
 
 
 class PackedReplica(TypedDict):
-    """What a replica hands to the builder: plain data, which Ray carries between processes."""
+    """The data that a replica returns to the builder, as plain data that Ray can send."""
 
     fingerprint: dict[str, Any]
     parts: dict[str, bytes]
@@ -44,12 +44,12 @@ async def pack(
     has_profile: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
-    """Return the raw parts of an artifact, and what its manifest says about the build.
+    """Return the raw parts of an artifact and the build facts for its manifest.
 
-    Replays the inputs once more where something was handed to `serve_warm.compile`, and makes an
-    entry for each kind of call. `report` is that of the proof, `new_replay` gives a replay of the
-    same inputs. Once per process: torch's bytes of a second save cannot be loaded completely.
-    `say` is told what is under way.
+    If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
+    of call. `report` is the report of the proof; `new_replay` returns a replay of the same inputs.
+    Works once per process, because torch cannot fully load the bytes of a second save. `say`
+    receives the current step.
     """
     facts = dict(build_facts(report))
     if has_profile:
@@ -57,20 +57,22 @@ async def pack(
         await _compile_by_profile(new_replay())
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
-        with SESSION.building() as table:
+        with SESSION.building() as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
-            table.tell = _Steps(len(kinds), say).tell
+            build.tell = _Steps(len(kinds), say).tell
             if any(each.level == LIBRARY_LEVEL for each in list(SESSION.dispatchers)):
-                # Each is begun first, so that C++ compilers run while the next one is traced.
-                table.libraries = "begun"
+                # Begin all libraries first, so that C++ compilers run while the next library is
+                # traced.
+                build.libraries = "begun"
                 await new_replay().once()
-                table.libraries = "made"
+                build.libraries = "made"
             await new_replay().once()
-            # Once more: an entry that answers now is of a state that comes back, such as an
+            # Replay again. If an entry fits this time, its state occurs repeatedly, such as an
             # adapter that another input switches off.
-            say("looking at which entries last")
+            say("checking which entries last")
             await new_replay().once()
-            table.refuse_begun()
+            build.refuse_pending()
+        table = build.table
         for level, name in LEVEL_PARTS.items():
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
@@ -81,16 +83,16 @@ async def pack(
 
 
 class _Steps:
-    """Says which entry or library of how many is made."""
+    """Reports progress: the number of the current entry or library, and the total number."""
 
     def __init__(self, kinds: int, say: Callable[[str], None]) -> None:
         self._kinds = kinds
-        """Of calls that were seen until now. A build may see others."""
+        """Number of kinds of calls seen so far. A build may see more."""
         self._say = say
         self._done: Counter[str] = Counter()
 
     def tell(self, step: str) -> None:
-        """Say that the next one begins; a step is `trace`, `entry` or `library`."""
+        """Report the start of the next step: `trace`, `entry` or `library`."""
         self._done[step] += 1
         number, of = self._done[step], self._kinds
         if step == "library":
@@ -100,10 +102,11 @@ class _Steps:
 
 
 async def _compile_by_profile(replay: Replay) -> None:
-    """Compile what starts with this profile will: graphs that this one had no need of.
+    """Compile the graphs that later starts with this profile need but this start did not need.
 
-    With batches of 8 and 1, for example, the profile says that the batch changes, and the
-    first graph of such a start is one for all batches. Here it was one for 8.
+    For example, after batches of 8 and 1, the profile records that the batch size changes. A later
+    start then compiles its first graph for all batch sizes, but this start compiled its first graph
+    for 8.
     """
     seen = watch_process()
     of_traffic = seen.on_event, seen.forbidden
@@ -118,9 +121,9 @@ async def _compile_by_profile(replay: Replay) -> None:
 def pack_parts(
     cache_directory: Path, entries: Mapping[str, Mapping[str, bytes]] | None = None
 ) -> dict[str, bytes]:
-    """Return the raw parts of an artifact from this process' caches. Once per process.
+    """Return the raw parts of an artifact from this process's caches. Works once per process.
 
-    `entries` are the files of the parts that have some, by the part's name.
+    `entries` maps the name of each part with entries to its files.
     """
     parts = {"cache": pack_directory(cache_directory)}
     for name, files in (entries or {}).items():
@@ -137,7 +140,7 @@ def pack_parts(
 
 
 def build_facts(report: Report) -> Mapping[str, Any]:
-    """Return what a manifest says about the build, beside fingerprint and parts."""
+    """Return the build facts for a manifest, in addition to fingerprint and parts."""
     return {
         ISA_FACT: isa_checks().answers,
         "inputs": [result.name for result in report.inputs],

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The placement of a verified artifact: unpacked, its entries read, torch's bytes loaded.
+"""The installation of a verified artifact: unpack its files, read its entries, load torch's bytes.
 
-This runs code of the build, in a thread of its own that nobody may be waiting for any more. What it
-raises costs a start the artifact.
+Loading runs code from the build in a separate thread. The start may stop waiting for this thread.
+If the code raises, the start refuses the artifact.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def put_in_place(
 ) -> bool:
     """Load an artifact into this process, and return whether its libraries can be used.
 
-    `unpacked` is where its part `cache` is unpacked already, if it is. `check_wanted` is called
-    again and again, and ends this by what it raises.
+    `unpacked` is the folder of the part `cache`, if already unpacked. `check_wanted` is called
+    often, and raises to stop the work.
 
     Raises:
-        ArtifactRefused: something of it is damaged, or raised.
-        StoreError: it cannot be written, or nobody waits for it.
+        ArtifactRefused: a part is damaged, or code in the artifact raised.
+        StoreError: the artifact cannot be written to disk, or the start no longer waits.
     """
     chosen = pulled.chosen
     try:
@@ -62,22 +62,23 @@ def put_in_place(
     except ServeWarmError:
         raise
     except BaseException as error:
-        # torch's readers and the pickles of a build may raise anything, SystemExit too. Here it is
-        # nobody else's: a signal interrupts the main thread, and a start is cancelled on its loop.
+        # torch's readers and the pickles of a build may raise anything, even SystemExit. Every
+        # exception in this thread comes from these readers and pickles, because signals interrupt
+        # the main thread and cancellation happens on the loop.
         cause = loggable(error)
         logger.info("loading statement=%s raised", chosen.key, exc_info=cause)
-        what = f"loading it raised {describe_error(error)}"
+        what = f"loading the artifact raised {describe_error(error)}"
         raise refuse_broken(what, chosen.key, chosen.trace) from cause
     return has_libraries
 
 
 def refuse_broken(what: str, statement: str, trace: Sequence[Considered] = ()) -> ArtifactRefused:
-    """Return the refusal of an artifact whose code raised."""
+    """Return the error that refuses an artifact whose code raised."""
     refusal = ArtifactRefused(
         what,
         reason="broken",
         hint="build it again with this version of the app and of torch; `denied` in a trust file "
-        "keeps other replicas from trying this one",
+        "keeps other replicas from trying this artifact",
     )
     return with_trace(refusal, statement, tuple(trace))
 
@@ -85,19 +86,20 @@ def refuse_broken(what: str, statement: str, trace: Sequence[Considered] = ()) -
 def _place_cache(
     pulled: Pulled, unpacked: Path | None, caches: CompileCaches, check_wanted: Callable[[], None]
 ) -> None:
-    # Into a new directory: what user code made torch write into the present one stays out.
+    # Use a new directory: torch may have written into the current one for user code.
     directory = caches.begin_anew(unpacked)
     _private_folders.check_private(directory, "the directory that torch loads from")
     if CACHE not in pulled.raw:
         return
     if unpacked is None:
         prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
-    # The fingerprint was found equal by now: same CPU flags, compiler and torch. With torch's bytes
-    # alone stock torch is what is measured, and kernels are compiled anyway: the probe stays.
+    # The fingerprint matched, so CPU flags, compiler and torch are the same. With only torch's
+    # bytes, kernels are compiled anyway and the benchmark compares with stock torch, so keep the
+    # probe.
     answers = pulled.chosen.manifest.facts.get(ISA_FACT)
     defer_precompiled_headers()
-    # Of another shape where another release built it: then the probe runs. So it does where the
-    # compiler may be another one, since libraries need none.
+    # The probe also runs if another release wrote the facts in another format, or if the compiler
+    # may differ because libraries need no compiler.
     compiler_is_the_same = pulled.chosen.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
     if isinstance(answers, dict) and compiler_is_the_same:
         isa_checks().give({str(k): bool(v) for k, v in answers.items()})
@@ -113,7 +115,8 @@ def _load_entries(
     with _private_folders.temporary_folder() as scratch:
         for name in names:
             if name == EXPORTED:
-                # For as long as the process: a library is opened when something first fits.
+                # Keep the folder as long as the process lives, because a library is opened when a
+                # call first matches it.
                 folder = private_directory()
             else:
                 folder = scratch / name
@@ -125,13 +128,13 @@ def _load_entries(
     try:
         check_wanted()
     except StoreError:
-        SESSION.unload()  # the start has gone on without it
+        SESSION.unload()  # the start continued without it
         raise
     if SESSION.loaded is not None and SESSION.loaded.broken:
         what = f"loading an entry raised {SESSION.loaded.broken}"
         raise refuse_broken(what, pulled.chosen.key, pulled.chosen.trace)
     if why:
-        warn(f"not all entries can be used, and Dynamo traces calls: {why}")
+        warn(f"not all entries can be used, so Dynamo traces calls: {why}")
     return EXPORTED in names and not why
 
 

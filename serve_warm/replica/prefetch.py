@@ -1,19 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What of a start is done before `__init__` ends: an artifact is pulled, the compiler is imported.
+"""The work of a start during `__init__`: pulling the artifact and importing the compiler.
 
-Both run in daemon threads from the moment the user's class is instantiated, and are a gift: what
-is not done, failed, or turns out not to be wanted is done by the start itself, as if nothing had
-been tried. No trust is given in advance either: signatures and digests are checked by the same
-code with the same trusted keys, and nothing is loaded before the start accepts it.
+Pulling and importing run in daemon threads, once the user's class is instantiated. Best effort: if
+the work is unfinished, failed or not wanted, the start does it again from the beginning.
+Prefetching does not weaken trust. The same code checks signatures and digests with the same keys,
+and nothing is loaded before the start accepts the artifact.
 
-What is really hidden: the network, hashing, decompression and writing hold no GIL, so they run
-beside whatever `__init__` does. Importing is Python code. It is hidden while `__init__` waits, or
-reads and copies weights in C++; beside Python code the two take turns, and nothing is gained.
+Downloading, hashing, decompressing and writing release the GIL, so this work runs in parallel with
+`__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
+reads and copies weights in C++. If `__init__` also runs Python code, the two take turns, which
+saves nothing.
 
-Nothing here asks CUDA for its devices before user code has: the first question fixes which there
-are, and `__init__` may yet set `CUDA_VISIBLE_DEVICES`. Importing Inductor asks (torch 2.11,
-`torch/_inductor/runtime/benchmarking.py`), importing Dynamo does not.
+Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
+and `__init__` may still set `CUDA_VISIBLE_DEVICES`. Importing Inductor queries CUDA devices (torch
+2.11, `torch/_inductor/runtime/benchmarking.py`); importing Dynamo does not.
 """
 
 from __future__ import annotations
@@ -34,12 +35,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from serve_warm import _private_folders
+from serve_warm._spans import COMPILER, SHOWN_S
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.manifest import CACHE
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.compiler import triton_kernels
-from serve_warm.compiler.background_import import Turns, import_compiler, import_dynamo, is_imported
+from serve_warm.compiler.background_import import (
+    COMPILER_MODULES,
+    Turns,
+    import_compiler,
+    import_dynamo,
+    is_imported,
+)
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
@@ -62,17 +70,21 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.02
 
 LOOK_S = 2.0
-"""How long the import of the compiler waits to hear what is in the store. Nearly always it is some
-milliseconds; a store that does not answer is no reason to have nothing done."""
+"""Seconds that the import of the compiler waits for the store's list of artifacts. A store usually
+answers in milliseconds. If the store does not answer, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
-"""Factors that `__init__` makes. The others are read as they are before it; where it changes one
-(threads, the default dtype) another variant fits, and what was fetched is thrown away."""
+"""Factors that `__init__` sets. Other factors are read before `__init__`. If `__init__` changes one
+of the other factors (threads, the default dtype), another variant fits, and the fetched variant is
+discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a start pulls, from where and at whose word: two equal ones pull the same."""
+    """A request for an artifact: the deployment, the store and the trust.
+
+    Equal requests pull the same artifact.
+    """
 
     uri: str
     deployment: str
@@ -83,29 +95,33 @@ class Wanted:
 
     @classmethod
     def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> Wanted:
-        """Return what `config.artifact` asks for; `trust` is what the code says, if anything.
+        """Return the request for the artifact in `config`.
+
+        `trust` is the trust setting in code, if any.
 
         Raises:
-            ArtifactRefused: `no_trust`: the machine's trust files cannot be used.
+            ArtifactRefused: `bad_trust_file`: a trust file of the machine cannot be used.
         """
         try:
             files = load_trust()
         except ConfigError as error:
-            # One bad trust file may not take a fleet down, nor let anything in.
-            raise ArtifactRefused(error.message, reason="no_trust", hint=error.hint) from error
+            # A bad trust file must not stop a fleet, but no artifact may be loaded.
+            raise ArtifactRefused(
+                error.message, reason="bad_trust_file", hint=error.hint
+            ) from error
         folder = config.node_cache_dir
         return cls(
             uri=str(config.artifact),
             deployment=deployment,
             parts=config.parts,
-            # What the operators of the machine deny holds for what the code trusts, too.
+            # The deny-list in the trust files of the machine also applies to trust in code.
             trust=files if trust is None else trust | files.limits,
             node_cache_dir=default_root() if folder is None else Path(folder),
             node_cache_max_bytes=config.node_cache_max_bytes,
         )
 
     def node_cache(self) -> NodeCache:
-        """Open the cache of this node; use it in a `with`.
+        """Open the node cache; use it in a `with` block.
 
         Raises:
             ArtifactRefused: `unsafe_directory`.
@@ -118,40 +134,40 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """An artifact that was pulled before the app was known. Use it up, or `discard` it."""
+    """An artifact that was pulled before the app was known. Either use it or call `discard`."""
 
     wanted: Wanted
     store: Store
     found: pull.Found
     pulled: pull.Pulled
     directory: Path | None
-    """Where its part `cache` is unpacked, private and used by nobody; None where it is not."""
+    """Private folder with the unpacked part `cache`, not in use yet; None if not unpacked."""
     unpack_s: float
     waited_s: float = 0.0
-    """How long a start had to wait for it; nothing where it was there before it was asked for."""
+    """How many seconds a start waited for the artifact; 0 if the artifact was ready before."""
 
     @property
     def early(self) -> float:
-        """The share of its work that was over before a start waited for it."""
+        """Share of the work (0 to 1) that was finished before a start waited for the artifact."""
         work_s = self.pulled.download_s + self.pulled.verify_s + self.unpack_s
         return max(0.0, 1.0 - self.waited_s / work_s)
 
     @property
     def unpacked_early_s(self) -> float:
-        """Seconds of unpacking that were over before a start waited for it."""
+        """Seconds of unpacking that were finished before a start waited for the artifact."""
         return self.unpack_s * self.early
 
     def discard(self) -> None:
-        """Close its files and remove its directory."""
+        """Close the files of the artifact and remove its folder."""
         self.pulled.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Prefetch:
-    """The work that one start has done for it while `__init__` runs: `begin()` once.
+    """The work that runs for one start during `__init__`: call `begin()` once.
 
-    Then, in the start: `init_ended()`, `taken(...)` at most once, and in any case `drop()`.
+    The start then calls `init_ended()`, `taken(...)` at most once, and always `drop()`.
     """
 
     def __init__(
@@ -164,7 +180,7 @@ class Prefetch:
         driver: Sequence[Path] = NVIDIA,
         timeline: Timeline | None = None,
     ) -> None:
-        """`rank`, and how many there are, is what the process group will say, if that is known."""
+        """`rank` is the rank and group size that the process group will report, if known."""
         self._has_driver = any(path.exists() for path in driver)
         self._config = config
         self._deployment = deployment
@@ -174,34 +190,34 @@ class Prefetch:
         self._ended_at = 0.0
         self._given_up = threading.Event()
         self._taken: Future[Taken | None] = Future()
-        # Nobody who waits for it can cancel it from here on.
+        # From now on, a waiting caller cannot cancel the future.
         self._taken.set_running_or_notify_cancel()
         self._handed_over = False
         self._spans: list[_Span] = []
         self._timeline = timeline or Timeline()
         self._imported_under: str | None = None
         self.imported_compiler = False
-        """Whether torch's compiler was imported here, and not by the app."""
+        """Whether this module, not the app, imported the compiler."""
         self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
-        """What the believed artifacts of this deployment were built from."""
+        """What the trusted artifacts of this deployment were built from."""
         self._looked = threading.Event()
-        """Set once the store was asked."""
+        """Set once the store has answered or failed."""
 
     def begin(self) -> None:
-        """Start, and return at once. Nothing that happens here is raised anywhere."""
-        turns = Turns()
-        # A daemon: where __init__ fails, the process ends without waiting for a store.
+        """Start the work and return at once. Errors are logged, never raised."""
+        turns = Turns(tell=self._note_import)
+        # A daemon thread: if __init__ fails, the process ends without waiting for a store.
         threading.Thread(
             target=self._run, args=(turns,), name="serve_warm-prefetch", daemon=True
         ).start()
 
     def init_ended(self) -> None:
-        """Say that the user's `__init__` is over: nothing here waits for what it does any more."""
+        """Report the end of the user's `__init__`, so that the work no longer waits for it."""
         self._ended_at = time.perf_counter()
         self._init_ended.set()
 
     def drop(self) -> None:
-        """End what is under way, and throw away what nobody took."""
+        """Stop the work, and discard the artifact if the start did not use it."""
         self._init_ended.set()
         self._given_up.set()
         if not self._handed_over:
@@ -210,15 +226,16 @@ class Prefetch:
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of importing and of reading the machine that had passed when `__init__` ended."""
+        """Seconds spent on importing and on reading machine facts before `__init__` ended."""
         end = self._ended_at
         return sum(max(0.0, min(span.ended or end, end) - span.began) for span in self._spans)
 
     @property
     def set_too_late(self) -> Sequence[str]:
-        """Variables of torch's compiler that `__init__` set after it had been imported here.
+        """Variables of torch's compiler that `__init__` set after this import.
 
-        torch reads them when it is imported. Without us that may have been later.
+        torch reads such variables when it is imported. Without the prefetch, this import might have
+        been later.
         """
         if self._imported_under is None:
             return ()
@@ -229,10 +246,10 @@ class Prefetch:
     async def taken(
         self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
     ) -> Taken | None:
-        """Return what was pulled, once it is, if a pull of `wanted` would take just that now.
+        """Wait for the artifact; return it if a pull of `wanted` would still choose it.
 
-        The choice among the statements that were found is made again in full: all factors, the
-        deny-list, the age. None for whatever else has become of it.
+        This repeats the full choice among the found statements: all factors, the deny-list, the
+        age. Returns None in every other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:
@@ -245,7 +262,7 @@ class Prefetch:
         pulled = pull.confirm(
             taken.pulled, taken.found, fingerprint=fingerprint, trust=wanted.trust
         )
-        # A folder is named relative to the working directory, which __init__ may have changed.
+        # A relative path depends on the working directory, which __init__ may have changed.
         if pulled is None or open_store(wanted.uri).uri != taken.store.uri:
             return None
         self._handed_over = True
@@ -256,7 +273,7 @@ class Prefetch:
     def _run(self, turns: Turns) -> None:
         try:
             self._begin_pull(turns)
-            # Libraries are to be loaded without it, and there may be nothing else.
+            # Libraries load without the compiler, and the store may have only libraries.
             self._looked.wait(LOOK_S)
             if self._found == "libraries":
                 return
@@ -265,23 +282,29 @@ class Prefetch:
                     self._import()
             with turns.alone(self._devices_are_chosen, given_up=self._init_ended) as mine:
                 if mine:
-                    with self._span("torch's compiler"):
+                    with self._span(COMPILER):
                         import_compiler()
         finally:
             turns.end()
 
+    def _note_import(self, name: str, began_boot_s: float, ended_boot_s: float) -> None:
+        """Record an import of torch's compiler by user code in the timeline."""
+        if name.startswith(COMPILER_MODULES) and ended_boot_s - began_boot_s >= SHOWN_S:
+            self._timeline.add(COMPILER, began_boot_s, ended_boot_s)
+
     def _will_compile(self) -> bool:
-        """Whether torch is there, and something will be compiled or loaded that needs Dynamo."""
+        """Whether torch is imported, and something will be compiled or needs Dynamo to load."""
         if "torch" not in sys.modules:
             return False
-        # torch.compile imports Dynamo. An app that calls neither pays for nothing.
+        # torch.compile imports Dynamo. An app without torch.compile and serve_warm.compile pays
+        # nothing.
         compiles = is_imported() or (SESSION.has_callables() and not SESSION.has_libraries_only())
         return self._found == "levels 1 and 2" or compiles
 
     def _begin_pull(self, turns: Turns) -> None:
         store = None
         try:
-            # The package of a store is imported like torch's compiler: not beside user code.
+            # Import a store's package in turns with user code, like torch's compiler.
             with turns.alone(lambda: True, given_up=self._init_ended, quiet_s=0.0) as mine:
                 if mine:
                     store = open_store(str(self._config.artifact))
@@ -300,11 +323,11 @@ class Prefetch:
         self.imported_compiler = not is_imported()
         if "torch._inductor.config" not in sys.modules:
             self._imported_under = torch_environment(environment())
-        with self._span("torch's compiler"):
+        with self._span(COMPILER):
             import_dynamo()
 
     def _devices_are_chosen(self) -> bool:
-        """Whether user code has initialised CUDA, or there is none to initialise."""
+        """Whether user code has initialized CUDA, or the machine has no CUDA to initialize."""
         torch: Any = sys.modules.get("torch")
         return not self._has_driver or (
             torch is not None and (torch.version.cuda is None or torch.cuda.is_initialized())
@@ -318,14 +341,14 @@ class Prefetch:
         except ServeWarmError as error:
             _log(error)
         finally:
-            # What is not ours is shown as of any thread, and the start meets it again.
+            # Python prints other errors, as in any thread. The start will run into the same errors.
             self._note_found(None)
             self._taken.set_result(taken)
 
     def _note_found(self, found: pull.Found | None) -> None:
-        """Note whether something was found, and whether it needs torch's compiler."""
+        """Record whether a trusted artifact was found, and whether it needs torch's compiler."""
         if not self._looked.is_set():
-            if found is not None and any(each.believed for each in found.statements):
+            if found is not None and any(each.readable for each in found.statements):
                 self._found = "libraries" if pull.only_libraries(found) else "levels 1 and 2"
             self._looked.set()
 
@@ -344,8 +367,8 @@ class Prefetch:
         chosen = pull.expect(
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
-        if chosen is None:
-            logger.info("nothing in %s is fetched before __init__ ends: none fits", store.uri)
+        if isinstance(chosen, str):
+            logger.info("nothing in %s is fetched during __init__: %s", store.uri, chosen)
             return None
         with wanted.node_cache() as cache:
             pulled = pull.take(
@@ -354,13 +377,14 @@ class Prefetch:
         began = time.perf_counter()
         directory = None
         if CACHE in pulled.raw:
-            # Not the one that torch is pointed at: what user code compiles now stays out of it.
+            # Use another directory than torch's current one, because code that user code compiles
+            # now must not get in here.
             new = private_directory()
             try:
                 unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)
                 directory = new
             except ServeWarmError as error:
-                # The start tries it again, and what is wrong is said there.
+                # The start will try again and report the error.
                 _log(error)
         return Taken(
             wanted=wanted,
@@ -376,10 +400,10 @@ class Prefetch:
             raise StoreError("nobody waits for this artifact any more")
 
     def _here(self) -> Fingerprint:
-        """Read this machine and what the app has set until now, on a thread like those of Serve."""
+        """Read the machine's facts and the app's settings so far, on a thread like Serve's."""
         while "torch" not in sys.modules and not self._init_ended.wait(POLL_S):
             pass
-        # Waits for whoever is in the middle of importing it.
+        # This waits if another thread is importing the module.
         importlib.import_module("torch")
         while not self._devices_are_chosen() and not self._init_ended.wait(POLL_S):
             pass
@@ -401,21 +425,23 @@ class Prefetch:
 
 @dataclass(kw_only=True)
 class _Span:
+    """The beginning and end of a part of the work."""
+
     began: float
     ended: float | None = None
-    """None while it is under way."""
+    """The end of the work; None while the work runs."""
 
 
 def unpack(
     raw: BinaryIO, directory: Path, *, check_wanted: Callable[[], None] = lambda: None
 ) -> None:
-    """Write what was packed as the part `cache` into an empty private directory.
+    """Unpack the part `cache` into the empty private folder `directory`.
 
-    `check_wanted` is called again and again, and ends this by what it raises.
+    `check_wanted` is called often, and raises to stop the work.
 
     Raises:
-        ArtifactRefused: `bad_archive`, or `unsafe_directory`: others could exchange what is in it.
-        StoreError: it cannot be written.
+        ArtifactRefused: `bad_archive`, or `unsafe_directory`: other users could replace the files.
+        StoreError: the files cannot be written.
     """
     _private_folders.check_private(directory, "the directory that torch loads from")
     try:
@@ -429,11 +455,11 @@ def unpack(
 
 
 def _log(error: ServeWarmError) -> None:
-    logger.info("not done before __init__ ends, and tried again after it: %s", error.message)
+    logger.info("not done during __init__, trying again after it: %s", error.message)
 
 
 def _discard_in_background(taken: Future[Taken | None]) -> None:
-    # Removing thousands of files takes a while, and whoever drops this is the event loop.
+    # Use a thread, because the event loop calls this, and removing thousands of files takes time.
     if (left := taken.result()) is not None:
         left.pulled.close()
         threading.Thread(target=left.discard, name="serve_warm-prefetch", daemon=True).start()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The stage PENDING: what is replayed, what compiles it, and what this machine and app are."""
+"""The stage PENDING, which finds the inputs to replay, the compiler and the fingerprint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from serve_warm import _private_folders
+from serve_warm._spans import COMPILER
 from serve_warm.compiler import pgo
 from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.caches import keep_headers_private
@@ -44,30 +46,30 @@ REMOTE_CACHES = (
     "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO",
 )
-"""Variables of torch that make it unpickle what others have stored (torch 2.13, its config)."""
+"""Variables that make torch unpickle data from remote caches (torch 2.13, its config)."""
 
 
 CompilesWith = Literal["torch", "libraries", "nothing"]
-"""What answers compiled calls, as far as a start knows before it replays: torch's compiler,
-libraries alone, or nothing that compiles was found. The last two do not import the compiler before
-something needs it."""
+"""The kind of compiled code that a start found before the replay: code that needs torch's compiler,
+only libraries, or nothing. In the last two cases, the compiler is imported only when needed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the stage PENDING has found out; nothing before it has ended."""
+    """The results of the stage PENDING; empty before that stage ends."""
 
     inputs: Sequence[Input] = ()
-    """What is replayed, in order."""
+    """The inputs to replay, in order."""
     fingerprint: Fingerprint | None = None
-    """None where no store is configured and torch is not imported."""
+    """The fingerprint to compare; None if no store is configured and torch is not imported."""
     compiles_with: CompilesWith = "nothing"
     compiled_early: int = 0
-    """Frames that were compiled in `__init__`."""
+    """Frames compiled in `__init__`."""
 
 
 class Preparation:
-    """The stage PENDING of one start; `prepare` is its one verb."""
+    """The stage PENDING of one start; call `prepare`."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -77,12 +79,12 @@ class Preparation:
         self._prefetched = start.prefetched
 
     async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
-        """Return what is replayed, and what this start is compared with.
+        """Return the inputs to replay and the fingerprint to compare.
 
         Raises:
-            ConfigError: the inputs or the configuration cannot be used, or ranks differ in them.
+            ConfigError: the inputs or the configuration cannot be used, or differ between ranks.
             OSError: no private directory can be made for torch's caches.
-            WarmupTimeout: the user's `warmup_inputs` takes too long.
+            WarmupTimeout: the user's `warmup_inputs` took too long.
         """
         journal = self._journal
         journal.enter(Stage.PENDING)
@@ -90,6 +92,7 @@ class Preparation:
         with journal.timed(Stage.PENDING, hidden_s=hidden_s):
             self._start.caches.begin()
             keep_headers_private(self._config.headers)
+            self._refuse_shared_code()
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
             with_ = self._compiles_with(arguments)
@@ -108,7 +111,7 @@ class Preparation:
             journal.begin_counting()
             isa_checks()
             fingerprint = None
-            # Reading it imports torch, which a router has no use for.
+            # Reading the fingerprint would import torch, which a router does not need.
             if "torch" in sys.modules or self._config.artifact is not None:
                 fingerprint = journal.fingerprint = await self._fingerprint(
                     arguments, needs_compiler=with_ != "libraries"
@@ -123,7 +126,7 @@ class Preparation:
         compiles = (
             bool(arguments)
             or SESSION.has_callables()
-            or self._config.pgo == "on"  # the profile has to be there before the first compile
+            or self._config.pgo == "on"  # the profile must exist before the first compile
             or reaches_compiled(self._replica.owner)
         )
         return "torch" if compiles else "nothing"
@@ -131,7 +134,7 @@ class Preparation:
     async def _fingerprint(
         self, arguments: Mapping[str, str], *, needs_compiler: bool
     ) -> Fingerprint:
-        # On this thread, not in a worker: grad mode, autocast and current GPU are the thread's.
+        # Read on this thread, because grad mode, autocast and the current GPU are per thread.
         cpu, device = self._config.cpu, gpu_in_use()
         with self._journal.timeline.span("fingerprint"):
             app = read_app(environment(), compile_arguments=arguments, cpu=cpu)
@@ -146,8 +149,8 @@ class Preparation:
         lacking = pin_portable_cpu() if self._config.cpu == "portable" else ()
         if lacking:
             self._journal.warn(
-                f"cpu: portable needs AVX2 (x86-64-v3), and this CPU lacks {' '.join(lacking)}: "
-                "no portable artifact fits it, and it compiles for itself alone"
+                "cpu: portable needs AVX2 (x86-64-v3), but this CPU does not have "
+                f"{' '.join(lacking)}: no portable artifact fits, so it compiles only for itself"
             )
 
     def _need_compiler(self, arguments: Mapping[str, str]) -> None:
@@ -156,16 +159,30 @@ class Preparation:
         except CompilerMissing as error:
             if any(words.startswith("inductor") for words in arguments.values()):
                 raise
-            # Nothing that Inductor compiles was found: a model that is not compiled needs none.
+            # Inductor compiles nothing in this start, and a model that is not compiled needs no
+            # compiler.
             self._journal.warn(str(error))
+
+    def _refuse_shared_code(self) -> None:
+        """Raise if a build could pack code that another process wrote to a folder."""
+        if self._config.headers != "own":
+            return
+        what = "the folder that a build compiles in"
+        _private_folders.check_private(self._start.caches.directory, what)
+        if count := self._replica.unwatched_compiles_before:
+            raise ConfigError(
+                f"the app compiled {count} frames while it was imported, with headers from a "
+                "folder that other processes of this user write to",
+                hint="compile in __init__ or later: a build then uses private folders",
+            )
 
     def _warn_of_remote_caches(self) -> None:
         values = environment()
         on = [name for name in REMOTE_CACHES if values.get(name, "0") not in ("", "0")]
         if on:
             self._journal.warn(
-                f"{', '.join(on)}: torch loads what it finds in its remote cache without any "
-                "signature; switch it off where an artifact is used"
+                f"{', '.join(on)}: torch loads from its remote cache without checking any "
+                "signature; turn it off if you use artifacts"
             )
 
     def _warn_of_no_group(self) -> None:
@@ -186,19 +203,19 @@ class Preparation:
                 declared = await asyncio.wait_for(self._replica.warmup_inputs(), deadline.left())
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise late from error
-        if deadline.left() < 0:  # it has blocked the loop, where nothing could cancel it
+        if deadline.left() < 0:  # it blocked the event loop, so no timeout fired
             raise late
         return declared
 
     async def _plan_together(
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
-        """Have all ranks replay the same, equally often."""
+        """Check that all ranks replay the same inputs the same number of times."""
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
-                "after_ready: forbid is not for ranks that compute together: one that refuses a "
-                "request leaves the others waiting for it",
-                hint="leave it at count; compiles in traffic are seen all the same",
+                "after_ready: forbid is not for ranks that compute together: a rank that refuses "
+                "a request leaves the others waiting",
+                hint="leave it at count, which still counts compiles in traffic",
             )
         plan = {
             "inputs": [item.name for item in inputs],
@@ -212,17 +229,18 @@ class Preparation:
             if differing:
                 name = differing[0]
                 raise ConfigError(
-                    f"rank {ranks.rank} has {name} {plan[name]}, and rank {rank} has "
+                    f"rank {ranks.rank} has {name} {plan[name]}, but rank {rank} has "
                     f"{theirs[name]}",
-                    hint="all ranks replay the same inputs under the same settings: each of them "
+                    hint="all ranks must replay the same inputs with the same settings: each "
                     "waits for the others in every collective",
                 )
 
 
 async def prepare_compiler(start: Start) -> None:
-    """Import torch's compiler, so that a stage pays for it, and see to its profile."""
-    # Nothing where it was done during __init__; where that is under way this waits for it.
-    with start.journal.timeline.span("torch's compiler"):
+    """Import torch's compiler as part of the stage, and set up its profile."""
+    # This does nothing if the import is done, and waits if an import from __init__ is still
+    # running.
+    with start.journal.timeline.span(COMPILER):
         await asyncio.to_thread(import_compiler)
     late = start.prefetched.set_too_late if start.prefetched is not None else ()
     if late:
@@ -239,9 +257,9 @@ async def prepare_compiler(start: Start) -> None:
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:
-    """Return whether libraries are asked for in all that is compiled, as far as that is known.
+    """Return whether all known compiled code uses libraries (level 3).
 
-    `arguments` are those of what was found on the user's object.
+    `arguments` are the compile arguments found on the user's object.
     """
     if any(words.startswith("inductor") for words in arguments.values()):
         return False

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The line of the user's code in which an exception was raised, for logs that are read at night."""
+"""The line of the user's code that raised an exception, for log messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _OWN = str(Path(__file__).parents[1])
 
 
 def find_line(error: BaseException) -> str:
-    """Return `app.py:32, in score`: the innermost line outside of installed packages.
+    """Return the innermost line outside installed packages, for example `app.py:32, in score`.
 
-    The innermost one of all where none is; empty without a traceback.
+    If all lines are in installed packages, return the innermost one. Return an empty string without
+    a traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     users = [

@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a tensor-parallel group: how processes that compute together start together.
+"""The ranks of a tensor-parallel group, which compute together and so must start together.
 
-Each rank has a share of one model, and its compiled code meets that of the others in collectives. A
-collective is over when all ranks have called it: one that compiles, or that replays its inputs once
-less, keeps the others waiting. So what a start decides is decided by all ranks, from what each of
-them says.
+Each rank holds a part of one model, and the compiled code of all ranks communicates in collectives.
+A collective ends when all ranks have called it. If one rank compiles, or replays its inputs one
+fewer time, the other ranks wait. So each decision of a start uses the answers of all ranks.
 
-They talk through the store of the process group that user code has made, not by collectives: it
-needs no GPU, cannot get out of step with the model's own, and shows which rank has not answered.
-A rank that fails says so there, and one that ends without a word is missed.
+Ranks communicate through the store of the process group that user code created, not by collectives.
+The store needs no GPU, does not interfere with the collectives of the model, and shows which rank
+has not answered. A rank that fails writes its error to the store. The other ranks also notice a
+rank that ends without a message.
 
-Private name of torch that is used: `distributed_c10d._get_default_store` (seen in 2.13).
+Private name of torch in use: `distributed_c10d._get_default_store` (seen in 2.13).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py
 """
 
@@ -26,42 +26,58 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from serve_warm._redaction import excerpt, first_line
 from serve_warm.errors import RankFailed, ServeWarmError
 from serve_warm.fingerprint import read_rank
 
 PULSE_S = 5.0
-"""How often a rank says that it lives, from a thread that goes on while the model compiles."""
+"""Seconds between two pulses, which show that a rank is alive. The pulse thread also runs during
+compiles."""
 
 SILENT_S = 60.0
-"""After this long without a pulse a rank is gone. Code that keeps Python's other threads from
-running for as long would look like that, too."""
+"""Seconds without a pulse after which a rank counts as ended. A rank also counts as ended if its
+code blocks all Python threads for this time."""
 
 POLL_S = (0.001, 0.05)
-"""First and longest pause between two looks at the answers."""
+"""First and longest wait, in seconds, between two checks for answers."""
 
 WORDS = 500
-"""Characters that one rank says of its failure, at most."""
+"""Maximum number of characters in the failure message of a rank."""
 
 
 class Ranks:
-    """The ranks that start together, as one of them sees them; by default a process by itself."""
+    """The ranks that start together, as one rank sees them. By default, there is only one rank.
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
+    `pulse_s` is the time between two pulses of this rank. `silent_s` is the time without a pulse
+    after which another rank counts as ended. Both times are in seconds.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        store: Any = None,
+        *,
+        pulse_s: float = PULSE_S,
+        silent_s: float = SILENT_S,
+    ) -> None:
         self.rank = rank
+        self._pulse_s = pulse_s
+        self._silent_s = silent_s
         self.size = size
         self._store = store
         self._turn = 0
-        # Keys are of one start: whatever was said in an earlier one of this group is not heard.
+        # Each key contains the number of this start, so answers of earlier starts do not count.
         self._start = 0 if store is None else store.add(f"serve_warm/{rank}/starts", 1)
 
     async def agree(self, what: str, mine: Any, *, timeout_s: float) -> list[Any]:
-        """Return what each rank says, in their order, once all have; `mine` is fit for JSON.
+        """Return the answers of all ranks, in rank order, once all ranks have answered.
 
-        All ranks must come here with the same `what`, equally often.
+        `mine` must be JSON data. All ranks must make the same calls with the same `what`.
 
         Raises:
-            RankFailed: another rank has failed or ended, says nothing for `timeout_s`, or speaks
-                of something else.
+            RankFailed: another rank has failed or ended, has not answered within `timeout_s`, or
+            answers a different `what`.
         """
         if self.size == 1:
             return [mine]
@@ -85,34 +101,34 @@ class Ranks:
                     self._check(rank, what, pulses)
                 if time.monotonic() - began > timeout_s:
                     raise RankFailed(
-                        f"rank {missing[0]} of {self.size} said nothing about {what} within "
+                        f"rank {missing[0]} of {self.size} did not answer about {what} within "
                         f"{timeout_s:.0f} s",
-                        hint="its log or report says what it does; deadline_s is the limit",
+                        hint="its log or report shows what it does; deadline_s is the limit",
                     )
                 if ended.wait(pause_s):
-                    return []  # cancelled: nobody waits for it
+                    return []  # cancelled: nobody waits for the answers
                 pause_s = min(2 * pause_s, POLL_S[1])
             answers = [self._read_answer(rank, turn) for rank in range(self.size)]
         for rank, (theirs, _) in enumerate(answers):
             if theirs != what:
                 raise RankFailed(
-                    f"rank {self.rank} of {self.size} has come to {what}, and rank {rank} to "
+                    f"rank {self.rank} of {self.size} has come to {what}, but rank {rank} to "
                     f"{theirs}",
-                    hint="all ranks need the same inputs and the same settings of warm-up",
+                    hint="all ranks need the same inputs and the same warm-up settings",
                 )
         return [answer for _, answer in answers]
 
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
-        """Raise `RankFailed` for a rank that has failed, or has ended without a word."""
+        """Raise `RankFailed` for a rank that has failed or ended silently."""
         if self._has_said(rank, "failed"):
             raise RankFailed(self._read_answer(rank, "failed"), hint="its log and report say more")
         count = self._store.add(self._key(rank, "pulse"), 0)
-        # None yet: it has not come so far, and its weights may take their time.
-        if count and pulses.silent_s(rank, count) > SILENT_S:
+        # Without a first pulse, the rank has not begun its warm-up. Loading weights may take long.
+        if count and pulses.silent_s(rank, count) > self._silent_s:
             raise RankFailed(
-                f"rank {rank} of {self.size} has given no sign for {SILENT_S:.0f} s, and rank "
-                f"{self.rank} waits for its word about {what}",
-                hint="its process has ended, or hangs: see its log",
+                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, and "
+                f"rank {self.rank} waits for its answer about {what}",
+                hint="its process has ended or hangs: see its log",
             )
 
     # The store ------------------------------------------------------------------------------
@@ -130,26 +146,26 @@ class Ranks:
         return json.loads(self._store.get(self._key(rank, name)))
 
     def say_failed(self, error: BaseException) -> None:
-        """Tell the others why this rank does not go on; nothing where they cannot be told."""
+        """Tell the other ranks why this rank failed; do nothing if the store cannot be reached."""
         text = error.message if isinstance(error, ServeWarmError) else repr(error)
-        if not isinstance(error, RankFailed):  # that one names the rank where it began
+        if not isinstance(error, RankFailed):  # that error already names the rank that failed first
             text = f"rank {self.rank} of {self.size} has failed: {text}"
-        with contextlib.suppress(RuntimeError):  # the store is gone: they find out by themselves
-            self._say("failed", text[:WORDS])
+        with contextlib.suppress(RuntimeError):  # the store is gone: other ranks notice this
+            self._say("failed", excerpt(text, WORDS))
 
     def give_pulse(self, ended: threading.Event) -> None:
-        """Say again and again that this rank lives, until `ended` is set."""
-        # A connection of its own: whoever waits for a key holds his for as long.
+        """Send pulses of this rank until `ended` is set."""
+        # Use a separate connection: a caller that waits for a key blocks its own connection.
         with contextlib.suppress(RuntimeError):
             store = self._store.clone()
             while True:
                 store.add(self._key(self.rank, "pulse"), 1)
-                if ended.wait(PULSE_S):
+                if ended.wait(self._pulse_s):
                     return
 
 
 class _Pulses:
-    """When the pulses of other ranks last changed, as one who waits for them sees it."""
+    """The times at which the pulses of other ranks last changed, as seen by a waiting rank."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, float]] = {}
@@ -164,8 +180,10 @@ class _Pulses:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[Ranks]:
-    """Be one of the ranks for as long as the block lasts; they learn when it raises.
+def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ranks]:
+    """Join the other ranks for the block. If the block raises, tell the other ranks.
+
+    `pulse_s` and `silent_s` are as for `Ranks`.
 
     Raises:
         RankFailed: the store of the process group does not answer.
@@ -178,7 +196,7 @@ def join() -> Iterator[Ranks]:
 
     store: Any = _get_default_store()
     with _translate():
-        ranks = Ranks(*here, store.clone())
+        ranks = Ranks(*here, store.clone(), pulse_s=pulse_s, silent_s=silent_s)
     ended = threading.Event()
     threading.Thread(
         target=ranks.give_pulse, args=(ended,), name="serve_warm-pulse", daemon=True
@@ -187,7 +205,7 @@ def join() -> Iterator[Ranks]:
         yield ranks
     finally:
         raised = sys.exc_info()[1]
-        if raised is not None:  # whatever it is, a cancellation included
+        if raised is not None:  # any exception, including a cancellation
             ranks.say_failed(raised)
         ended.set()
 
@@ -196,9 +214,8 @@ def join() -> Iterator[Ranks]:
 def _translate() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # torch.distributed.DistError, and what it was before
-        said = str(error).partition("\n")[0][:200]
+    except RuntimeError as error:  # torch.distributed.DistError and its predecessor
         raise RankFailed(
-            f"the store of the process group does not answer: {said}",
-            hint="the process that keeps it, as a rule rank 0, has ended: see its log",
+            f"the store of the process group does not answer: {first_line(str(error), 200)}",
+            hint="the process that hosts it, usually rank 0, has ended: see its log",
         ) from error

@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Run the declared inputs until nothing compiles any more, then prove it.
+"""The replay of the declared inputs until nothing compiles, and the proof.
 
-Nobody here knows how often a path must run to be warm: an Inductor hit still traces once, a
-CUDA graph takes three calls, a graph break more. Passes are repeated until a whole one changes
-no count, and then one more is run in which compiling is forbidden.
+How often code must run until it is warm is not known in advance. Even with an Inductor cache hit,
+code is traced once. A CUDA graph needs three calls, and a graph break needs more. So all inputs are
+replayed, pass after pass, until a whole pass changes no count. Then one more pass runs with
+compiling forbidden.
 
-Ranks that compute together make the same passes: all go on until a pass was quiet on all of them,
-and an input is proven when it is on all of them.
+Ranks that compute together make the same passes. The passes continue until one was quiet on all
+ranks, and an input is proven if it is proven on all ranks.
 
-What proves an input beside quiet is in `call_evidence`, how one of them is replayed in
-`input_calls`.
+`call_evidence` holds the rest of the proof, and `input_calls` replays a single input.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed
 from serve_warm.inputs import Input
+from serve_warm.precompile.session import SESSION
 from serve_warm.replica.call_evidence import CallEvidence
 from serve_warm.replica.input_calls import InputCalls, describe_counts, describe_last
 from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import Call, Deadline, Progress, TimedCalls
+from serve_warm.replica.timed_calls import Call, Limits, Progress, TimedCalls
+from serve_warm.replica.waits import Waits
 from serve_warm.report import Stage
 
 logger = logging.getLogger(__name__)
 
 PROOF_ATTEMPTS = 3
-"""Proofs tried before giving up. A failed one is followed by passes in which compiling is
-allowed again. Concurrent calls can lose a race in Dynamo's lookup and fail without cause."""
+"""Maximum number of proofs. After a failed proof, passes may compile again. Repeating a proof is
+useful, because a concurrent call can fail by chance, through a race condition in Dynamo's
+lookup."""
 
 
 class Replay:
-    """Replays `inputs` through `call`, counting with `seen`; `changed` is called on progress."""
+    """Replays `inputs` through `call`, counts with `seen`, and calls `changed` on progress."""
 
     def __init__(
         self,
@@ -45,42 +48,34 @@ class Replay:
         call: Call,
         *,
         seen: Watch,
-        deadline: Deadline,
-        input_deadline_s: float,
-        max_passes: int,
+        limits: Limits,
         ranks: Ranks | None = None,
-        waits_for: Sequence[str] = (),
+        waits: Waits | None = None,
         changed: Callable[[], None] = lambda: None,
         has_compiled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.progress = progress = Progress(inputs=inputs)
         self._seen = seen
-        self._max_passes = max_passes
+        self._max_passes = limits.passes
         self._changed = changed
-        self._timed = TimedCalls(
-            call,
-            progress,
-            deadline=deadline,
-            input_deadline_s=input_deadline_s,
-            waits_for=waits_for,
-        )
+        self._timed = TimedCalls(call, progress, limits=limits, waits=waits)
         self.overdue = self._timed.overdue
-        """Returns why the replay under way is late, or None; from any thread."""
+        """Function that returns why the current replay is late, or None. Any thread may call it."""
         self._calls = InputCalls(
-            self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=deadline
+            self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=limits.deadline
         )
         self._evidence = CallEvidence(
-            self._calls, progress, deadline=deadline, has_compiled=has_compiled
+            self._calls, progress, deadline=limits.deadline, has_compiled=has_compiled
         )
 
     async def until_quiet(self) -> None:
         """Replay all inputs until a whole pass changes no compile or capture count.
 
         Raises:
-            ReplayFailed: an input raised, or memory did not suffice for any.
+            ReplayFailed: an input raised, or all inputs ran out of memory.
             WarmupTimeout: a deadline passed.
-            NotProven: `max_passes` passes, and the last one still compiled.
-            RankFailed: another rank does not come as far.
+            NotProven: the last of the allowed passes still compiled.
+            RankFailed: another rank failed or stopped answering.
         """
         for _ in range(self._max_passes):
             before = self._seen.counts()
@@ -101,9 +96,9 @@ class Replay:
         )
 
     async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
-        """Replay all inputs once, for what that does to the callables; nothing is proven by it.
+        """Replay all inputs once, only for the effect on compiled functions. This proves nothing.
 
-        `begins` is called before each, with its number and how many there are.
+        `begins` is called before each input, with the number of the input and the number of inputs.
 
         Raises:
             ReplayFailed: an input raised.
@@ -114,7 +109,7 @@ class Replay:
             await self._calls.replay(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
-        """Replay the inputs smallest first, each once at most, until `is_done()`.
+        """Replay the inputs, smallest first and each at most once, until `is_done()`.
 
         Raises:
             ReplayFailed: an input raised.
@@ -131,7 +126,7 @@ class Replay:
             self._changed()
 
     async def try_again(self, name: str) -> ReplayFailed | None:
-        """Replay the input of this name once more, and return what it raised.
+        """Replay the input with this name once more, and return the error, if any.
 
         Raises:
             WarmupTimeout: a deadline passed.
@@ -141,19 +136,19 @@ class Replay:
         return error
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
-        """Replay all inputs once with compiling forbidden, and note which went through.
+        """Replay all inputs once with compiling forbidden, and record which are proven.
 
-        Not raising does not mean that all are proven: `progress` says which are.
+        Inputs may be unproven when this returns: `progress` shows which inputs are proven.
 
         Raises:
-            ReplayFailed: an input raised for another reason than the proof.
+            ReplayFailed: an input raised for a reason other than the proof.
             WarmupTimeout: a deadline passed.
-            RankFailed: another rank does not come as far.
+            RankFailed: another rank failed or stopped answering.
         """
         for attempt in range(1, attempts + 1):
             await self._evidence.stand_idle()
             await self._proof_pass()
-            # More passes change nothing about what the recompile limit has made eager.
+            # More passes do not help an input that runs eagerly because of the recompile limit.
             hopeless = self._calls.describe_eager()
             mine = [
                 name
@@ -163,35 +158,35 @@ class Replay:
             failed = sum(await self._calls.agree("inputs to replay again", len(mine)))
             if not failed or attempt == attempts:
                 break
-            logger.warning("proof attempt=%d failed inputs=%d, replaying", attempt, failed)
+            logger.warning("proof attempt=%d unproven_inputs=%d, replaying again", attempt, failed)
             try:
                 await self.until_quiet()
             except NotProven:
-                break  # what the last proof has found stands
+                break  # the result of the last proof is final
         await self._evidence.require_calls()
         await self._prove_together()
 
     async def find_compiling(self, items: Sequence[Input]) -> list[Input]:
-        """Replay each of `items` with compiling forbidden, and return those that would compile.
+        """Replay each of `items` with compiling forbidden, and return the items that would compile.
 
-        They are not among the declared inputs: nothing of this counts for or against those.
+        The items are not declared inputs, so the result does not affect the declared inputs.
 
         Raises:
             WarmupTimeout: a deadline passed.
         """
         found = []
-        with evidence.note_calls() as calls, self._calls.forbidding():
+        with evidence.note_calls() as calls, self._calls.forbidding(), SESSION.probing():
             for item in items:
                 before = self._seen.counts()
                 with calls.of_replay():
-                    await self._timed.make(item)  # what it raises for another reason is traffic's
+                    await self._timed.make(item)  # other errors will show in traffic
                 change = self._seen.counts() - before
                 if change.forbidden or change.compiles:
                     found.append(item)
         return found
 
     async def _prove_together(self) -> None:
-        """Take what is not proven on another rank for not proven: its calls are calls of all."""
+        """Mark an input as not proven if another rank has not proven it."""
         progress = self.progress
         for rank, unproven in enumerate(await self._calls.agree("the proof", progress.unproven)):
             for name, why in unproven.items():
@@ -210,7 +205,7 @@ class Replay:
                     seconds = await self._calls.replay(item)
                 change = self._seen.counts() - before
                 self._evidence.of_last_pass[item.name] = replayed
-                if replayed.own:  # what is beside it may be another thread's
+                if replayed.own:  # calls outside the replay may come from an unrelated thread
                     self._evidence.called_before.add(item.name)
                 if seconds is not None:
                     progress.first_s.setdefault(item.name, seconds)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the user's object as Ray Serve makes them: methods, routes, generators.
+"""Calls of the user's object, made as Ray Serve makes them: methods, routes, generators.
 
-Private names of Ray Serve that are used, each seen in 2.60 (and checked by the tests):
-`ASGIAppReplicaWrapper` (is this class an ASGI app?), `_serve_request_context` (the multiplexed
+Private names of Ray Serve in use, each seen in 2.60 and checked by the tests:
+`ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
 model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """
 
@@ -27,16 +27,24 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_warm.errors import InputError, ServeWarmError
+from serve_warm._redaction import excerpt
+from serve_warm.errors import InputError, ServeWarmError, did_you_mean
 from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
 
+KEPT_BYTES = 1 << 16
+"""Maximum number of bytes kept of an error answer. More bytes are kept than shown, because
+redaction comes first."""
+
 LARGEST_BATCH = 32
-"""Batches that are looked at outside Serve, where nothing limits them."""
+"""Largest batch size considered outside Serve, where nothing limits batches."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
-    """A request would compile, and `after_ready: forbid` is set. Serve answers HTTP 503."""
+    """A request would trigger a compile, but `after_ready: forbid` is set.
+
+    Serve answers HTTP 503.
+    """
 
     def __init__(self, event: CompileEvent) -> None:
         Exception.__init__(self, event)
@@ -44,12 +52,14 @@ class CompileForbidden(DeploymentUnavailableError):
 
     @property
     def message(self) -> str:
-        """What Serve puts into the answer: no request data, so no signature of values.
+        """The text of Serve's answer.
+
+        This text contains no request data, and so no signature of the arguments.
 
         The log and the report have the signature.
         """
         return (
-            f"this replica compiles nothing after it is ready, and {self.event.function} would "
+            f"this replica compiles nothing after it is ready, but {self.event.function} would "
             "compile for this request"
         )
 
@@ -58,56 +68,56 @@ class CompileForbidden(DeploymentUnavailableError):
 
 
 class ServeCalls:
-    """Calls of one object of the user's, by the declared inputs."""
+    """Calls of one object of the user, one for each declared input."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
 
     async def warmup_inputs(self) -> Any:
-        """Return what the user declared.
+        """Return the user's declared inputs.
 
         Raises:
-            InputError: the user's `warmup_inputs` raised; the text names what.
+                InputError: the user's `warmup_inputs` raised an exception; the text names it.
         """
 
         async def declare() -> Any:
             declared = self.owner.warmup_inputs()
             return await declared if inspect.isawaitable(declared) else declared
 
-        # A task, whose exception is a value: whatever user code raises is named, none swallowed.
+        # A task returns the exception as a value, so every error of user code can be reported.
         task = asyncio.ensure_future(declare())
         try:
             await asyncio.wait({task})
         finally:
-            task.cancel()  # late; nothing, when it is done
+            task.cancel()  # when late; has no effect on a finished task
         error = task.exception()
         if error is not None and not isinstance(error, ServeWarmError):
             raise InputError(
                 f"{type(self.owner).__name__}.warmup_inputs() raised "
                 f"{type(error).__name__}: {error}",
-                hint="correct it: the replica runs it after __init__, before it is ready",
+                hint="fix it: the replica calls it after __init__, before it is ready",
             ) from error
         return task.result()
 
     def check(self, inputs: Sequence[Input]) -> None:
-        """Raise `InputError` for an input that traffic cannot be: its target, or its batch."""
+        """Raise `InputError` if the target or batch size of an input cannot occur in traffic."""
         limit = max_ongoing_requests()
         for item in inputs:
             if limit is not None and item.concurrency > limit:
                 raise InputError(
-                    f"input {item.name!r} makes {item.concurrency} calls at once, and Serve gives "
-                    f"this replica {limit} at most (max_ongoing_requests): traffic never forms a "
+                    f"input {item.name!r} makes {item.concurrency} calls at once, but Serve sends "
+                    f"this replica at most {limit} (max_ongoing_requests): traffic never forms a "
                     f"batch of {item.concurrency}",
                     hint=f"set max_ongoing_requests to {item.concurrency} or more, or declare a "
-                    f"concurrency of {limit} at most",
+                    f"concurrency of at most {limit}",
                 )
             if item.http is None:
                 self._method(item)
             elif not callable(self.owner):
                 raise InputError(
-                    f"input {item.name!r} is an HTTP request, and {type(self.owner).__name__} "
-                    "answers none",
-                    hint="name a method as its target, or define __call__ or @serve.ingress",
+                    f"input {item.name!r} is an HTTP request, but {type(self.owner).__name__} "
+                    "does not answer HTTP",
+                    hint="set a method as its target, or define __call__ or @serve.ingress",
                 )
 
     def _method(self, item: Input) -> Callable[..., Any]:
@@ -115,20 +125,15 @@ class ServeCalls:
             return item.target
         method: Any = getattr(self.owner, item.target, None)
         if not callable(method):
-            names = sorted(
-                name
-                for name in dir(type(self.owner))
-                if not name.startswith("_") and callable(getattr(type(self.owner), name))
-            )
             raise InputError(
-                f"input {item.name!r} names the target {item.target!r}, and "
+                f"input {item.name!r} has the target {item.target!r}, but "
                 f"{type(self.owner).__name__} has no such method",
-                hint="its methods are " + ", ".join(names),
+                hint=suggest_target(type(self.owner), item.target),
             )
         return cast("Callable[..., Any]", method)
 
     async def call(self, item: Input) -> None:
-        """Call what an input names, as often at a time as it says."""
+        """Call the target of an input, as many times concurrently as the input says."""
         results = await asyncio.gather(
             *(self._call_once(item) for _ in range(item.concurrency)), return_exceptions=True
         )
@@ -137,10 +142,10 @@ class ServeCalls:
                 raise result
 
     async def _call_once(self, item: Input) -> None:
-        # Every call has a context of its own, as every request has: gather wraps it in a task.
+        # Like each request, each call has a separate context: gather wraps the call in a task.
         if item.model_id:
             current = serve_context._get_serve_request_context()  # noqa: SLF001
-            # Declared as holding None only.
+            # The declared type of this variable is only None.
             variable: contextvars.ContextVar[Any] = serve_context._serve_request_context  # noqa: SLF001
             variable.set(dataclasses.replace(current, multiplexed_model_id=item.model_id))
         if item.http is not None:
@@ -155,8 +160,8 @@ class ServeCalls:
             context = replica_context()
             if context is not None and context.servable_object is None:
                 raise InputError(
-                    f"input {item.name!r} is a route, and the app is not up inside __init__",
-                    hint="leave warm-up to the hook, which runs after the app's lifespan start",
+                    f"input {item.name!r} is a route, but the app is not up inside __init__",
+                    hint="leave the warm-up to the hook, which runs after the app's lifespan start",
                 )
             await self.owner(exchange.scope, exchange.receive, exchange.send)
         else:
@@ -173,55 +178,87 @@ class ServeCalls:
         exchange.raise_for_status()
 
     def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments that this one calls."""
-        handles = [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
-        return sorted({handle.deployment_name for handle in handles})
+        """Return the names of the deployments that this deployment has handles to."""
+        return sorted({handle.deployment_name for handle in self._handles()})
+
+    def list_absent(self) -> Sequence[str]:
+        """Return the names of called deployments that have had no replica so far."""
+        # A handle gets its router on the first call; 2.53 to 2.60 have both properties.
+        absent = (
+            handle.deployment_name
+            for handle in self._handles()
+            if handle.is_initialized and not handle.running_replicas_populated()
+        )
+        return sorted(set(absent))
+
+    def _handles(self) -> list[DeploymentHandle[Any]]:
+        return [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` to declare for a compile of the request under way."""
+        """Return the `Input(...)` that would prevent a compile in the current request."""
         request = serve_context._get_serve_request_context()  # noqa: SLF001
         return suggest_input(
             declared,
             function=event.function,
             signature=event.signature,
-            # Ray 2.53 to 2.60; of a handle's call it is empty.
+            # 2.53 to 2.60; empty if called by a handle
             route=request.route if request.is_http_request else "",
             largest=self.largest_batch(),
         )
 
     def largest_batch(self) -> int:
-        """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
+        """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
         declared = max_batch_size(type(self.owner))
         return max(1, min(declared, max_ongoing_requests() or LARGEST_BATCH))
 
 
 def max_batch_size(kind: type) -> int:
-    """Return the largest `max_batch_size` of the class's `@serve.batch` methods; 1 without any."""
+    """Return the largest `max_batch_size` of a class's `@serve.batch` methods; 1 if it has none."""
     methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
-    # Serve marks what it batches with this getter alone (2.53 to 2.60).
+    # Only this getter marks methods that Serve batches (2.53 to 2.60).
     getters = [m._get_max_batch_size for m in methods if hasattr(m, "_get_max_batch_size")]  # noqa: SLF001
     sizes: list[int] = [
         get()
         for get in getters
-        # Where the user measures a batch in something else, its number of requests is open.
+        # If the user measures a batch in other units, the number of requests is unknown.
         if getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
     ]
     return max(sizes, default=1)
 
 
 def max_ongoing_requests() -> int | None:
-    """Return how many requests Serve gives this replica at a time; `None` outside Serve."""
+    """Return how many concurrent requests Serve sends to this replica; `None` outside Serve."""
     config = getattr(replica_context(), "_deployment_config", None)
     limit = getattr(config, "max_ongoing_requests", None)
     return limit if isinstance(limit, int) else None
 
 
 def replica_context() -> Any:
-    """Return Serve's replica context, or `None` outside Serve and in its local testing mode."""
+    """Return Serve's replica context; `None` outside Serve and in its local testing mode."""
     try:
         return serve.get_replica_context()
     except RayServeException:
         return None
+
+
+def suggest_target(cls: type, wrong: str) -> str:
+    """Return a hint that lists existing methods, for a method that a class does not have.
+
+    The hint lists `__call__` and the author's methods, but not the methods of WarmupMixin.
+    """
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for base in cls.__mro__[:-1]:
+        names[_is_of_serve_warm(base)].update(vars(base))
+    methods = sorted(
+        name
+        for name in names[False] - names[True]
+        if (name == "__call__" or not name.startswith("_")) and callable(getattr(cls, name))
+    )
+    return did_you_mean(wrong, methods) or f"its methods: {', '.join(methods) or 'none'}"
+
+
+def _is_of_serve_warm(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "serve_warm"
 
 
 async def call_like_serve(
@@ -230,15 +267,16 @@ async def call_like_serve(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call a method of the user where Serve would: on this loop, or in a worker thread.
+    """Call a user's method where Serve would call it: on this loop, or in a worker thread.
 
-    Serve's rule (`UserCallableWrapper._call_func_or_gen`): what is neither a coroutine function
-    nor an async generator function runs in an anyio worker thread, generators to their end.
+    Serve's rule (`UserCallableWrapper._call_func_or_gen`): a function that is neither a coroutine
+    function nor an async generator function runs in an anyio worker thread. A generator runs in
+    that thread until it ends.
     """
     is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
         inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
     )
-    # False until Ray 2.57, true since.
+    # False before Ray 2.57, and True since.
     threaded = getattr(serve_constants, "RAY_SERVE_RUN_SYNC_IN_THREADPOOL", False)
     if not (is_sync and threaded):
         result = call(*args, **kwargs)
@@ -256,7 +294,7 @@ async def call_like_serve(
 
 
 async def consume(result: Any) -> None:
-    """Run a generator's body to its end: until then nothing in it has been called."""
+    """Run a generator to its end: calling it has not run its body."""
     if inspect.isasyncgen(result):
         async for _ in result:
             pass
@@ -266,7 +304,7 @@ async def consume(result: Any) -> None:
 
 
 class Exchange:
-    """One HTTP request to an ASGI app in this process, and what the app answered."""
+    """One HTTP request to an ASGI app in this process, and the app's answer."""
 
     def __init__(self, item: Input, verb: str, path: str) -> None:
         body = item.body if item.json is None else json.dumps(item.json).encode()
@@ -297,29 +335,31 @@ class Exchange:
         }
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Give the app its request, then the end of the connection: ASGI's `receive`."""
+        """Return the request, and then the end of the connection (ASGI's `receive`)."""
         if not self._sent:
             self._sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        # A client that stays: a streaming answer listens for its leaving.
+        # The client stays connected until the answer ends, because a streaming answer watches for a
+        # disconnect.
         await self._done.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Take a message of the app's: ASGI's `send`."""
+        """Take a message from the app (ASGI's `send`)."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif message["type"] == "http.response.body":
-            self._answer = (self._answer + message.get("body", b""))[:500]
+            self._answer = (self._answer + message.get("body", b""))[:KEPT_BYTES]
             if not message.get("more_body"):
                 self._done.set()
 
     def raise_for_status(self) -> None:
-        """Raise `InputError` for an answer that traffic would call a failure."""
+        """Raise `InputError` if the answer is an HTTP error (status 400 or higher)."""
         bad_request = 400
         if self._status >= bad_request:
             text = self._answer.decode(errors="replace")
             raise InputError(
-                f"the request of input {self._name!r} was answered {self._status}: {text}",
-                hint="correct its path, json or headers in warmup_inputs()",
+                f"the request of input {self._name!r} was answered {self._status}: "
+                f"{excerpt(text, 500)}",
+                hint="fix its path, json or headers in warmup_inputs()",
             )

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The things that all stages of one start share: the replica, its settings, caches and journal."""
+"""The state that all stages of a start share: the replica, settings, caches and journal."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class Replica(Protocol):
-    """What a warm-up needs of the deployment that it runs in."""
+    """The interface that a warm-up needs from its deployment."""
 
     application: str
     deployment: str
     replica: str
     owner: Any
-    """The user's object: its attributes are searched for compiled callables."""
+    """The user's object, whose attributes are searched for compiled functions and modules."""
     unwatched_compiles_before: int
-    """`unwatched_compiles()` before the user's `__init__`."""
+    """The result of `unwatched_compiles()` before the user's `__init__`."""
 
     async def warmup_inputs(self) -> Any:
-        """Return what the user declared."""
+        """Return the user's declared inputs."""
 
     async def call(self, item: Input) -> None:
-        """Replay one input as Ray Serve would."""
+        """Replay one input in the way that Ray Serve would call it."""
 
     def check(self, inputs: Sequence[Input]) -> None:
         """Raise `InputError` for an input whose target does not exist."""
@@ -45,23 +45,26 @@ class Replica(Protocol):
         """Return the native ids of the threads that live as long as the replica."""
 
     def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments that this one calls."""
+        """Return the names of the deployments that this deployment has handles to."""
+
+    def list_absent(self) -> Sequence[str]:
+        """Return the names of called deployments that have had no replica so far."""
 
     def largest_batch(self) -> int:
-        """Return how many requests one batch of traffic can have; 1 without `@serve.batch`."""
+        """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
 
     def trust(self) -> Trust | None:
-        """Return who is trusted where the code says so, else `None`: the machine's files."""
+        """Return the trust settings in code; `None` means the trust files of the machine."""
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` to declare for a compile of the request under way."""
+        """Return the `Input(...)` that would prevent a compile in the current request."""
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return what a request gets that would compile under `after_ready: forbid`."""
+        """Return the error for a request that would compile under `after_ready: forbid`."""
 
 
 class CompileCaches:
-    """Where torch's caches are pointed at, and whether its profile decides what is dynamic."""
+    """The folder of torch's caches, and whether a profile decides which sizes are dynamic."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -69,24 +72,25 @@ class CompileCaches:
 
     @property
     def directory(self) -> Path:
-        """The directory that torch's caches are pointed at, private to this process."""
+        """The directory of torch's caches, private to this process."""
         return self.begin()
 
     def begin(self) -> Path:
-        """Point torch's caches at a new directory, unless they are already, and return it.
+        """Make torch's caches use a new directory, unless already done, and return the directory.
 
-        In Serve before the user's `__init__`, which may compile; elsewhere in the start.
+        In Serve, this happens before the user's `__init__`, which may compile. Elsewhere, the start
+        does it.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be made.
         """
         return self._directory or self.begin_anew()
 
     def begin_anew(self, directory: Path | None = None) -> Path:
-        """Point torch's caches at another directory, by default a new one, and return it.
+        """Make torch's caches use another directory, by default a new one; return its path.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be made.
         """
         self._directory = directory = directory or private_directory()
         point_torch_caches_at(directory)
@@ -97,11 +101,11 @@ class CompileCaches:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the stages of one start are given; what they find out they return."""
+    """The input data of all stages of one start. Stages return their results."""
 
     replica: Replica
     config: WarmupConfig
     journal: Journal
     caches: CompileCaches
     prefetched: Prefetch | None
-    """What was begun during `__init__`, if anything was."""
+    """The work that was begun during `__init__`, if any."""

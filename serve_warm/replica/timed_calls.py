@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of inputs as traffic would make them, each within its deadline, and what they reached."""
+"""Calls of inputs as traffic would make them, with their deadlines and progress."""
 
 from __future__ import annotations
 
@@ -14,35 +14,50 @@ from serve_warm._redaction import describe_error
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.raised_at import find_line
+from serve_warm.replica.signals import SignalsSeen
+from serve_warm.replica.waits import LOOK_S, Waits
 from serve_warm.report import InputResult, Stage
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[[Input], Awaitable[None]]
-"""Replays one input once, the way traffic would, and raises what the target raised."""
+"""Function that replays one input once, as traffic would, and raises what the target raises."""
 
 CANCEL_S = 0.5
-"""How long a late call may take to end once it is cancelled."""
+"""Seconds that a late call may take to end after its cancellation."""
 
 WAIT_NOTICE_S = 10.0
-"""After this long awaiting one input, the log says so: other deployments may not be up yet."""
+"""Seconds of waiting for one input after which the wait is logged. Other deployments may not be
+ready yet."""
 
 
 class Deadline:
-    """A point in time, and how long is left until then."""
+    """A point in time, and the seconds left until then."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._at = time.perf_counter() + seconds
 
     def left(self) -> float:
-        """Return the seconds left, negative when it has passed."""
+        """Return the seconds left; negative after the deadline."""
         return self._at - time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of one replay."""
+
+    deadline: Deadline
+    """The end of the whole start."""
+    input_s: float
+    """Seconds for one call of one input."""
+    passes: int
+    """Maximum number of passes over the inputs until a pass is quiet."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _UnderWay:
-    """A replay that has begun and not ended."""
+    """A replay that has begun but not ended."""
 
     item: Input
     limit_s: float
@@ -54,28 +69,28 @@ class _UnderWay:
 
 @dataclass
 class Progress:
-    """What a replay has reached; observers read it while it changes."""
+    """The progress of a replay, which observers read while it changes."""
 
     inputs: Sequence[Input] = ()
     passes: int = 0
-    """Passes begun."""
+    """Number of passes begun."""
     done: int = 0
-    """Inputs replayed in the pass under way."""
+    """Number of inputs replayed in the current pass."""
     first_s: dict[str, float] = field(default_factory=dict)
     steady_s: dict[str, float] = field(default_factory=dict)
     compiles: dict[str, int] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
-    """Reason by input name, for those that the proof did not go through."""
+    """Reasons by input name, for inputs that the proof did not prove."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Reason by input name, for those that memory did not suffice for; no pass replays them."""
+    """Reasons by input name, for inputs that ran out of memory; no pass replays these inputs."""
     proven: set[str] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""
     has_compiled: bool = True
-    """Whether this process has anything compiled, as far as the proof has shown."""
+    """Whether this process has compiled functions, as far as the proof has shown."""
 
     def results(self) -> tuple[InputResult, ...]:
-        """Return one record an input, in replay order."""
+        """Return one record for each input, in replay order."""
         return tuple(
             InputResult(
                 name=item.name,
@@ -93,82 +108,85 @@ class Progress:
 
 
 class TimedCalls:
-    """Makes one call at a time, and says of the one under way whether it is late."""
+    """Makes one call at a time, and reports whether the current call is late."""
 
     def __init__(
         self,
         call: Call,
         progress: Progress,
         *,
-        deadline: Deadline,
-        input_deadline_s: float,
-        waits_for: Sequence[str],
+        limits: Limits,
+        waits: Waits | None = None,
     ) -> None:
         self._call = call
         self._progress = progress
-        self._deadline = deadline
-        self._input_deadline_s = input_deadline_s
-        self._waits_for = tuple(waits_for)
+        self._deadline = limits.deadline
+        self._input_limit_s = limits.input_s
+        self._waits = waits if waits is not None and waits.names else None
         self._under_way: tuple[_UnderWay, ...] = ()
         """The call that has begun and not ended, if any."""
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the replay under way is late, or None. From any thread."""
+        """Return why the current replay is late, or None. Any thread may call this."""
         late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise if a replay that blocked the loop, where nothing could cancel it, was late."""
-        if seconds > self._input_deadline_s:
-            raise self._timeout(item, self._input_deadline_s)
+        """Raise if a replay was late but blocked the loop, so that it was not cancelled."""
+        if seconds > self._input_limit_s:
+            raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:
             raise self._timeout(item, self._deadline.seconds)
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
-        """Call what an input names, and return the seconds, and what it raised.
+        """Call an input's target; return the seconds and the error, if any.
 
         Raises:
-            WarmupTimeout: its deadline passed.
+            WarmupTimeout: the deadline of the call passed.
         """
-        limit_s = min(self._input_deadline_s, self._deadline.left())
+        limit_s = min(self._input_limit_s, self._deadline.left())
         if limit_s <= 0:
             raise self._timeout(item, self._deadline.seconds)
         start = time.perf_counter()
         self._under_way = (_UnderWay(item=item, limit_s=limit_s, limit=Deadline(limit_s)),)
-        # A task rather than wait_for: its exception is a value, so that whatever the target
-        # raises is named with its input, and nothing is swallowed on the way.
+        # Unlike wait_for, a task returns the exception as a value, so every error is reported with
+        # its input.
         task = asyncio.ensure_future(self._call_without_exit(item))
+        notice_s = WAIT_NOTICE_S
+        look_s = WAIT_NOTICE_S if self._waits is None else LOOK_S
         try:
             while not task.done():
-                left = limit_s - (time.perf_counter() - start)
-                if left <= 0:
+                passed_s = time.perf_counter() - start
+                if passed_s >= limit_s:
                     raise self._timeout(item, limit_s)
-                await asyncio.wait({task}, timeout=min(left, WAIT_NOTICE_S))
-                if not task.done():
-                    logger.info(
-                        "still waiting for input=%r after %.0f s%s",
-                        item.name,
-                        time.perf_counter() - start,
-                        self._waiting_text(),
-                    )
+                if passed_s >= notice_s:
+                    notice_s = passed_s + WAIT_NOTICE_S
+                    waiting = self._waiting_text()
+                    text = "still waiting for input=%r after %.0f s%s"
+                    logger.info(text, item.name, passed_s, waiting)
+                await asyncio.wait({task}, timeout=min(limit_s - passed_s, look_s))
+                if self._waits is not None:
+                    self._waits.look()
         finally:
+            if self._waits is not None:
+                self._waits.end()
             if not task.done():  # late, or the warm-up itself is cancelled
                 task.cancel()
                 await asyncio.wait({task}, timeout=CANCEL_S)
             self._under_way = ()
         seconds = time.perf_counter() - start
-        # Cancelled by nobody here: something inside the target has cancelled itself.
+        # This code did not cancel it, so code inside the target did.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return seconds, None
-        if not isinstance(error, (Exception, asyncio.CancelledError)):
-            raise error
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error  # from a signal
         failed = ReplayFailed(
             f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
-            # An error of ours knows better what to do.
+            # Errors of serve_warm have a better hint.
             hint=getattr(error, "hint", "")
             or "warm-up replays it as traffic would: call the same method with the same "
-            "arguments, or correct warmup_inputs()",
+            "arguments, or fix warmup_inputs()",
             stage=Stage.REPLAYING.value,
             input=item.name,
         )
@@ -176,14 +194,18 @@ class TimedCalls:
         return seconds, failed
 
     async def _call_without_exit(self, item: Input) -> None:
-        """Call what an input names; an exit of what it runs is an error like any other.
+        """Call an input's target; treat SystemExit and KeyboardInterrupt like any other error.
 
-        Raised in a task, asyncio would take it for the end of the process.
+        If a task raised one of these two, asyncio would end the process. This is correct only if a
+        signal handler raised the exception.
         """
-        try:
-            await self._call(item)
-        except SystemExit as exit_:
-            raise RuntimeError(f"it ends the process: SystemExit({exit_.code!r})") from exit_
+        with SignalsSeen() as signals:
+            try:
+                await self._call(item)
+            except (SystemExit, KeyboardInterrupt) as raised:
+                if signals.any:
+                    raise
+                raise RuntimeError(f"it ends the process: {raised!r}") from raised
 
     def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
         progress = self._progress
@@ -198,9 +220,9 @@ class TimedCalls:
         )
 
     def _waiting_text(self) -> str:
-        if not self._waits_for:
+        if self._waits is None:
             return ""
-        return "; it may wait for other deployments: " + ", ".join(self._waits_for)
+        return "; it may wait for other deployments: " + ", ".join(self._waits.names)
 
 
 def _at(error: BaseException) -> str:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a start: when each of its parts began and ended, on one clock.
+"""The timeline of a start: the beginning and end of each part, on one clock.
 
-The clock is CLOCK_BOOTTIME, which all processes of a machine share, and which /proc has for what
-began before any code of this package ran. Who serves the metrics of a node, another process,
-counts on from it.
+The clock is CLOCK_BOOTTIME, which all processes of a machine share. /proc also uses this clock, for
+parts that began before any code of this package ran. The node's metrics server uses this clock to
+compute current values.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from serve_warm._spans import Span
 from serve_warm.node import boot_s
-from serve_warm.report import Span
 
 ACTOR_THREAD = "AsyncIO Thread: default"
-"""Ray starts it in a worker when the worker becomes an actor (2.53 to 2.60), which then imports the
-app. A worker that Ray has started in advance waits before that."""
+"""Name of a thread that Ray starts when a worker becomes an actor (2.53 to 2.60). The worker then
+imports the app. A worker that Ray started in advance waits before creating this thread."""
 
 
-def spans_before(created_boot_s: float) -> tuple[Span, ...]:
-    """Return what passed in this process before the replica's object was made.
+def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ...]:
+    """Return the parts of this process's life before the replica's object was created.
 
-    `process` lasts until Ray makes the process an actor, `imports` from there on. Where Ray's
-    thread is not found they are one.
+    `process` lasts until Ray makes the process an actor, and `imports` follows. If Ray's thread is
+    not found, the two are one part. With `seat`, the first part was over before the start of the
+    replica, so it is left out.
     """
     began_s = _began_s(Path("/proc/self"))
     actor = next((t for t in threading.enumerate() if t.name == ACTOR_THREAD), None)
     marks = [(began_s, "process")]
     if actor is not None and actor.native_id is not None:
-        marks.append((_began_s(Path(f"/proc/self/task/{actor.native_id}")), "imports"))
+        imports = (_began_s(Path(f"/proc/self/task/{actor.native_id}")), "imports")
+        marks = [imports] if seat else [*marks, imports]
     else:
         marks = [(began_s, "process and imports")]
     ends = [*(mark for mark, _ in marks[1:]), created_boot_s]
@@ -44,13 +46,14 @@ def spans_before(created_boot_s: float) -> tuple[Span, ...]:
 
 
 def _began_s(process: Path) -> float:
-    # The name of the program, in parentheses, may hold anything. Field 22 of proc(5), in ticks.
+    # The program name in parentheses may contain anything. The start time is field 22 (see
+    # proc(5)), in ticks.
     fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 class Timeline:
-    """The spans of one start, added by whoever knows when a part ended. From any thread."""
+    """The spans of one start. Any thread may add spans."""
 
     def __init__(self, before: tuple[Span, ...] = ()) -> None:
         self._spans = list(before)
@@ -64,7 +67,10 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, *, beside: bool = False) -> Iterator[None]:
-        """Add the block as a part; `beside` where it runs in a thread beside the others."""
+        """Add the block as a part.
+
+        `beside` marks a block that runs in parallel in another thread.
+        """
         began_s = boot_s()
         self._under_way[name] = (began_s, beside)
         try:
@@ -76,17 +82,17 @@ class Timeline:
             )
 
     def say(self, text: str) -> None:
-        """Have `doing` be this text, until it is set to none."""
+        """Set `doing` to this text; an empty text clears it."""
         self._said = text
 
     @property
     def doing(self) -> str:
-        """What was said, or the part that began last and has not ended, but for those beside."""
+        """The text that was set, or the last running part that is not in a parallel thread."""
         if self._said:
             return self._said
         names = [name for name, (_, beside) in list(self._under_way.items()) if not beside]
         return names[-1] if names else ""
 
     def spans(self) -> tuple[Span, ...]:
-        """Return all parts that have ended, in the order in which they began."""
+        """Return all ended parts, in the order in which they began."""
         return tuple(sorted(self._spans, key=lambda span: span.began_boot_s))

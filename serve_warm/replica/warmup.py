@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a start: the stages, their deadlines, the policies. Nothing else knows the order.
+"""The order of a start's stages, with its deadlines and policies. Only this module knows the order.
 
-A `Warmup` is one start of one replica. It asks a `Replica` for what only the deployment knows
-(its inputs, how to call them, what it compiles with) and writes to a journal, which tells its
-observers of each change.
+A `Warmup` is one start of one replica. A `Replica` provides the facts that only the deployment
+knows: the inputs, how to call them, and the compile arguments. The warm-up writes to a journal,
+which tells observers about each change.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.start import CompileCaches, Replica, Start
-from serve_warm.replica.timed_calls import Deadline, Progress
+from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
+from serve_warm.replica.traffic_log import KEEP_ON_ONE_THREAD
+from serve_warm.replica.waits import Waits
 from serve_warm.replica.watchdog import Watchdog
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
 
@@ -57,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """One start of one replica: `prove()` once, then `become_ready()` once it may serve.
+    """One start of one replica: call `prove()` once, then `become_ready()` once it may serve.
 
-    `report()` at any time and from any thread.
+    Call `report()` at any time and from any thread.
     """
 
     def __init__(
@@ -72,15 +74,18 @@ class Warmup:
         known: Report | None = None,
         timeline: Timeline | None = None,
         end_process: Callable[[], None] | None = None,
+        join_ranks: Callable[[], contextlib.AbstractContextManager[ranks.Ranks]] = ranks.join,
     ) -> None:
-        # `end_process` is called where a deadline has passed and the event loop is blocked: in
-        # Serve, which starts another replica. Elsewhere the loop's own end of it is waited for.
+        # `end_process` is called if a deadline has passed while the event loop is blocked. Serve
+        # then starts another replica. Without `end_process`, the start waits until the loop runs
+        # again.
         self._replica = replica
         self._config = config
         self._prefetched = prefetched
         self._end_process = end_process
+        self._join_ranks = join_ranks
         self._is_late = False
-        """Whether a deadline has passed, and the policy is to serve."""
+        """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
         known = known or Report(
             application=replica.application,
@@ -100,31 +105,31 @@ class Warmup:
         self._proof = Proof(self._start)
 
     def observe(self, observers: Sequence[Observer]) -> None:
-        """Call each of `observers` with the report whenever it changes."""
+        """Call each of `observers` with the report whenever the report changes."""
         self.journal.observe(observers)
 
     def report(self) -> Report:
-        """Return what has happened until now."""
+        """Return the report of the start so far."""
         return self.journal.report()
 
     async def run(self) -> Report:
-        """Warm up, prove it and become ready, or raise what `prove` does."""
+        """Warm up, prove the warmth and become ready, or raise as `prove` does."""
         await self.prove()
         report = self.become_ready()
         if self.checks is not None:
-            self.checks.kept.drop()  # nobody says here when there is time for them
+            self.checks.kept.drop()  # outside Serve, idle traffic is not noticed
         return report
 
     @property
     def checks(self) -> Checks | None:
-        """Those of entries against eager; None without entries."""
+        """Checks of entries against eager; None without entries."""
         return self._proof.checks
 
     async def prove(self) -> None:
-        """Warm up and prove it, or raise: returning means that the replica may become ready.
+        """Warm up and prove the warmth, or raise. When this returns, the replica may become ready.
 
         Raises:
-            WarmupFailed: an input, a deadline or a policy says that it may not.
+            WarmupFailed: an input failed, a deadline passed, or a policy forbids becoming ready.
             ConfigError: the inputs, the trust files or the configuration cannot be used.
             OSError: no private directory can be made for torch's caches.
         """
@@ -147,12 +152,12 @@ class Warmup:
             journal.to_proof_s = time.perf_counter() - start
         finally:
             if self._prefetched is not None:
-                self._prefetched.drop()  # nothing, where it was taken
+                self._prefetched.drop()  # no effect if the start took the artifact
             journal.cpu_s = cpu_seconds()
             raised = sys.exc_info()[1]
             if raised is not None:
-                # Whatever it is, the user's own exceptions included: this start has ended, and
-                # who reads the state file must see it.
+                # Any exception ends this start, even an exception of user code, and readers of the
+                # state file must see it.
                 journal.to_proof_s = time.perf_counter() - start
                 journal.fail(raised)
 
@@ -171,22 +176,24 @@ class Warmup:
                 await loading.go_on_without(refusal, prepared)
                 proof.drop_checks()
                 await proof.replay_and_compare(prepared, deadline)
-            await proof.look_for_gaps(prepared.inputs)
+            with self.journal.timeline.span("batch sizes"):
+                await proof.look_for_gaps(prepared.inputs)
             proof.judge(prepared, loaded.missing)
-            # None serves before all may: its first request would wait for the others.
+            # Ranks become ready together, because a first request would wait for the other ranks.
             await proof.ranks.agree("being ready", None, timeout_s=deadline.left())
 
     def become_ready(self) -> Report:
-        """Say READY after the proof, once, and return the report.
+        """Enter READY after the proof, once, and return the report.
 
-        What is compiled from here on is traffic's. What was compiled since the proof counts as the
-        warm-up's.
+        Compiles from now on count for traffic. Compiles between the proof and this call count for
+        the warm-up.
         """
         journal = self.journal
         if journal.stage is Stage.READY:
             return journal.report()
         journal.end_warmup()
-        # The deadline may have passed before anything was watched: traffic is, all the same.
+        journal.traffic_log.lasting = self._replica.serving_threads()
+        # The deadline may have passed before counting began. Count compiles in traffic anyway.
         seen = watch_process()
         seen.on_event = self._note_in_traffic
         if self._config.after_ready == "forbid":
@@ -200,9 +207,9 @@ class Warmup:
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
-        """Return the raw parts of an artifact, and what its manifest says about the build.
+        """Return the raw parts of an artifact and the build facts for its manifest.
 
-        Once per process, after `run()`.
+        Works once per process, after `run()`.
         """
         with self._join() as self._proof.ranks:
             try:
@@ -224,13 +231,13 @@ class Warmup:
 
     def _join(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
         alone = contextlib.nullcontext(ranks.Ranks())
-        return ranks.join() if self._config.ranks == "together" else alone
+        return self._join_ranks() if self._config.ranks == "together" else alone
 
     # The deadline -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _watch_deadline(self, deadline: Deadline) -> Iterator[None]:
-        """Have the deadlines looked at while the event loop is blocked, where that is of use."""
+        """Check the deadlines even while the event loop is blocked, if the process can be ended."""
         if self._end_process is None:
             yield
             return
@@ -254,7 +261,8 @@ class Warmup:
         )
 
     def _serves_late(self) -> bool:
-        # Of several ranks the others are in the middle of what this one has left.
+        # With several ranks, the other ranks are still in the middle of the work that this rank has
+        # left.
         return self._config.on_deadline == "serve" and self._proof.ranks.size == 1
 
     def _mark_late(self, error: WarmupTimeout) -> None:
@@ -262,15 +270,16 @@ class Warmup:
         self.journal.mark_late(error.message)
 
     def _late(self, error: WarmupTimeout) -> None:
-        """Say late while the loop may be blocked: whoever looks need not wait for it."""
+        """Report the delay at once, even though the loop may be blocked."""
         if self._serves_late():
             self._mark_late(error)
             self.journal.tell()
 
     def _stuck(self, error: WarmupTimeout, where: str) -> None:
-        """Fail the start and end the process, since nothing on its event loop can do so.
+        """Fail the start and end the process, because a blocked event loop cannot do this.
 
-        Where it is served late this only says what blocks it: the loop goes on by itself.
+        If the policy is to serve late, this only logs the line that blocks the loop, and the start
+        continues.
         """
         if self._serves_late():
             logger.warning("late, and the event loop is blocked in %s", where)
@@ -278,7 +287,7 @@ class Warmup:
         self.journal.fail(
             WarmupTimeout(
                 f"{error.message}; the event loop is blocked in {where}, and this process ends",
-                hint="call what takes long with `await self.on_model_thread(...)`; " + error.hint,
+                hint="call slow code with `await self.on_model_thread(...)`; " + error.hint,
                 stage=error.stage,
             )
         )
@@ -287,21 +296,24 @@ class Warmup:
 
 
 class Proof:
-    """The stages REPLAYING, PROVING and PARITY of one start, and what is made of them."""
+    """The stages REPLAYING, PROVING and PARITY of one start, and the verdict on their results."""
 
     def __init__(self, start: Start) -> None:
         self._replica = start.replica
         self._config = start.config
         self._journal = start.journal
         self._caches = start.caches
-        self.checks: Checks | None = None
-        """Of entries against eager; None without entries."""
         self._replays: list[Replay] = []
-        """The last one is under way, or was judged."""
+        """The replays so far; the last replay is running or was judged."""
         self.ranks = ranks.Ranks()
 
+    @property
+    def checks(self) -> Checks | None:
+        """Checks of entries against eager; None without entries."""
+        return self._journal.checks
+
     def overdue(self) -> WarmupTimeout | None:
-        """Return what the replay under way is late with; from any thread."""
+        """Return why the current replay is late, or None; any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None
 
     def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
@@ -311,27 +323,35 @@ class Proof:
             prepared.inputs,
             self._replica.call,
             seen=watch_process(),
-            deadline=deadline,
-            input_deadline_s=self._config.input_deadline_s,
-            max_passes=self._config.max_passes,
+            limits=Limits(
+                deadline=deadline,
+                input_s=self._config.input_deadline_s,
+                passes=self._config.max_passes,
+            ),
             ranks=self.ranks,
-            waits_for=self._replica.waits_for(),
+            waits=Waits(
+                self._replica.waits_for(),
+                self._replica.list_absent,
+                timeline=self._journal.timeline,
+                changed=self._journal.tell,
+            ),
             changed=self._journal.tell,
             has_compiled=lambda: early or reaches_compiled(self._replica.owner),
         )
 
     async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay and prove, and once more where an entry turns out to differ from eager."""
+        """Replay and prove; repeat both if an entry differs from eager execution."""
         await self.replay_and_prove(prepared, deadline)
         if await self.withdraws_entries():
-            # What answers their calls now is not warm yet.
+            # The calls of a withdrawn entry now run other code, which is not warm yet.
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return why the artifact is refused, where its code raised what eager does not.
+        """Return why the artifact is refused, if its code raised but eager execution does not.
 
-        None where eager raises as well, which is the input's fault, and where memory did not
-        suffice. Of several ranks the others are in the middle of the same call.
+        Returns None if memory ran out, or if eager execution also raises, because then the input is
+        wrong. Also returns None with several ranks, because the other ranks are in the middle of
+        the same call.
         """
         used, cause = loaded.artifact, failed.__cause__
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
@@ -349,7 +369,7 @@ class Proof:
         )
 
     async def replay_and_prove(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay until nothing compiles, then once more with compiling forbidden."""
+        """Replay the inputs until nothing compiles, and then once more with compiling forbidden."""
         journal = self._journal
         watch_process().count_kernels_in(self._caches.directory)
         self._begin_checks()
@@ -370,7 +390,7 @@ class Proof:
         except NotProven as error:
             if self._config.on_uncovered == "fail":
                 raise
-            # The proof will say which inputs are at fault; the others are as good as ever.
+            # The proof shows which inputs fail. Other inputs are not affected.
             logger.warning("%s", error)
             return False
         return True
@@ -378,24 +398,24 @@ class Proof:
     # Entries against eager ----------------------------------------------------------------------
 
     def _begin_checks(self) -> None:
-        # Ranks that compute together would have to check the same call at the same time.
+        # Ranks that compute together would need to check the same call at the same time.
         if self.checks is None and self.ranks.size == 1:
-            self._journal.checks = self.checks = SESSION.begin_checks(
+            self._journal.checks = SESSION.begin_checks(
                 one_in=self._config.parity_one_in,
                 can_compile=_can_compile,
                 on_failure=self._note_withdrawn,
             )
 
     def drop_checks(self) -> None:
-        """Forget what came of entries that are not used any more."""
-        self._journal.checks = self.checks = None
+        """Drop the checks of entries that are no longer used."""
+        self._journal.checks = None
 
     def _note_withdrawn(self, failure: str) -> None:
         self._journal.degraded.append(f"parity: {failure}")
         self._journal.tell()
 
     async def withdraws_entries(self) -> bool:
-        """Check an entry of each callable, and return whether any was withdrawn."""
+        """Check an entry of each callable, and return whether any entry was withdrawn."""
         journal, checks = self._journal, self.checks
         if checks is None:
             return False
@@ -404,15 +424,15 @@ class Proof:
             await self._replays[-1].until(checks.is_done)
         if checks.failed and self._config.on_refused == "fail":
             raise WarmupFailed(
-                "the artifact computes something else than eager, and on_refused is fail: "
+                "the artifact's results differ from eager, and on_refused is fail: "
                 + "; ".join(checks.report().failures),
-                hint="build it again; do not load it elsewhere before you know why",
+                hint="build it again; do not load it elsewhere before you know the cause",
                 stage=Stage.PARITY.value,
             )
         return bool(checks.failed)
 
     async def look_for_gaps(self, inputs: Sequence[Input]) -> None:
-        """Name the sizes of batches that traffic forms, nobody declared, and that would compile."""
+        """Warn about undeclared batch sizes that can occur in traffic and would compile."""
         largest = self._replica.largest_batch()
         if largest == 1 or self.ranks.size > 1:
             return
@@ -420,20 +440,23 @@ class Proof:
         found = await self._replays[-1].find_compiling(items)
         if not found:
             return
-        sizes = ", ".join(str(size) for size in sorted({item.concurrency for item in found}))
+        found_sizes = sorted({item.concurrency for item in found})
+        sizes = ", ".join(map(str, found_sizes))
         targets = ", ".join(sorted({item.target_name for item in found}))
+        many, them = ("s are", "them") if len(found_sizes) > 1 else (" is", "it")
         self._journal.warn(
-            f"{targets}: batches of {sizes} requests would compile in traffic. @serve.batch forms "
-            f"every size up to {largest}: declare each, Input(..., concurrency=size) for size in "
-            f"range(1, {largest + 1}), or pad inside the batch to sizes that are declared"
+            f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them}, "
+            f"batches of {sizes} requests to {targets}. @serve.batch forms every size up to "
+            f"{largest}: declare each, Input(..., concurrency=size) for size in "
+            f"range(1, {largest + 1}), or pad inside the batch to declared sizes"
         )
 
-    # What is made of it -------------------------------------------------------------------------
+    # The verdict -------------------------------------------------------------------------------
 
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
-        """Warn of what the proof has shown, or raise where a policy says that it may not be.
+        """Warn about problems that the proof found, or raise if a policy forbids them.
 
-        `missing` is what `on_missing: fail` says once something has compiled.
+        `missing` is the error of `on_missing: fail`, raised if something has compiled.
 
         Raises:
             WarmupFailed: `missing`; or CUDA graphs were captured on threads that end with their
@@ -453,7 +476,7 @@ class Proof:
         others = ", ".join(self._replica.waits_for())
         self._journal.note_nothing_compiles(
             "nothing compiled was found in this process, and no input called anything "
-            "compiled: the inputs were replayed, and there was nothing to prove. "
+            "compiled: the inputs were replayed, but there was nothing to prove. "
             + (
                 f"A model in another deployment ({others}) warms up there"
                 if others
@@ -462,26 +485,26 @@ class Proof:
         )
 
     def _judge_threads(self, progress: Progress) -> None:
-        """Name, or with CUDA graphs refuse, handlers whose compiled calls change threads."""
+        """Warn about handlers whose compiled calls run on changing threads.
+
+        With CUDA graphs, raise instead.
+        """
         strangers = progress.threads - self._replica.serving_threads()
         if not strangers:
             return
-        fix = (
-            "make the handler `async def`, or call the model with "
-            "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
-        )
+        many = f"{len(strangers)} thread{'s' * (len(strangers) != 1)}"
         if self._journal.warmup_counts().captures or uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
-                "CUDA graphs belong to the thread that recorded them, and compiled calls were "
-                f"made from {len(strangers)} threads other than the replica's own: those of a sync "
-                "handler end with their request",
-                hint=fix,
+                "CUDA graphs belong to the thread that recorded them, but compiled calls came "
+                f"from {many} other than the replica's own: the threads of a sync handler end "
+                "with their request",
+                hint=KEEP_ON_ONE_THREAD,
                 stage=Stage.PROVING.value,
             )
         self._journal.warn(
-            f"compiled calls were made from {len(strangers)} threads that end with their request "
-            "(a sync handler): concurrent calls can lose a race in Dynamo's lookup and recompile; "
-            + fix
+            f"compiled calls were made from {many} that ended with the request (a sync handler): "
+            "concurrent calls can lose a race in Dynamo's lookup and recompile; "
+            + KEEP_ON_ONE_THREAD
         )
 
     def _judge_coverage(self, progress: Progress, *, of: int) -> None:
@@ -489,7 +512,7 @@ class Proof:
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
-        # Of those left out all: each is a size that may fail in traffic, too.
+        # Name all skipped inputs, because inputs of these sizes may also fail in traffic.
         names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
         text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
         if self._config.on_uncovered == "fail":
@@ -500,13 +523,14 @@ class Proof:
 
 @contextlib.contextmanager
 def _startup_objects_frozen() -> Iterator[None]:
-    """Keep what imports and weights made out of garbage collection while inputs are replayed.
+    """Exclude objects from imports and weights from garbage collection during the replay.
 
-    Dynamo makes objects by the million, and each full collection walks all of torch: 15 to 20 %
-    of a warm replay (MiniLM, six inputs, torch 2.13). Serve freezes for good once we are done.
+    Dynamo creates millions of objects, and each full collection walks all of torch: 15 to 20 % of a
+    warm replay (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently
+    after the start.
     """
     if gc.get_freeze_count():
-        # Somebody froze before: thawing would undo their work.
+        # Other code has already frozen objects, and unfreezing would undo this.
         yield
         return
     gc.freeze()
@@ -517,7 +541,7 @@ def _startup_objects_frozen() -> Iterator[None]:
 
 
 def _can_compile() -> bool:
-    """Return whether there is a compiler for what torch.compile makes."""
+    """Return whether a compiler is available for torch.compile."""
     try:
         require_compiler(environment())
     except CompilerMissing:

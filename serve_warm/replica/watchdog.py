@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A look at deadlines from a thread, where a handler that blocks the event loop cannot hide them.
+"""A thread that checks deadlines even while a handler blocks the event loop.
 
-The loop cancels what is late by itself, as long as it runs. While a handler blocks it, no timeout
-fires, and the start takes as long as the handler does.
+While the loop runs, the loop itself cancels late work. While a handler blocks the loop, no timeout
+of the loop can fire. Without this thread, a start would then wait until the handler returns.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from serve_warm.errors import WarmupTimeout
 POLL_S = 0.1
 
 GRACE_S = 0.4
-"""A loop that has not run for so long after the deadline is blocked. One that runs has noticed the
-deadline by then, and ends the start in its own way."""
+"""Seconds after the deadline without a run of the loop, after which the loop counts as blocked. A
+running loop notices the deadline earlier, and ends the start itself."""
 
 
 class Watchdog:
-    """Looks at deadlines every `POLL_S`, from its making on until `stop()`.
+    """Checks deadlines every `POLL_S` seconds, from its creation until `stop()`.
 
-    Made on the thread of the loop that it watches. `overdue` returns what is late, or None; it is
-    called from the watchdog's thread, and so are the other two:
+    Create it on the thread of the loop to watch. It calls these functions on its own thread:
 
-    `late` once, as soon as something is overdue.
-    `stuck` once, with where the loop is blocked, when it has not run for `GRACE_S` after that. It
-    may end the process.
+    `overdue` returns the error for late work, or None.
+    `late` is called once, as soon as some work is overdue.
+    `stuck` is called once, with the blocked line, if the loop does not run in the next `GRACE_S`
+    seconds. `stuck` may end the process.
 
-    After `stop()` has returned, none of them is running or will be called.
+    After `stop()` has returned, none of these functions runs or will be called.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch. Waits for what it is doing, which may end the process."""
+        """End the watch. Waits for a running callback, which may end the process."""
         with self._firing:
             self._stopped.set()
 
@@ -76,12 +76,12 @@ class Watchdog:
                 act()
 
     def _loop_runs(self) -> bool:
-        """Return whether the loop runs something within `GRACE_S`."""
+        """Return whether the loop runs within `GRACE_S`."""
         ran = threading.Event()
         try:
             self._loop.call_soon_threadsafe(ran.set)
         except RuntimeError:
-            return True  # it is closed, and the start is over
+            return True  # the loop is closed: the start is over
         end = time.perf_counter() + GRACE_S
         while time.perf_counter() < end:
             if ran.wait(POLL_S) or self._stopped.is_set():
@@ -89,9 +89,9 @@ class Watchdog:
         return False
 
     def _where(self) -> str:
-        """Return the line that the loop's thread is at."""
+        """Return the line that the thread of the loop is executing."""
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
         if frame is None:
-            return "a line that is not known"
+            return "an unknown line"
         code = frame.f_code
         return f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})"

@@ -1,223 +1,277 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where artifacts live: one protocol of eight methods, and the URI that chooses a store.
+"""Stores for artifacts: the protocol of a store, and the URI that selects one.
 
-Stores keep bytes under keys and know nothing of artifacts. They are write-once, because a reader
-that has checked an object must be able to rely on it, and they are not trusted: what they give is
-checked by the caller (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
+A store keeps bytes under keys and knows nothing about artifacts. Each object is written only once,
+so that a checked object cannot change. Stores are not trusted: callers check every object that they
+read (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
 """
 
 from __future__ import annotations
 
 import builtins
 import os
-import sys
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import BinaryIO, Protocol
 
-from serve_warm._store_address import check_scheme, split
-from serve_warm._suggestions import did_you_mean
-from serve_warm.errors import ConfigError, StoreError
+from serve_warm._redaction import excerpt
+from serve_warm._store_address import (
+    SCHEMES,
+    check_scheme,
+    folder_of,
+    installed_opener,
+    is_bucket,
+    split,
+)
+from serve_warm.errors import ConfigError, ServeWarmError, StoreError, did_you_mean
 
 PIECE_BYTES = 1 << 20
-"""Read and written at once where nothing else decides."""
+"""The default size of one read or write, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
-    """What a store says about an object, without reading it."""
+    """Metadata of an object, known without reading the object."""
 
     key: str
     size_bytes: int
     modified_unix: float
-    """When it was written, by the store's clock; seconds since the epoch."""
+    """When the object was written, by the store's clock, in seconds since the epoch."""
     version: str
-    """Pins the bytes while they are read (an ETag, a commit); empty where the store has none."""
+    """Identifier of the exact bytes (an ETag, a commit); empty if the store has no versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """What a listing says about an object."""
+    """One object in a listing."""
 
     key: str
     modified_unix: float | None = None
-    """When it was written, by the store's clock; None where a listing does not say so."""
+    """When the object was written, in seconds since the epoch by the store's clock. None if the
+    listing has no time."""
 
 
 Sink = Callable[[int, bytes | memoryview], None]
-"""Takes a piece of an object and the offset it stands at. Pieces come in any order and from
-several threads at once, and cover the object without gap or overlap."""
+"""Function that receives the offset of a piece and the piece. Pieces arrive in any order and from
+several threads at once. Together, the pieces cover the object without gaps or overlaps."""
 
 
 class Store(Protocol):
-    """Bytes under keys, written once.
+    """Bytes under keys, each written once.
 
-    A key is one or more names joined by `/`, as `check_key` says. Every method raises StoreError
-    when the store cannot be reached, read or written, or when the key is none; of these
-    StoreDenied says that trying again is of no use.
+    A key is one or more names joined by `/`; `check_key` has the rules. Every method raises
+    StoreError if the key is invalid, or if the store cannot be reached, read or written to. Its
+    subclass StoreDenied means that a retry cannot help.
     """
 
     @property
     def uri(self) -> str:
-        """What `open_store` opens again, without credentials; fit for logs."""
+        """The address of the store, as `open_store` accepts it.
+
+        The address has no credentials and is safe to log.
+        """
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return, sorted, every key that begins with `prefix`; none when the store is empty.
+        """Return all keys that begin with `prefix`, sorted.
 
-        It sees what others have done until now, also where reads are pinned to a moment.
+        The listing is current, even if reads of objects are pinned to a version.
         """
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield what `list` returns a page at a time, in any order.
+        """Yield the keys that `list` returns, one page at a time, in any order.
 
-        The store is asked for a page when that is wanted, so that whoever wants no more ends the
-        listing. A page may be empty. Where the store can, it leaves out what comes before `prefix`
-        without listing it.
+        Pages are requested lazily, so callers can stop early. A page may be empty. If possible, the
+        store skips keys before `prefix` without listing them.
         """
 
     def head(self, key: str) -> Object:
-        """Return what is known of an object.
+        """Return the metadata of an object.
 
         Raises:
             ObjectNotFound: nothing is there.
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return an object, reading at most one byte more than `max_bytes`.
+        """Return the bytes of an object, reading at most one byte more than `max_bytes`.
 
         Raises:
             ObjectNotFound: nothing is there.
-            ObjectTooLarge: it is larger than `max_bytes`.
+            ObjectTooLarge: the object is larger than `max_bytes`.
         """
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Give all of an object to `sink`, in bounded memory; what `sink` raises ends it.
+        """Pass a whole object to `sink` in pieces, in bounded memory; `sink` may raise to cancel.
 
         Raises:
-            ObjectNotFound: it is not there any more.
-            StoreError: it is not what `head` found, or ended early; `sink` has had a part of it.
+            ObjectNotFound: the object no longer exists.
+            StoreError: the object differs from `found` or ended early; `sink` may have received
+                pieces.
         """
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object whole or not at all; the same bytes being there already is success.
+        """Store an object atomically; succeed if the key already holds the same bytes.
 
-        A file is read from its beginning.
+        A file is read from offset 0.
 
         Raises:
-            ObjectExists: other bytes are there. They stay.
+            ObjectExists: the key already holds other bytes, which do not change.
         """
 
     def delete(self, key: str) -> None:
-        """Remove an object; that nothing is there is success."""
+        """Remove an object; also succeed if the object does not exist."""
 
 
 def open_store(uri: str) -> Store:
-    """Return the store at `uri`; nothing is asked of it yet.
+    """Return the store at `uri`, without contacting it.
 
         ./artifacts   /srv/artifacts   file:///srv/artifacts     a folder
         s3://bucket/prefix   gs://bucket/prefix   az://container/prefix
-        hf://owner/repo@revision/prefix                          a model repository of the Hub
+        hf://owner/repo@revision/prefix                          a model repository on the Hub
+        x://…                    the entry point `x` of an installed package, in `serve_warm.stores`
 
-    A relative path is taken from the working directory of this moment. `~` is not expanded: it
-    would mean the home that the environment names, which differs between a shell and a replica.
+    A relative path is resolved against the current working directory. `~` is not expanded: `$HOME`
+    can differ between a shell and a replica.
 
     Raises:
-        ConfigError: not such an address, or its package is not installed.
-        StoreDenied: the environment of this machine does not configure such a store.
+        ConfigError: `uri` is not a store address, or the package for it is not installed.
+        StoreDenied: the environment variables of this machine do not configure the store.
     """
     name, rest = split(uri)
     host = rest.removeprefix("//").partition("/")[0]
-    # From here on no more than the scheme is repeated in errors: a URI may hold a password or a
-    # presigned query.
+    # From here on, errors repeat only the scheme: a URI may hold a password or a presigned query.
     if name and ("?" in rest or "#" in rest or "@" in host):
         raise ConfigError(
-            f"the address of a {name}: store has a query, a fragment or a user in it",
+            f"the address of a {name}: store contains a query, a fragment or a user",
             hint="credentials come from the environment or the machine, never from the address",
         )
     check_scheme(uri)
     if not name:
         return _open_folder(uri)
     if name == "file":
-        return _open_folder(_path_of(rest.removeprefix("//")))
+        return _open_folder(str(folder_of(uri)))
     if name == "hf":
         from serve_warm.stores.hub import HubStore
 
         return HubStore.open(rest.removeprefix("//"))
-    from serve_warm.stores.object_store import ObjectStore
+    if is_bucket(name):
+        from serve_warm.stores.object_store import ObjectStore
 
-    return ObjectStore.open(_BUCKETS[name], rest.removeprefix("//"))
+        return ObjectStore.open(name, rest.removeprefix("//"))
+    return _open_installed(name, uri)
 
 
 def open_existing_store(uri: str) -> Store:
-    """Return the store at `uri`, for those that only read it or remove from it.
+    """Return the store at `uri`, for callers that only read or delete objects.
 
-    A folder has to be there: a mistyped one is no store that is empty. What else a store can be
-    says so by itself when it is asked.
+    A folder must exist, because otherwise a mistyped path would look like an empty store. Other
+    kinds of stores report a wrong address on first use.
 
     Raises:
         ConfigError, StoreDenied: as `open_store`.
-        StoreError: the folder is not there.
+        StoreError: the folder does not exist.
     """
-    from serve_warm.stores.local import LocalStore
-
     store = open_store(uri)
-    if isinstance(store, LocalStore) and not store.root.is_dir():
-        beside = store.root.parent
-        names = [each.name for each in beside.iterdir()] if beside.is_dir() else []
-        what = "is a file" if store.root.exists() else "is not there"
+    missing = find_missing_folder(store)
+    if missing is not None:
         raise StoreError(
-            f"{store.root} {what}, and a store is a folder",
-            hint=did_you_mean(store.root.name, names) or "check the path; build makes the folder",
+            f"{missing}, and a store is a folder",
+            hint=missing.near or "check the path; build makes the folder",
         )
     return store
 
 
-KINDS = {"file": "file", "s3": "s3", "gs": "gs", "az": "azure", "hf": "hf"}
-"""What a store can be, in a word of whoever runs a fleet, by the scheme of its address."""
+@dataclass(frozen=True, kw_only=True)
+class MissingFolder:
+    """The path of a folder store that is not an existing folder."""
+
+    folder: Path
+    is_file: bool
+    near: str
+    """A "did you mean" question about a similarly named folder in the same parent; empty if
+    none."""
+
+    def __str__(self) -> str:
+        return f"{self.folder} {'is a file' if self.is_file else 'does not exist'}"
+
+
+def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | None:
+    """Return details if `store` is a folder store whose folder is missing, else None.
+
+    Only folders that have the same parent and contain `holding` are suggested.
+    """
+    folder = folder_of(store.uri)
+    if folder is None:
+        return None
+    try:
+        if folder.is_dir():
+            return None
+        beside = list(folder.parent.iterdir()) if folder.parent.is_dir() else []
+        near = did_you_mean(folder.name, [e.name for e in beside if (e / holding).is_dir()])
+        return MissingFolder(folder=folder, is_file=folder.exists(), near=near)
+    except OSError:
+        return None  # reading the store will report the error
 
 
 def kind_of(uri: str) -> str:
-    """Return what kind of store is at an address; `none` where it is no address of a store.
+    """Return the kind of store at an address; `none` if it is not a store address.
+
+    Stores of installed packages are `other`.
 
     >>> kind_of("./artifacts"), kind_of("az://container/prefix")
     ('file', 'azure')
     """
-    return KINDS.get(split(uri)[0] or "file", "none")
-
-
-_BUCKETS: dict[str, Literal["s3", "gs", "az"]] = {"s3": "s3", "gs": "gs", "az": "az"}
-
-
-def _path_of(path: str) -> str:
-    platform: str = sys.platform
-    if platform != "win32":
-        return urllib.parse.unquote(path)
-    from urllib.request import url2pathname
-
-    return url2pathname(path)  # /C:/artifacts is C:\artifacts
+    name = split(uri)[0] or "file"
+    if name in SCHEMES:
+        return SCHEMES[name].kind
+    return "none" if installed_opener(name) is None else "other"
 
 
 def _open_folder(path: str) -> Store:
     from serve_warm.stores.local import LocalStore
 
     if not path or "\0" in path:
-        raise ConfigError("the path of a store is empty or has a NUL in it", hint="name a folder")
+        raise ConfigError("the path of a store is empty or contains a NUL", hint="name a folder")
     if path.startswith("~"):
         raise ConfigError(f"~ is not expanded in the path of a store: {path}", hint="write it out")
-    # Without `..` and links: trusted keys may be limited to stores, by their addresses.
+    # Resolve `..` and links, because a trusted key can be limited to stores by address.
     return LocalStore(root=Path(os.path.realpath(path)))
 
 
+def _open_installed(name: str, uri: str) -> Store:
+    found = installed_opener(name)
+    if found is None:  # check_scheme has refused this scheme
+        raise ConfigError(f"{name}: is not the scheme of a store address")
+    try:
+        store = found.load()(uri)
+    except ServeWarmError:
+        raise
+    except Exception as error:  # noqa: BLE001 - code of another package
+        # Drop the error, because its text may contain the address.
+        text = f"{found.value}, which opens {name}:// stores, failed: {type(error).__name__}"
+        if isinstance(error, (ImportError, AttributeError)):
+            text = f"{found.value}, which opens {name}:// stores, cannot be imported: {error}"
+        raise ConfigError(text, hint="install or fix the package that declares it") from None
+    members = (member for member in vars(Store) if not member.startswith("_"))
+    missing = [member for member in members if not hasattr(store, member)]
+    if missing:
+        raise ConfigError(
+            f"{found.value}, which opens {name}:// stores, returned a {type(store).__name__} "
+            f"without {', '.join(missing)}",
+            hint="return a store: serve_warm.testing.StoreContract tests one",
+        )
+    opened: Store = store
+    return opened
+
+
 def sort_keys(pages: Iterable[Sequence[Listed]]) -> list[str]:
-    """Return the keys of a listing in order."""
+    """Return the keys of a listing, sorted."""
     return sorted(each.key for page in pages for each in page)
 
 
 def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
-    """Yield what is to be stored, from its beginning, in pieces of `PIECE_BYTES`."""
+    """Yield `source` from its beginning, in pieces of `PIECE_BYTES`."""
     if isinstance(source, bytes):
         for start in range(0, len(source), PIECE_BYTES):
             yield source[start : start + PIECE_BYTES]
@@ -228,30 +282,31 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that some store could read as a way out of it.
+    """Refuse a key that could be interpreted as a path outside the store.
 
-    The names of a key have 1 to 255 bytes, the whole at most 1024. They hold no backslash and
-    nothing unprintable, and do not begin with a dot: stores call their temporary files so.
+    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names have no backslash
+    and no unprintable characters. Names do not begin with a dot, because stores use such names for
+    temporary files.
 
     Raises:
-        StoreError: not a key.
+        StoreError: the key is invalid.
     """
     if not is_key(key):
-        raise StoreError(f"not a key: {key[:80]!r}", key=key)
+        raise StoreError(f"not a key: {excerpt(key, 80)!r}", key=key)
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that no key can begin with.
+    """Refuse a prefix that cannot be the beginning of a key.
 
     Raises:
-        StoreError: not the beginning of a key.
+        StoreError: no valid key can begin with this prefix.
     """
     if prefix:
         check_key(prefix.removesuffix("/"))
 
 
 def is_key(key: str) -> bool:
-    """Return whether `check_key` takes a key."""
+    """Return whether `check_key` accepts a key."""
     return (
         "\\" not in key
         and key.isprintable()

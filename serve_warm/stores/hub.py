@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model repository of the Hugging Face Hub as a store, read at one commit.
+"""A Hugging Face Hub model repository as a store, read at one commit.
 
-A branch moves while it is read, so its revision is resolved by each `list`, or at first use, and
-what is asked for afterwards is read at that commit. Otherwise only our own writes move it on. So
-whoever lists again, to see what others have done meanwhile, does see it. Writing an object is a
-commit that names the commit it was decided on as its parent: the Hub takes one of several such
-commits, and the others look again.
+A branch can move during reads. So the first read and each `list` resolve the revision to a commit,
+and later reads use this commit. Writes through this store also update the commit. Call `list` again
+to see changes by other writers. Each write is a commit whose parent is the commit that was just
+checked. If several writers commit at once, the Hub accepts one commit; the other writers check
+again and retry.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from serve_warm._daemon_threads import begin
 from serve_warm._private_folders import temporary_folder
-from serve_warm._redaction import tainted
+from serve_warm._redaction import excerpt, tainted
 from serve_warm.errors import (
     ConfigError,
     ObjectExists,
@@ -54,6 +54,7 @@ from serve_warm.stores.hub_client import (
     OutrunError,
     Pulse,
     T,
+    ask_json,
     explain_failure,
     import_client,
     listener,
@@ -62,7 +63,7 @@ from serve_warm.stores.hub_client import (
 )
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile, RepoFolder
     from huggingface_hub.errors import HfHubHTTPError
 
 logger = logging.getLogger(__name__)
@@ -77,21 +78,17 @@ _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,250}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-PAGE_FILES = 1_000
-"""Entries of the tree that the Hub gives at once."""
-
-
 _COMMIT_TRIES = 20
-"""Each time that somebody else's commit came first, all looks again and decides again."""
+"""Maximum number of attempts at a commit. After each conflict the store is checked again."""
 
 
 _SLOWEST_UPLOAD = 256 * 1024
-"""Bytes a second: an upload that would take longer than at this speed is given up."""
+"""Bytes per second. A slower upload times out."""
 
 
 @dataclass(kw_only=True)
 class _Pin:
-    """The commit that is read; the locks keep it from going back."""
+    """The commit to read from. Locks prevent a return to an older commit."""
 
     commit: str | None = None
     writes: int = 0
@@ -101,12 +98,15 @@ class _Pin:
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def wrote(self, commit: str) -> None:
-        """Move on to a commit that has what was just written."""
+        """Read from the commit that was just written."""
         with self.moving:
             self.commit, self.writes = commit, self.writes + 1
 
     def found(self, commit: str, *, writes: int) -> str:
-        """Move on to a commit, unless there were more writes since; returns the one to read."""
+        """Read from a resolved commit, unless this store wrote meanwhile.
+
+        Return the commit to read.
+        """
         with self.moving:
             if self.commit is None or self.writes == writes:
                 self.commit = commit
@@ -115,30 +115,30 @@ class _Pin:
 
 @dataclass(frozen=True, kw_only=True)
 class HubStore:
-    """The files of a model repository, or those under one folder of it.
+    """The files of a model repository, or of one folder in it.
 
-    A call that hears nothing from the Hub is given up after `silence_s`. The time includes the
-    client's own retries, which are six in half a minute. A download may take as long as it goes
-    on, an upload as long as at 256 KiB/s.
+    A call times out if the Hub sends nothing for `silence_s`. The retries of the client itself are
+    part of this time: six in half a minute. A download may take as long as it needs while data
+    arrives. An upload may take as long as it would at 256 KiB/s.
     """
 
     repository: str
-    """`owner/name`."""
+    """The repository, as `owner/name`."""
     revision: str = "main"
-    """A branch; a tag or a commit of 40 hex digits, which can only be read."""
+    """The branch, tag or commit (40 hex digits) to use. Tags and commits are read-only."""
     prefix: str = ""
-    """The folder of the repository that is the store; empty for all of it."""
+    """The folder of the repository that is the store; empty for the whole repository."""
     silence_s: float = 60.0
     _pin: _Pin = field(default_factory=_Pin, repr=False, compare=False)
 
     @classmethod
     def open(cls, rest: str) -> HubStore:
-        """Return the store at `owner/repo[@revision][/prefix]`; nothing is asked of the Hub.
+        """Return the store at `owner/repo[@revision][/prefix]`, without contacting the Hub.
 
-        A slash in a revision is written `%2F`, as in `refs%2Fpr%2F1`.
+        Write a slash in a revision as `%2F`, as in `refs%2Fpr%2F1`.
 
         Raises:
-            ConfigError: not such an address, or huggingface_hub is not installed.
+            ConfigError: not a valid address, or huggingface_hub is not installed.
         """
         owner, _, after = rest.partition("/")
         named, _, prefix = after.partition("/")
@@ -151,14 +151,15 @@ class HubStore:
             and _REVISION.fullmatch(revision)
         ):
             raise ConfigError(
-                "the address of a hf: store is not owner/repo[@revision][/prefix]",
-                hint="for example hf://acme/warm-artifacts@main; a slash in a revision is %2F",
+                "the address of an hf: store must be owner/repo[@revision][/prefix]",
+                hint="for example hf://acme/warm-artifacts@main; write a slash in a revision as "
+                "%2F",
             )
         if prefix:
             try:
                 check_key(prefix)
             except StoreError as error:
-                raise ConfigError(f"the folder in the address of a hf: store is {error}") from None
+                raise ConfigError(f"the folder in the address of an hf: store is {error}") from None
         import_client()
         return cls(repository=f"{owner}/{name}", revision=revision, prefix=prefix)
 
@@ -173,40 +174,47 @@ class HubStore:
         )
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the files that begin with `prefix`, of what the branch is now.
+        """Return the files that begin with `prefix`, in the current state of the branch.
 
-        Those whose names are no keys are left out.
+        Files whose names are not valid keys are skipped.
         """
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield what `list` returns, of `PAGE_FILES` files at a time.
+        """Yield the keys that `list` returns, one answer of the Hub at a time.
 
-        Without times: the Hub has them for one more request a few files.
+        Listed times are None, because the Hub would need another request for every few files.
         """
-        from huggingface_hub import RepoFile
-
         check_prefix(prefix)
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
-        entries = open_api().list_repo_tree(
-            self.repository, folder or None, recursive=True, revision=commit
-        )
-        stream, root = iter(entries), self._path("")
-        while True:
+        url = self._api("tree", commit) + (f"/{urllib.parse.quote(folder)}" if folder else "")
+        sent: dict[str, Any] = {"params": {"recursive": True, "expand": False}}
+        while url:
+            ask = functools.partial(self._page, url=url, prefix=prefix, sent=sent)
             try:
-                some = self._call(
-                    "list", prefix, lambda _: list(itertools.islice(stream, PAGE_FILES))
-                )
+                page, url = self._call("list", prefix, ask)
             except ObjectNotFound:
-                return  # there is no such folder
-            if not some:
-                return
-            paths = [entry.path for entry in some if isinstance(entry, RepoFile)]
-            keys = [path.removeprefix(root) for path in paths if path.startswith(root)]
-            yield [Listed(key=key) for key in keys if key.startswith(prefix) and is_key(key)]
+                return  # the folder does not exist
+            sent = {}  # the URL of the next page includes the parameters
+            yield page
+
+    def _page(
+        self, pulse: Pulse, *, url: str, prefix: str, sent: dict[str, Any]
+    ) -> tuple[Sequence[Listed], str]:
+        """Return the files listed in one answer, and the URL of the next page."""
+        entries, following = ask_json(pulse, "GET", url, **sent)
+        root = self._path("")
+        paths = [entry["path"] for entry in entries if entry["type"] == "file"]
+        keys = [path.removeprefix(root) for path in paths if path.startswith(root)]
+        listed = [Listed(key=key) for key in keys if key.startswith(prefix) and is_key(key)]
+        return listed, following
+
+    def _api(self, what: str, revision: str) -> str:
+        quoted = urllib.parse.quote(revision, safe="")
+        return f"{open_api().endpoint}/api/models/{self.repository}/{what}/{quoted}"
 
     def head(self, key: str) -> Object:
-        """Return size and time of an object; the version is the commit it is read at."""
+        """Return the size and time of an object; its version is the commit that was read."""
         check_key(key)
         commit = self._commit()
         file = self._look(key, commit)
@@ -216,13 +224,13 @@ class HubStore:
         return Object(
             key=key,
             size_bytes=file.size,
-            # What may be new must not be taken for old: a prune would remove it.
+            # If the time is unknown, treat the object as new: a prune would remove an old object.
             modified_unix=date.timestamp() if date else time.time(),
             version=commit,
         )
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return an object of at most `max_bytes`, whose size is asked for first."""
+        """Return an object of at most `max_bytes`, after checking its size."""
         check_key(key)
         commit = self._commit()
         size_bytes = self._size(key, commit)
@@ -232,14 +240,16 @@ class HubStore:
             return file.read()
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Give an object to `sink` as it is at the commit that `head` found it at.
+        """Pass an object to `sink`, at the commit where `head` found it.
 
-        It is fetched into a private temporary folder first, which takes its size on disk. The
-        Hub keeps the past: what has been deleted since can still be read.
+        The object is first downloaded to a private temporary folder, which takes as much disk space
+        as the object. The Hub keeps history, so an object deleted since then can still be read.
         """
         check_key(found.key)
         if not _COMMIT.fullmatch(found.version):
-            raise StoreError(f"{self.uri}: no commit: {found.version[:80]!r}", key=found.key)
+            raise StoreError(
+                f"{self.uri}: not a commit: {excerpt(found.version, 80)!r}", key=found.key
+            )
         if self._size(found.key, found.version) != found.size_bytes:
             raise self._explain_change(found.key)
         with self._fetch(found.key, found.version, found.size_bytes) as file:
@@ -249,7 +259,7 @@ class HubStore:
                 offset += len(piece)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object by one commit, made on the commit that had nothing under the key."""
+        """Store an object with one commit, whose parent commit has nothing under the key."""
         check_key(key)
         self._check_branch("write", key)
         with self._temporary_folder(key) as folder, self._pin.writing:
@@ -261,7 +271,7 @@ class HubStore:
                         raise ObjectExists(key, store=self.uri)
                     self._pin.wrote(head)
                     return
-                # Kept over the tries: what it has uploaded need not be uploaded again.
+                # Keep this between attempts, so that data is not uploaded twice.
                 operation = operation or self._upload(key, source, folder)
                 if (made := self._try_commit("write", key, operation, head, tries)) is not None:
                     self._check_there(key, made, operation.upload_info.size)
@@ -269,7 +279,7 @@ class HubStore:
                     return
 
     def delete(self, key: str) -> None:
-        """Remove an object from the branch; the commits before keep it."""
+        """Remove an object from the branch. Earlier commits still contain it."""
         check_key(key)
         self._check_branch("delete", key)
         from huggingface_hub import CommitOperationDelete
@@ -288,12 +298,12 @@ class HubStore:
     # --- commits ---------------------------------------------------------------------------
 
     def _commit(self) -> str:
-        """Return the commit that is read."""
+        """Return the commit to read, resolving the revision on first use."""
         with self._pin.resolving:
             return self._pin.commit or self._resolve_and_pin()
 
     def _move_on(self) -> str:
-        """Return the commit that is read from here on: the one where the branch is now."""
+        """Resolve the revision again, and return the commit to read from now on."""
         with self._pin.resolving:
             return self._resolve_and_pin()
 
@@ -310,13 +320,13 @@ class HubStore:
         if _COMMIT.fullmatch(self.revision):
             return self.revision
 
-        def ask(_: Pulse) -> str | None:
-            info = open_api().model_info(self.repository, revision=self.revision, expand=["sha"])
-            return info.sha
+        def ask(pulse: Pulse) -> Any:
+            url = self._api("revision", self.revision)
+            return ask_json(pulse, "GET", url, params={"expand": ["sha"]})[0].get("sha")
 
         commit = self._call("resolve", self.revision, ask)
-        if commit is None or not _COMMIT.fullmatch(commit):
-            raise StoreError(f"{self.uri}: the Hub names no commit for {self.revision!r}")
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise StoreError(f"{self.uri}: the Hub returned no commit for {self.revision!r}")
         return commit
 
     def _check_branch(self, verb: str, key: str) -> None:
@@ -336,7 +346,7 @@ class HubStore:
         parent: str,
         tries: int,
     ) -> str | None:
-        """Return the new commit; None when somebody else's came first and all is open again."""
+        """Return the new commit, or None if another commit came first and the caller must retry."""
 
         def ask(_: Pulse) -> str:
             made = open_api().create_commit(
@@ -353,22 +363,24 @@ class HubStore:
         except OutrunError:
             if tries == _COMMIT_TRIES:
                 raise
-            # Apart from one another, or the same ones would meet again.
+            # Random delay, so that competing writers do not collide again.
             time.sleep(random.SystemRandom().uniform(0, min(2.0, 0.05 * 2**tries)))
             return None
         if not _COMMIT.fullmatch(made):
-            raise StoreError(f"{self.uri}: the Hub names no commit after writing {key!r}", key=key)
+            raise StoreError(
+                f"{self.uri}: the Hub returned no commit after writing {key!r}", key=key
+            )
         return made
 
     def _upload(self, key: str, source: bytes | BinaryIO, folder: Path) -> CommitOperationAdd:
-        """Send the bytes if they are many; a few are sent with the commit."""
+        """Upload large content now. Small content is sent later, with the commit."""
         from huggingface_hub import CommitOperationAdd
 
         content: bytes | Path
         if isinstance(source, bytes):
             content, size_bytes = source, len(source)
         else:
-            # A file of our own, by name: the client sends an open file only without Xet.
+            # Copy the data to a named file, because the client cannot upload open files with Xet.
             content = folder / "object"
             with self._disk(key), open(content, "wb") as file:
                 file.writelines(pieces_of(source))
@@ -382,23 +394,24 @@ class HubStore:
                 )
             return operation
 
-        # Nothing is heard while it goes on.
+        # The client reports no activity during an upload.
         silence_s = self.silence_s + size_bytes / _SLOWEST_UPLOAD
         return self._call("write", key, ask, silence_s=silence_s)
 
     def _check_there(self, key: str, commit: str, size_bytes: int) -> None:
-        # The Hub leaves out what a .gitignore of the repository names, and reports success.
+        # The Hub skips files that match the repository's .gitignore, but reports success.
         file = self._look(key, commit)
         if file is None or file.size != size_bytes:
             raise StoreError(
-                f"{self.uri}: the Hub took the commit of {key!r} without the object",
-                hint="does the repository have a .gitignore that names it?",
+                f"{self.uri}: the Hub accepted the commit of {key!r}, but the commit does not "
+                "contain the object",
+                hint="check whether the .gitignore of the repository excludes it",
                 key=key,
             )
 
     def _holds(self, found: RepoFile, key: str, commit: str, source: bytes | BinaryIO) -> bool:
         if found.lfs is not None:
-            # Large, and the Hub knows its digest.
+            # This is a large file, whose digest the Hub knows.
             digest = hashlib.sha256()
             for piece in pieces_of(source):
                 digest.update(piece)
@@ -413,23 +426,23 @@ class HubStore:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _look(self, key: str, commit: str, *, parents: str = "ignore") -> RepoFile | None:
-        """Return what stands under a key.
+        """Return the file under a key, or None.
 
-        With `parents="refuse"` it is an error that the key is a folder or goes through a file: a
-        commit there would replace what it goes through.
+        With `parents="refuse"`, raise ObjectExists if the key is a folder or one of its parents is
+        a file: a commit there would replace the folder or file.
         """
-        from huggingface_hub import RepoFile
+        from huggingface_hub import RepoFile, RepoFolder
 
         path = self._path(key)
         names = path.split("/") if parents == "refuse" else []
         above = ["/".join(names[:count]) for count in range(1, len(names))]
-        entries = self._call(
-            "look up",
-            key,
-            lambda _: open_api().get_paths_info(
-                self.repository, [*above, path], expand=True, revision=commit
-            ),
-        )
+
+        def ask(pulse: Pulse) -> list[RepoFile | RepoFolder]:
+            url = self._api("paths-info", commit)
+            found, _ = ask_json(pulse, "POST", url, data={"paths": [*above, path], "expand": True})
+            return [(RepoFile if one["type"] == "file" else RepoFolder)(**one) for one in found]
+
+        entries = self._call("look up", key, ask)
         for entry in entries:
             if parents == "refuse" and isinstance(entry, RepoFile) == (entry.path in above):
                 raise ObjectExists(entry.path, store=f"hf://{self.repository}")
@@ -449,9 +462,9 @@ class HubStore:
         answered, size_bytes = self._call("read", key, ask)
         if answered != commit:
             raise StoreError(
-                f"{self.uri}: asked for {key!r} at commit {commit}, and was answered for "
-                f"{str(answered)[:40]!r}",
-                hint="" if answered else "is HF_ENDPOINT, or a proxy, that of a Hub?",
+                f"{self.uri}: requested {key!r} at commit {commit}, but the answer is for "
+                f"{excerpt(str(answered), 40)!r}",
+                hint="" if answered else "check that HF_ENDPOINT or the proxy points to a Hub",
                 key=key,
             )
         if size_bytes is None:
@@ -465,8 +478,8 @@ class HubStore:
             def ask(pulse: Pulse) -> str:
                 from huggingface_hub import hf_hub_download
 
-                # Both folders are ours: the client takes what the shared cache has under this
-                # name without reading it again, whoever put it there.
+                # Use private folders: the client uses files in its shared cache without checking
+                # them, and other users may have put them there.
                 return hf_hub_download(
                     self.repository,
                     self._path(key),
@@ -486,7 +499,7 @@ class HubStore:
     def _temporary_folder(self, key: str) -> Iterator[Path]:
         with ExitStack() as opened:
             with self._disk(key):
-                # A call that was given up may still be writing into it at the end.
+                # A call that timed out may still write to the folder while it is removed.
                 folder = opened.enter_context(temporary_folder())
             yield folder
 
@@ -496,23 +509,23 @@ class HubStore:
             yield
         except OSError as error:
             raise StoreError(
-                f"{self.uri}: no temporary copy of {key!r}: {error.strerror}",
-                hint="set TMPDIR to a folder with room for it",
+                f"{self.uri}: cannot write a temporary copy of {key!r}: {error.strerror}",
+                hint="set TMPDIR to a folder with enough space",
                 key=key,
             ) from error
 
     def _explain_change(self, key: str) -> StoreError:
         return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
 
-    # --- the border to huggingface_hub -------------------------------------------------------
+    # --- calls of huggingface_hub -------------------------------------------------------
 
     def _call(
         self, verb: str, key: str, ask: Callable[[Pulse], T], *, silence_s: float | None = None
     ) -> T:
-        """Return what the client answers; what it raises becomes one of our errors.
+        """Return the client's answer, translating its exceptions into StoreErrors.
 
-        The client sets no time limit for most of its requests and has no way to set one for a
-        call. So the call has a thread of its own, which is left behind when it is given up.
+        Most requests of the client have no timeout, and none can be set for a single call. So each
+        call runs in its own thread, which is abandoned when the call times out.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
         pulse = Pulse()
@@ -522,14 +535,15 @@ class HubStore:
                 left_s = pulse.at + silence_s - time.monotonic()
                 if left_s <= 0:
                     raise StoreError(
-                        f"{self.uri}: cannot {verb} {key!r}: nothing heard from the Hub "
-                        f"for {silence_s:.0f} s",
+                        f"{self.uri}: cannot {verb} {key!r}: no answer from the Hub for "
+                        f"{silence_s:.0f} s",
                         key=key,
                     )
                 wait([future], timeout=left_s)
         finally:
             pulse.given_up = True
-        # Outside of any `except`: the client's exception must not even be the context of ours.
+        # Raise outside of any `except` block, so that the client's exception does not become the
+        # context of the new one.
         error = future.exception()
         if error is None:
             return future.result()
@@ -538,7 +552,7 @@ class HubStore:
     def _translate(self, error: BaseException, verb: str, key: str) -> StoreError:
         from huggingface_hub import errors
 
-        # The client wraps an answer of the Hub in errors about its cache, or about an upload.
+        # The client may wrap an HTTP error in an error about its cache or an upload.
         causes = [error]
         while (cause := causes[-1].__cause__) is not None and cause not in causes:
             causes.append(cause)
@@ -553,8 +567,8 @@ class HubStore:
 
         status = error.response.status_code
         if isinstance(error, errors.GatedRepoError):
-            what = "the repository is gated, and this account has not been let in"
-            return StoreDenied, what, f"ask for access on the page of the repository; {LOG_IN}"
+            what = "the repository is gated, and this account has no access"
+            return StoreDenied, what, f"request access on the repository's page; {LOG_IN}"
         if isinstance(error, errors.RepositoryNotFoundError):
             what = "there is no such repository, or this account may not see it"
             hint = f"create it with `hf repos create {self.repository}`, or log in: {LOG_IN}"
@@ -563,8 +577,8 @@ class HubStore:
             what = f"the repository has no revision {self.revision!r}"
             return StoreDenied, what, "create the branch, or correct the address"
         if status in (401, 403):
-            return StoreDenied, f"the Hub refuses (HTTP {status})", LOG_IN
+            return StoreDenied, f"the Hub denied access (HTTP {status})", LOG_IN
         if status in (409, 412):
             what = f"other commits to the branch came first (HTTP {status})"
-            return OutrunError, what, "try again, or publish to another branch"
-        return StoreError, f"the Hub answers HTTP {status}", ""
+            return OutrunError, what, "retry, or publish to another branch"
+        return StoreError, f"the Hub answered HTTP {status}", ""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the Hugging Face Hub: its time limits, progress bars, errors and logs."""
+"""The Hugging Face Hub client, with its timeouts, progress bars, errors and logs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from serve_warm._redaction import redact
+from serve_warm._redaction import excerpt, redact
 from serve_warm.errors import (
     MissingPackage,
     StoreDenied,
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+LIBRARY = "serve_warm"
+"""The library name in request headers."""
+
 LOG_IN = (
-    "credentials are those of huggingface_hub: HF_TOKEN, HF_TOKEN_PATH or `hf auth login`; "
-    "writing needs a token with write access"
+    "huggingface_hub reads credentials from HF_TOKEN, HF_TOKEN_PATH or `hf auth login`; writing "
+    "needs a token with write access"
 )
 
 
@@ -36,52 +39,112 @@ _LOGGERS = (
     *("huggingface_hub.utils._http", "huggingface_hub.file_download", "httpx2", "httpx"),
     *(f"{library}.http{version}" for library in ("httpcore2", "httpcore") for version in (11, 2)),
 )
-"""Those of the client, and of what it calls, that log addresses: some of them are signed."""
+"""Loggers of the client and of its HTTP libraries. They log URLs, some of which are signed."""
 
 
 class OutrunError(StoreError):
-    """Somebody else's commit came first."""
+    """Another commit came first."""
 
 
 class OverlongError(Exception):
-    """A body is longer than announced: without an end it would fill the disk."""
+    """A body is longer than announced or allowed. An endless body would fill memory or disk."""
 
 
-class _GivenUpError(Exception):
-    """Nobody waits for this call any more."""
+class GivenUpError(Exception):
+    """The caller gave up waiting for this call."""
 
 
 @dataclass(kw_only=True)
 class Pulse:
-    """When a call has last shown life, and whether it is still waited for."""
+    """The time of a call's last activity, and whether the caller gave up."""
 
     at: float = field(default_factory=time.monotonic)
     given_up: bool = False
 
-    def beat(self) -> None:
-        """Show life; raises where nobody waits any more."""
+    def check_wanted(self) -> None:
+        """Raise GivenUpError if the caller gave up."""
         if self.given_up:
-            raise _GivenUpError
+            raise GivenUpError
+
+    def beat(self) -> None:
+        """Record activity; raise GivenUpError if the caller gave up."""
+        self.check_wanted()
         self.at = time.monotonic()
 
 
 def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    """Return error class, text and hint for a failure that is not an answer of the Hub."""
+    """Return the error class, text and hint for a failure without an HTTP answer of the Hub."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
-        what = "HF_HUB_OFFLINE forbids asking the Hub"
+        what = "HF_HUB_OFFLINE forbids requests to the Hub"
         return StoreDenied, what, "unset it, or use a folder as the store"
     if isinstance(error, OverlongError):
-        return StoreError, "more bytes came than the Hub had announced", ""
-    # By its name, because it stands in hf_xet, which need not be installed.
+        return StoreError, str(error), ""
+    # Compare the class by name, because hf_xet, which defines it, may not be installed.
     if type(error).__name__ == "XetAuthenticationError":
-        return StoreDenied, "the storage behind the Hub refuses", LOG_IN
-    return StoreError, " ".join(redact(f"{type(error).__name__}: {error}").split())[:200], ""
+        return StoreDenied, "the Hub's storage backend denied access", LOG_IN
+    return (
+        StoreError,
+        excerpt(" ".join(redact(f"{type(error).__name__}: {error}").split()), 200),
+        "",
+    )
+
+
+MAX_ANSWER_BYTES = 4 << 20
+"""Limit in bytes for one JSON answer about files. A page of a thousand files takes a tenth of this
+limit. After parsing, an answer takes at most 20 times as much memory."""
+
+MAX_REDIRECTS = 5
+
+
+def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str]:
+    """Return the JSON of an answer, and the URL of the next page (empty on the last page).
+
+    The client reads whole bodies of answers, errors and redirects, however long they are. So this
+    function uses the client's session directly and reads at most `MAX_ANSWER_BYTES`. `sent` has
+    further arguments for the session's request.
+
+    Raises:
+        OverlongError: the answer is longer, or compressed.
+        HfHubHTTPError: the Hub answered with an error status, such as not found.
+    """
+    import huggingface_hub.utils
+
+    utils: Any = huggingface_hub.utils  # Any, because these names are not declared as public
+    client = utils.get_session()
+    headers = {**utils.build_hf_headers(library_name=LIBRARY), "accept-encoding": "identity"}
+    request = client.build_request(method, url, headers=headers, **sent)
+    for _ in range(MAX_REDIRECTS):
+        with closing(client.send(request, stream=True, follow_redirects=False)) as answer:
+            body = _read_bounded(answer, pulse)
+            if answer.next_request is None:
+                # Copy the answer with its body instead of the stream, because raising an error
+                # reads the text.
+                whole = type(answer)(
+                    answer.status_code, headers=answer.headers, content=body, request=request
+                )
+                utils.hf_raise_for_status(whole)
+                return whole.json(), whole.links.get("next", {}).get("url", "")
+            request = answer.next_request  # has no token if it goes to another host
+    raise OverlongError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _read_bounded(answer: Any, pulse: Pulse) -> bytes:
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise OverlongError("the answer is compressed, but serve_warm did not ask for compression")
+    body = bytearray()
+    for piece in answer.iter_raw():
+        # Do not record this as activity, so that a slow answer ends at the timeout.
+        pulse.check_wanted()
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise OverlongError(f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+    return bytes(body)
 
 
 def listener(pulse: Pulse, *, max_bytes: int) -> Any:
-    """Return what the client takes for a progress bar: it shows nothing and listens."""
+    """Return a progress bar class that shows nothing and records activity in `pulse`."""
 
     class Listener(AbstractContextManager["Listener"]):
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
@@ -94,7 +157,7 @@ def listener(pulse: Pulse, *, max_bytes: int) -> Any:
             pulse.beat()
             self.n += count
             if self.n > max_bytes:
-                raise OverlongError
+                raise OverlongError("received more bytes than the Hub announced")
 
         def update_transfer(self, _: int = 1) -> None:
             pulse.beat()
@@ -121,9 +184,9 @@ _bars_hidden = 0
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide the client's progress bars of uploads, which have no setting but the process-wide one.
+    """Hide the client's upload progress bars, which have only a process-wide setting.
 
-    It is put back as it was. Somebody who has set HF_HUB_DISABLE_PROGRESS_BARS=0 gets the bars.
+    The setting is restored afterwards. HF_HUB_DISABLE_PROGRESS_BARS=0 keeps the progress bars.
     """
     global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
     from huggingface_hub import constants
@@ -155,7 +218,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def import_client() -> None:
-    """Raise `MissingPackage` where there is no client."""
+    """Raise `MissingPackage` if huggingface_hub is not installed."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError as error:
@@ -163,15 +226,15 @@ def import_client() -> None:
 
 
 def open_api() -> HfApi:
-    """Return the client, whose logs keep no signed address."""
+    """Return the client, whose logs from now on contain no signed URLs."""
     from huggingface_hub import HfApi
 
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_redact_record)
-    return HfApi(library_name="serve_warm")
+    return HfApi(library_name=LIBRARY)
 
 
 def _redact_record(record: logging.LogRecord) -> bool:
-    """Take signed addresses out of what the client logs about its requests."""
+    """Remove signed URLs from a log record of the client."""
     record.msg, record.args = redact(record.getMessage()), ()
     return True

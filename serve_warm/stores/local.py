@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder as a store: on a disk, a network share or a mounted volume.
 
-An object appears under its key by a hard link to a complete and synced temporary file. So a crash
-at any byte leaves nothing visible, and nothing that is visible is ever replaced.
+The store writes an object to a temporary file, syncs it, and then hard-links it to its key. So a
+crash never leaves a partial object, and a visible object is never replaced.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ from serve_warm.stores import (
     sort_keys,
 )
 
-PAGE_FILES = 10_000
-"""Files of a page. Looking at that many takes a part of a second on a disk."""
+PAGE_FILES = 1_000
+"""Number of names examined for one page. Even on a network share, where each name may cost a round
+trip, this takes less than a second."""
 
 Times = Literal["all", "none"]
-"""Whether files are asked for their times: each is a round trip on a network share."""
+"""Whether to read the times of files. Each time costs a round trip on a network share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects; it need not exist before the first `create`.
+    """A folder whose files are the objects. The first `create` makes a missing folder.
 
-    On Windows, which opens no folder, a store is only read. Below the root links are for reading
-    only, and links to folders are not listed. Nothing is
-    created or deleted through one: whoever may write into the store could turn that against any
-    file of this user. Reading is harmless, since callers check what they get, and mounted volumes
-    of Kubernetes have links to their files.
+    On Windows, where folders cannot be opened, a store is read-only. Links below the root are
+    followed only for reading, and links to folders are not listed. Nothing is created or deleted
+    through a link. Otherwise anyone with write access to the store could use a link to change any
+    file of this user. Reading through links is harmless, because callers check the content, and
+    mounted Kubernetes volumes consist of links.
     """
 
     root: Path
-    """Absolute; it may itself be reached over links."""
+    """The absolute path of the folder, which may contain links."""
 
     @property
     def uri(self) -> str:
@@ -67,11 +68,11 @@ class LocalStore:
         return self.root.as_uri()
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the files that begin with `prefix`; leftovers of crashes are not among them."""
+        """Return the keys that begin with `prefix`, without leftovers of crashes."""
         return sort_keys(self._pages(prefix, times="none"))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the files that begin with `prefix`, out of `PAGE_FILES` files at a time."""
+        """Yield the keys that begin with `prefix`, examining `PAGE_FILES` names for each page."""
         return self._pages(prefix, times="all")
 
     def _pages(self, prefix: str, *, times: Times) -> Iterator[Sequence[Listed]]:
@@ -86,7 +87,7 @@ class LocalStore:
                 yield [each for each in some if each is not None and each.key.startswith(prefix)]
 
     def head(self, key: str) -> Object:
-        """Return size and time of an object."""
+        """Return the size and time of an object."""
         with self._border("read", key):
             status = self._path(key).stat()
             self._check_regular(status, key)
@@ -98,14 +99,14 @@ class LocalStore:
         with self._border("read", key), open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             self._check_regular(status, key)
-            # The size is asked for again while reading: the file may be growing.
+            # Read one byte more than expected, because the file may be growing.
             data = file.read(min(status.st_size, max_bytes) + 1)
         if len(data) > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Give an object to `sink` from beginning to end."""
+        """Pass an object to `sink` from beginning to end."""
         offset = 0
         with closing(self._pieces(found)) as pieces:
             for piece in pieces:
@@ -115,7 +116,7 @@ class LocalStore:
             raise self._explain_change(found.key)
 
     def _pieces(self, found: Object) -> Generator[bytes, None, None]:
-        # A generator, so that what the sink raises does not pass the border of this store.
+        # Use a generator, so that `_border` does not translate exceptions of the sink.
         path, left = self._path(found.key), found.size_bytes
         with self._border("read", found.key), open(path, "rb", opener=_open_at_once) as file:
             if _object(found.key, os.fstat(file.fileno())).version != found.version:
@@ -128,7 +129,10 @@ class LocalStore:
         return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object; concurrent writers of one key leave one complete object."""
+        """Store an object.
+
+        If several writers compete for a key, exactly one complete object remains.
+        """
         check_key(key)
         *folders, name = key.split("/")
         with self._border("write", key):
@@ -136,15 +140,16 @@ class LocalStore:
             _make_directories(self.root)
             with _open_folder(self.root, folders, missing="make") as folder:
                 created = not _exists(name, folder) and _publish(name, source, folder)
-                # Also when somebody else was first: they may not have come this far.
+                # Sync even if another writer was first, because that writer may not have synced
+                # yet.
                 _sync(folder)
         if not created and not self._holds(key, source):
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object; its empty folders stay, since somebody may be about to use them.
+        """Remove an object. Empty folders remain, because another writer may be about to use them.
 
-        Of a link to a file the link is removed.
+        If the object is a link to a file, the link is removed.
         """
         check_key(key)
         *folders, name = key.split("/")
@@ -163,7 +168,7 @@ class LocalStore:
                 pairs = itertools.zip_longest(pieces_of(source), pieces_of(file))
                 return all(ours == theirs for ours, theirs in pairs)
         except OSError:
-            return False  # a folder, or pruned meanwhile
+            return False  # it is a folder, or was pruned while reading
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -193,17 +198,18 @@ class LocalStore:
 
 
 BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
-"""Whether a folder can be opened, and a name looked up in what was opened: not on Windows."""
+"""Whether a folder can be opened, and names looked up relative to the open folder; False on
+Windows."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class _ReadOnlyError(OSError):
-    """This system has no way to write into a store so that nobody can turn it elsewhere."""
+    """This system cannot write to a store safely, because other users could redirect the write."""
 
     def __init__(self) -> None:
         here = _private_folders.system_name()
-        super().__init__(errno.EROFS, f"a folder is only read as a store on {here}")
+        super().__init__(errno.EROFS, f"a folder store is read-only on {here}")
 
 
 def _check_writable() -> None:
@@ -212,7 +218,7 @@ def _check_writable() -> None:
 
 
 class _LinkError(OSError):
-    """A link stands where a folder of the store would have to be."""
+    """A link stands where the store needs a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.ELOOP, f"{folder!r} is a link, and links are not followed")
@@ -220,13 +226,13 @@ class _LinkError(OSError):
 
 def _hint(verb: str, error: OSError) -> str:
     if isinstance(error, _LinkError):
-        return "only the root of a store may be reached over links: open the folder it leads to"
+        return "only the path of the store's root may contain links: open the folder it leads to"
     if isinstance(error, _ReadOnlyError):
         return "use Linux, macOS or WSL, or a store in a bucket"
     if verb == "write" and error.errno in _NO_HARD_LINKS:
         return (
-            "a store must be on a file system with hard links; where there are none, "
-            "write it elsewhere and copy it"
+            "a store must be on a file system with hard links; without them, write it elsewhere "
+            "and copy it"
         )
     if error.errno in _DENIED:
         who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""
@@ -235,21 +241,20 @@ def _hint(verb: str, error: OSError) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # Not blocking, so that a pipe put in a file's place cannot hang a start.
+    # Open without blocking, so that a named pipe instead of a file cannot hang a start.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
-    """Yield the files in and below one folder of a store, and None for each folder in it.
+    """Yield the files in and below one folder of a store, and None for every other name.
 
-    A folder below it that cannot be read hides nothing but itself.
+    Unreadable folders below that folder are skipped.
     """
     folders = [tuple(start)]
     while folders:
         names = folders.pop()
-        yield None
-        # Nothing there: an empty store, one that is being pruned, or a link. One that is followed
-        # can form a loop, or show what is outside of the store as a part of it.
+        # Skip a missing folder: the store is empty or is being pruned. Skip a link to a folder:
+        # following links could loop, or list files outside the store.
         with (
             suppress(FileNotFoundError, NotADirectoryError, _LinkError),
             suppress(*(() if len(names) == len(start) else (PermissionError,))),
@@ -257,22 +262,23 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
         ):
             for entry in entries:
                 key = "/".join((*names, entry.name))
-                if not is_key(key):
-                    continue  # a temporary file, or somebody else's
-                if entry.is_dir(follow_symlinks=False):
+                # Other names are temporary or foreign files.
+                if is_key(key) and entry.is_dir(follow_symlinks=False):
                     folders.append((*names, entry.name))
-                elif _is_file(entry):
+                elif is_key(key) and _is_file(entry):
                     yield Listed(key=key, modified_unix=_read_mtime(entry, times))
+                    continue
+                yield None
 
 
 @contextmanager
 def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Give the entries of the folder `names` below `root`, no name of which may be a link."""
+    """Yield the entries of the folder `names` below `root`; none of the names may be a link."""
     if BY_DESCRIPTOR:
         with _open_folder(root, names) as folder, os.scandir(folder) as entries:
             yield entries
         return
-    # Somebody may put a link there meanwhile: it is then read, which is harmless.
+    # Reading may follow a link that is created after this check, which is harmless.
     for count in range(1, len(names) + 1):
         status = root.joinpath(*names[:count]).lstat()
         if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
@@ -282,7 +288,8 @@ def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str
 
 
 _JUNCTION = 0xA0000003
-"""IO_REPARSE_TAG_MOUNT_POINT of Windows: a folder in another place, which is no link to Python."""
+"""Windows' IO_REPARSE_TAG_MOUNT_POINT: a junction to another folder, which Python does not call a
+link."""
 
 
 def _read_mtime(entry: os.DirEntry[str], times: Times) -> float | None:
@@ -291,15 +298,15 @@ def _read_mtime(entry: os.DirEntry[str], times: Times) -> float | None:
     try:
         return entry.stat().st_mtime
     except OSError:
-        return None  # it was deleted meanwhile
+        return None  # the entry was deleted while listing
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
-        # A link in a loop, or into a folder that this user may not enter, is no object. It must not
-        # hide the objects beside it.
+        # A looping link, or a link into a folder that this user cannot enter, is not an object.
+        # Such a link must not hide other objects.
         if entry.is_symlink():
             return False
         raise
@@ -323,7 +330,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
-    """Write a complete file; False when somebody else was faster."""
+    """Write a complete file; return False if another writer created it first."""
     temporary = f".{secrets.token_hex(16)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -345,14 +352,13 @@ def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
 def _open_folder(
     root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
 ) -> Iterator[int]:
-    """Give a descriptor of the folder `names` below `root`.
+    """Yield a descriptor of the folder `names` below `root`.
 
-    Each is looked up in the one before it as that was opened, so that nobody can put a link in
-    the way meanwhile.
+    Each name is opened relative to the descriptor before it, so that nobody can insert a link.
 
     Raises:
         _LinkError: one of the names is a link.
-        OSError: one is not there, or is no folder.
+        OSError: one of the names is missing or is not a folder.
     """
     descriptor = os.open(root, _FOLDER)
     try:
@@ -406,6 +412,6 @@ def _sync(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        # Some network file systems cannot sync a folder, and need not.
+        # Some network file systems cannot sync a folder, and do not need to.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise

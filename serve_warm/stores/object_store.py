@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets as stores: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+"""Buckets as stores: S3 and compatible servers, Google Cloud Storage, Azure Blob Storage.
 
-The one module that touches obstore. Credentials come from where its providers look (environment,
-web identity, container and instance roles), an endpoint of one's own from the environment of the
-process (`AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`); neither is ever part of an address of ours.
+Credentials come from obstore's providers (environment, web identity, container and instance roles).
+A custom endpoint comes from the environment of the process (`AWS_ENDPOINT_URL`,
+`AWS_ENDPOINT_URL_S3`). A store address never contains credentials or an endpoint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from serve_warm._redaction import tainted
+from serve_warm._store_address import BucketScheme
+from serve_warm.config import environment
 from serve_warm.errors import (
     ConfigError,
     MissingPackage,
@@ -43,83 +45,98 @@ from serve_warm.stores import (
     pieces_of,
     sort_keys,
 )
+from serve_warm.stores.bucket_failures import (
+    CREDENTIAL_SOURCES,
+    CREDENTIALS,
+    DENIED,
+    NO_BUCKET,
+    TOKEN_FILE,
+    TRANSIENT,
+    VARIABLES,
+    boil_down,
+    describe_endpoint,
+    status_and_code,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
-Scheme = Literal["s3", "gs", "az"]
-
 T = TypeVar("T")
 
 ONE_GET_BYTES = 32 << 20
-"""Up to here one GET: parts would cost more round trips than they save."""
+"""Largest object in bytes to download with one GET: for it, ranges would cost more round trips than
+they save."""
 
 PART_BYTES = 8 << 20
-"""Read by one ranged GET of a larger object: about 0.1 s of what S3 gives one connection, which is
-longer than a round trip and short enough that the last parts end together."""
+"""Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
+size. That is longer than a round trip, but short enough that the last parts end at about the same
+time.
+"""
 
 PARTS_AT_ONCE = 8
-"""Connections of one download. Each holds about two pieces, so memory does not grow with this as
-it does with parts that are read whole."""
+"""Number of connections of one download. Each connection holds about two pieces in memory, not
+whole parts."""
 
 ONE_PUT_BYTES = 64 << 20
-"""Up to here one PUT, which can be conditional, from memory; above a multipart upload."""
+"""Largest object in bytes to upload with one PUT, which can be conditional. Larger objects use a
+multipart upload."""
 
 UPLOAD_PART_BYTES = 16 << 20
-"""10 000 parts, the most that S3 takes, make 160 GB."""
+"""Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so this allows 160
+GB."""
 
 UPLOADS_AT_ONCE = 4
 
 RETRIES = 2
-"""Made by obstore after connection errors, 429 and 5xx, a part of a second apart. Few, because the
-caller tries again too, with a deadline and longer pauses."""
+"""Number of retries by obstore after connection errors, 429 and 5xx, less than a second apart. The
+number is small, because callers also retry, with longer pauses and a deadline."""
 
 WHOLE_REQUEST_FACTOR = 6
-"""A request that moves, but slowly, ends after this many times `timeout_s`: with 60 s, 32 MiB come
-at 0.6 MB/s and eight parts at once at 1.1 MB/s."""
+"""A slow request times out after this many times `timeout_s`. With 60 s in total, 32 MiB need 0.6
+MB/s, and eight parts at once need 1.1 MB/s."""
 
 SLOWEST_UPLOAD = 256 << 10
-"""Bytes a second. A request that uploads has the time that all which is sent beside it takes at
-this speed, more than what other requests have."""
+"""Bytes per second. The timeout of an upload is the timeout of other requests, plus the time that
+the data sent at once takes at this speed."""
 
 CONFLICT_TRIES = 5
-"""Conditional PUTs of one object while another writer's is undecided."""
+"""Number of attempts at a conditional PUT while another writer's PUT is undecided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix.
 
-    A bucket that does not exist is StoreDenied, as missing permission is: many stores answer so to
-    both, and neither goes away by trying again. Only `head` cannot tell it from a missing object,
-    since the answer to HEAD has no text.
+    A missing bucket raises StoreDenied, as missing permission does. Many stores give the same
+    answer in both cases, and retries do not help. Only `head` cannot distinguish a missing bucket
+    from a missing object, because the answer to HEAD has no body.
     """
 
-    scheme: Scheme
+    scheme: BucketScheme
     bucket: str
     prefix: str = ""
-    """Without slashes at its ends; empty for the whole bucket."""
+    """The prefix, without leading and trailing slashes; empty for the whole bucket."""
     timeout_s: float = 10.0
-    """A request ends when nothing moves for as long, and is tried again `RETRIES` times. Whole
-    requests have `WHOLE_REQUEST_FACTOR` times as long, uploads more: see `SLOWEST_UPLOAD`."""
+    """Seconds without progress after which a request times out. It is then retried, up to `RETRIES`
+    times. A whole request may take `WHOLE_REQUEST_FACTOR` times as long, and an upload longer
+    (`SLOWEST_UPLOAD`)."""
 
     @classmethod
-    def open(cls, scheme: Scheme, rest: str) -> ObjectStore:
-        """Return the store at `scheme://rest`; nothing is sent yet.
+    def open(cls, scheme: BucketScheme, rest: str) -> ObjectStore:
+        """Return the store at `scheme://rest`, without contacting it.
 
         Raises:
-            ConfigError: not the name of a bucket.
+            ConfigError: not a valid bucket name or prefix.
             MissingPackage: obstore is not installed.
-            StoreDenied: the environment does not configure such a store.
+            StoreDenied: the environment does not configure the store.
         """
         bucket, _, prefix = rest.partition("/")
         prefix = prefix.removesuffix("/")
-        # The name is not repeated: whoever mistakes the form of an address may have put a
-        # password into it.
+        # The error does not repeat the name, because a malformed address may contain a password.
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
             raise ConfigError(
-                f"{scheme}:// is not followed by the name of a bucket",
+                f"{scheme}:// is not followed by a bucket name",
                 hint="3 to 63 lower-case letters, digits, hyphens, dots and underscores, as in "
                 f"{scheme}://bucket/prefix",
             )
@@ -128,33 +145,34 @@ class ObjectStore:
                 check_key(prefix)
             except StoreError as error:
                 raise ConfigError(
-                    f"{scheme}://{bucket}/ is followed by what cannot begin a key",
-                    hint="names joined by one slash each, none of which begins with a dot",
+                    f"{scheme}://{bucket}/ is not followed by a valid prefix",
+                    hint="separate names by single slashes; no name may begin with a dot",
                 ) from error
         store = cls(scheme=scheme, bucket=bucket, prefix=prefix)
-        # Now and not at the first use: a wrong setting is no trouble of the network.
+        # Connect now: a wrong setting should fail here, not at the first request.
         store._reader  # noqa: B018
         return store
 
     @property
     def uri(self) -> str:
-        """The address, as `scheme://bucket/prefix`."""
+        """The address as `scheme://bucket/prefix`."""
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`; objects whose names are no keys are left out.
+        """Return the keys that begin with `prefix`, skipping objects with invalid names.
 
-        All objects of the folder that `prefix` ends in, from `prefix` on, are listed on the way.
+        The bucket lists everything in the folder of `prefix` that sorts at or after `prefix`.
         """
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield what `list` returns, some objects of an answer at a time."""
+        """Yield the keys that `list` returns, one server answer per page."""
         import obstore
 
         check_prefix(prefix)
         own = f"{self.prefix}/" if self.prefix else ""
-        # obstore lists whole names only. No key has private use characters, nor stands behind them.
+        # obstore lists by whole names only. Keys never contain private use characters, and sort
+        # before them.
         folder, _, begun = (start := own + prefix).rpartition("/")
         after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
         stream = obstore.list(self._reader, folder or None, offset=after)
@@ -167,14 +185,14 @@ class ObjectStore:
             ]
 
     def head(self, key: str) -> Object:
-        """Return size, time and ETag of an object."""
+        """Return the size, time and ETag of an object."""
         import obstore
 
         path = self._path(key)
         return _object(key, self._ask("read", key, lambda: obstore.head(self._reader, path)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return an object of at most `max_bytes`, by one GET; a larger one is not read."""
+        """Return an object of at most `max_bytes` with one GET; do not read a larger object."""
         path = self._path(key)
 
         def ask() -> tuple[int, bytes]:
@@ -192,12 +210,12 @@ class ObjectStore:
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Give an object to `sink`: up to `ONE_GET_BYTES` by one GET, a larger one by ranges.
+        """Pass an object to `sink`, with one GET up to `ONE_GET_BYTES`, or else with ranged GETs.
 
-        Ranges are read by `PARTS_AT_ONCE` threads, which have ended when this returns. When one
-        fails, or `sink` raises, each of the others ends at its next piece or with its request.
+        `PARTS_AT_ONCE` threads read the ranges, and have ended when this returns. If a thread fails
+        or `sink` raises, the other threads end at their next piece or at the end of their request.
         """
-        # Without an ETag parts of different objects could not be told apart.
+        # Without an ETag, ranges of different objects could be mixed.
         if found.size_bytes <= ONE_GET_BYTES or not found.version:
             self._copy(found, None, sink, threading.Event())
             return
@@ -210,7 +228,7 @@ class ObjectStore:
                 for done in as_completed(parts):
                     done.result()
             finally:
-                stopped.set()  # also when what interrupts is in this thread
+                stopped.set()  # also if this thread is interrupted
 
     def _part(
         self, found: Object, part: tuple[int, int], sink: Sink, stopped: threading.Event
@@ -222,7 +240,7 @@ class ObjectStore:
                 whole = True
         finally:
             if not whole:
-                # Here and not where the error arrives, so that no thread begins another part.
+                # Set this here, before the error arrives, so that no thread begins another part.
                 stopped.set()
 
     def _copy(
@@ -244,12 +262,12 @@ class ObjectStore:
     def _pieces(self, found: Object, part: tuple[int, int] | None) -> Generator[bytes, None, None]:
         import obstore
 
-        # A generator, so that what the sink raises does not pass the border of this store.
+        # Use a generator, so that `_ask` does not translate exceptions of the sink.
         options: GetOptions = {}
         if part:
             options["range"] = part
-        # A weak ETag never matches; the one of the answer is compared in any case, since not
-        # every server looks at this header.
+        # Leave out a weak ETag, which never matches. The answer's ETag is compared anyway, because
+        # some servers ignore this header.
         if found.version and not found.version.startswith("W/"):
             options["if_match"] = found.version
         path = self._path(found.key)
@@ -264,17 +282,17 @@ class ObjectStore:
             yield piece
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object that is not there yet.
+        """Store an object that does not exist yet.
 
-        Up to `ONE_PUT_BYTES` by a conditional PUT: of several writers the store takes one. Above
-        by a multipart upload, for which obstore has no condition: two that begin at once both
-        succeed, and the last one's bytes stay. So only keys that are made from the content may
-        have objects as large as that. The same is true of stores that do not honour the condition
-        (Ceph 16 in versioned buckets, some gateways); there a look before and one after
-        narrow the gap, and do not close it.
+        Objects up to `ONE_PUT_BYTES` use a conditional PUT: if several writers compete, the store
+        accepts one of them. Larger objects use a multipart upload, which obstore cannot make
+        conditional. If two such uploads begin at once, both succeed, and the bytes of the last one
+        remain. So keys of objects above this size must be derived from the content. The same
+        applies to stores that ignore the condition (Ceph 16 in versioned buckets, some gateways).
+        For these uploads, checks before and after make a conflict unlikely, but not impossible.
 
-        An upload that was interrupted is never visible. Its parts may stay, unseen but paid for,
-        until a lifecycle rule of the bucket removes them.
+        An interrupted upload is never visible. The uploaded parts may remain, and be billed, until
+        a lifecycle rule of the bucket removes them.
         """
         self._path(key)
         size = _size_of(source)
@@ -287,15 +305,15 @@ class ObjectStore:
             )
             there = self._find(key)
             if there is None:
-                raise StoreError(f"{self.uri}: {key!r} was written and is not there", key=key)
-            # The ETag that the store gave our own upload is proof enough that it is what stayed.
+                raise StoreError(f"{self.uri}: {key!r} is missing after it was written", key=key)
+            # An unchanged ETag proves that the bytes of this upload are still stored.
             if written and (there.size_bytes, there.version) == (size, written):
                 return
         if there.size_bytes != size or not self._holds(there, source):
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object; in a versioned bucket it is hidden, and stays for who asks for it."""
+        """Remove an object. A versioned bucket only hides the object and keeps the old version."""
         import obstore
 
         path = self._path(key)
@@ -303,7 +321,7 @@ class ObjectStore:
             self._ask("delete", key, lambda: obstore.delete(self._reader, path))
 
     def _put(self, key: str, data: bytes) -> str:
-        """Store an object by one PUT and return its ETag; "" when another writer was first."""
+        """Store an object with one PUT; return its ETag, or "" if another writer was first."""
         path, writer = self._path(key), self._writer(len(data))
 
         def ask() -> str | None:
@@ -323,11 +341,13 @@ class ObjectStore:
         for attempt in range(CONFLICT_TRIES):
             if (written := self._ask("write", key, ask)) is not None:
                 return written
-            # 409 comes before the other writer's PUT is decided, and it may yet fail.
+            # 409 means that the other writer's PUT is undecided, so that PUT may still fail.
             if self._find(key):
                 return ""
             time.sleep(0.1 * 2**attempt)
-        raise StoreError(f"{self.uri}: cannot write {key!r}: other writers are at it", key=key)
+        raise StoreError(
+            f"{self.uri}: cannot write {key!r}: other processes write it at the same time", key=key
+        )
 
     def _upload(self, key: str, source: bytes | BinaryIO) -> str:
         path, writer = self._path(key), self._writer(UPLOAD_PART_BYTES * UPLOADS_AT_ONCE)
@@ -374,19 +394,19 @@ class ObjectStore:
 
     def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
         return StoreError(
-            f"{self.uri}: {key!r} ended early: {count} of {expected} bytes came", key=key
+            f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes", key=key
         )
 
     @cached_property
     def _reader(self) -> S3Store | GCSStore | AzureStore:
-        # What ends a request that stalls, before the answer or in the middle of it.
+        # read_timeout ends a request that stalls before or during the answer.
         whole_s = self.timeout_s * WHOLE_REQUEST_FACTOR
         return self._connect(
             {"read_timeout": _duration(self.timeout_s), "timeout": _duration(whole_s)}
         )
 
     def _writer(self, bytes_at_once: int) -> S3Store | GCSStore | AzureStore:
-        # A read timeout runs while a body is being sent too, so here there is none.
+        # Set no read_timeout, because it would also run while the body is being sent.
         whole_s = self.timeout_s * WHOLE_REQUEST_FACTOR + bytes_at_once / SLOWEST_UPLOAD
         return self._connect({"timeout": _duration(whole_s)})
 
@@ -395,9 +415,9 @@ class ObjectStore:
             from obstore.store import AzureStore, GCSStore, S3Store
         except ImportError as error:
             raise MissingPackage(f"{self.scheme}://", package="obstore") from error
-        stores: dict[Scheme, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-        # As settings and not as `client_options`, which would put those of the environment out of
-        # force: AWS_ALLOW_HTTP, a proxy.
+        stores: dict[BucketScheme, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+        # Do not use `client_options`, which would override the environment: AWS_ALLOW_HTTP, a
+        # proxy.
         settings["connect_timeout"] = _duration(self.timeout_s / 2)
         retries: RetryConfig = {
             "max_retries": RETRIES,
@@ -414,16 +434,16 @@ class ObjectStore:
                 self.bucket, config=settings, retry_config=retries
             )
             return store
-        # Not ConfigError, which ends a start: what is wrong is in the environment of one machine,
-        # a file that is not mounted for instance, and costs it the artifact only.
+        # Not ConfigError, which would fail a start. Only the environment of one machine is wrong,
+        # for example because a file is not mounted. So the start continues without its artifact.
         raise StoreDenied(
             f"{self.uri}: the environment does not configure this store: "
-            f"{_boil_down(failure.error)}",
-            hint=f"correct the variables {_VARIABLES[self.scheme]}_*: " + _CREDENTIALS[self.scheme],
+            f"{boil_down(failure.error)}",
+            hint=f"correct the variables {VARIABLES[self.scheme]}_*: " + CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
 
     def _ask(self, verb: str, key: str, ask: Callable[[], T]) -> T:
-        """Return what obstore answers; what it raises becomes one line of ours."""
+        """Return obstore's answer, translating its exceptions into one-line StoreErrors."""
         failure = _Failure(FileNotFoundError)
         with failure:
             return ask()
@@ -433,41 +453,43 @@ class ObjectStore:
         self, error: BaseException, verb: str, key: str
     ) -> StoreError:
         text = str(error)
-        status, code = _status_and_code(text)
-        attempt = f"{self.uri}: cannot {verb} {key!r}"
-        reason = _boil_down(error)
-        if (source := _CREDENTIAL_SOURCES.search(text)) and status not in _TRANSIENT:
+        status, code = status_and_code(text)
+        server = describe_endpoint(self.scheme, environment())
+        attempt = f"{self.uri}{server}: cannot {verb} {key!r}"
+        reason = boil_down(error)
+        if (source := CREDENTIAL_SOURCES.search(text)) and status not in TRANSIENT:
             return StoreDenied(
-                f"{attempt}: no credentials: the environment has none, and asking "
-                f"{source.group(1)} for some gave: {reason}",
-                hint=_CREDENTIALS[self.scheme],
+                f"{attempt}: no credentials: the environment has none, and requesting them from "
+                f"{source.group(1)} failed: {reason}",
+                hint=CREDENTIALS[self.scheme],
                 key=key,
             )
-        if not status and _TOKEN_FILE.search(text):
+        if not status and TOKEN_FILE.search(text):
             return StoreDenied(
-                f"{attempt}: no credentials: {reason}", hint=_CREDENTIALS[self.scheme], key=key
+                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme], key=key
             )
         if "BadScheme" in text:
             return StoreDenied(
                 f"{attempt}: the endpoint begins with http://, which is not encrypted",
-                hint=f"use https://, or allow it by {_VARIABLES[self.scheme]}_ALLOW_HTTP=true",
+                hint="use https://, or allow http:// with "
+                f"{VARIABLES[self.scheme]}_ALLOW_HTTP=true",
                 key=key,
             )
         if _is_panic(error) or (not status and "builder error" in text):
             return StoreDenied(
-                f"{attempt}: no request can be made with these settings: {reason}",
-                hint=f"look at the variables {_VARIABLES[self.scheme]}_*: has one of them a space "
-                "or a line end in it, or an endpoint without a scheme?",
+                f"{attempt}: the settings allow no valid request: {reason}",
+                hint=f"check the variables {VARIABLES[self.scheme]}_* for spaces, line breaks or "
+                "an endpoint without a scheme",
                 key=key,
             )
-        if code in _NO_BUCKET or (status == 404 and verb == "list"):
+        if code in NO_BUCKET or (status == 404 and verb == "list"):
             return StoreDenied(
                 f"{attempt}: there is no such bucket ({reason})",
                 hint="create it, or correct the address, the region or the endpoint",
                 key=key,
             )
-        if status in (401, 403) or code in _DENIED or (status == 400 and not code):
-            return StoreDenied(f"{attempt}: {reason}", hint=_CREDENTIALS[self.scheme], key=key)
+        if status in (401, 403) or code in DENIED or (status == 400 and not code):
+            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme], key=key)
         if "Received redirect" in text:
             return StoreDenied(
                 f"{attempt}: the store says that the bucket is in another region",
@@ -478,66 +500,20 @@ class ObjectStore:
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
             return self._explain_change(key)
-        unreached = "" if status else "check that the store can be reached from here, and is up"
+        unreached = "" if status else "check that the store is up and can be reached from here"
         return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-
-_DENIED = (
-    *("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"),
-    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
-    *("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidIdentityToken"),
-)
-"""Some of these come with status 400."""
-
-_TRANSIENT = (408, 429, 500, 502, 503, 504)
-
-_CREDENTIAL_SOURCES = re.compile(
-    r"performing \w+ (https?://(?:169\.254\.[\d.]+|\[fd00:ec2:[^\]]+\]|sts\.[\w.-]+"
-    r"|login\.microsoftonline\.com|oauth2\.googleapis\.com)"
-    r"|https?://[^/\s]+(?=/latest/(?:api|meta-data)/|/computeMetadata/|/metadata/identity/))"
-)
-"""Who is asked for credentials, in a message on a request that was not to the store itself."""
-
-_TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
-"""Web identity, pod identity: the file that the machine should have, and that is not there."""
-
-_CREDENTIALS: dict[Scheme, str] = {
-    "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web identity, "
-    "pod identity, instance); expired ones must be renewed",
-    "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
-    "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or an "
-    "identity of the machine",
-}
-
-_VARIABLES: dict[Scheme, str] = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-
-_REASONS = (
-    # The first that stands in obstore's text, which has a dump of its cause below the message.
-    ("ConnectionRefused", "connection refused"),
-    ("ConnectionReset", "the connection was reset"),
-    ("dns error", "the name of the host is not known"),
-    ("certificate", "the certificate of the server is not accepted"),
-    ("TimedOut", "no answer, or no more of it, in time"),
-    ("IncompleteMessage", "the connection ended before the answer"),
-    ("IncompleteBody", "the answer ended early"),
-    ("UnexpectedEof", "the answer ended early"),
-    ("BadScheme", "an endpoint with http://"),
-)
-
 
 class _Failure(AbstractContextManager["_Failure"]):
-    """Takes what obstore raises, and some kinds more, for the line below to say it in our words.
+    """Catches obstore's exceptions and those of the given kinds, for translation.
 
-    It is no `except`, because an error that is raised in one has the other as its context, where
-    error trackers read the whole text; and because the class of a panic of obstore's native code
-    is no Exception and stands in no module. A line end behind an access key is enough for one.
+    This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
+    the original error as its context, and error trackers show the original text. Second, a panic in
+    obstore's native code is not an Exception, and no module exports its class. A line break after
+    an access key can cause such a panic.
     """
 
     error: BaseException
@@ -562,28 +538,10 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"
 
 
-def _status_and_code(text: str) -> tuple[int, str]:
-    """Return the HTTP status and the store's own code for what is wrong; 0 and "" for none."""
-    status, code = _STATUS.search(text), _CODE.search(text)
-    return int(status.group(1)) if status else 0, code.group(1) if code else ""
-
-
-def _boil_down(error: BaseException) -> str:
-    """Return in a few words what obstore says on several lines."""
-    text = str(error)
-    status, code = _status_and_code(text)
-    if status:
-        return f"HTTP {status} {code}".rstrip()
-    for sign, reason in _REASONS:
-        if sign in text:
-            return reason
-    return text.partition("\n")[0][:200]
-
-
 def _knows_no_condition(error: Exception) -> bool:
     from obstore.exceptions import NotSupportedError
 
-    status, code = _status_and_code(str(error))
+    status, code = status_and_code(str(error))
     return isinstance(error, NotSupportedError) or status == 501 or code == "NotImplemented"
 
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a signed statement: a DSSE envelope around an in-toto statement, in JSON.
 
-A statement says what an artifact is. It travels in an envelope (https://github.com/secure-systems-
-lab/dsse), whose signatures are over the exact bytes of the statement. Both may come from an enemy,
-so what could be read in two ways (a repeated name, loose base64) is not read at all.
+A statement describes an artifact. A statement is stored in an envelope
+(https://github.com/secure-systems- lab/dsse), whose signatures cover the exact bytes of the
+statement. The statement and the envelope may come from an attacker. So bytes that two parsers could
+read differently (a repeated name, loose base64) are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 1 << 20
 MAX_SIGNATURES = 16
-"""Signatures looked at in one envelope; bounds the work an unsigned envelope can cause."""
+"""Maximum number of signatures in one envelope, which limits the work that a forged envelope can
+cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +34,20 @@ class Signature:
     """One signature of an envelope, not yet checked."""
 
     key_id: str
-    """A hint by whoever wrote the envelope. It chooses the words of a refusal, nothing else."""
+    """An unverified hint from the envelope, which affects only the text of a refusal."""
     value: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A DSSE envelope taken apart. Nothing in it is to be believed before `verify`."""
+    """A parsed DSSE envelope. Do not believe its content before `verify`."""
 
     payload: bytes
     signatures: tuple[Signature, ...]
 
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
-        """Take an envelope apart, within its cap.
+        """Parse an envelope of at most `MAX_ENVELOPE_BYTES`.
 
         Raises:
             ArtifactRefused: `too_large` or `bad_statement`.
@@ -83,7 +85,7 @@ class Envelope:
         return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-        """Return those of `keys` that signed this payload. Each counts once."""
+        """Return those of `keys` that signed this payload, each once."""
         message = _pae(self.payload)
         return tuple(
             key
@@ -93,7 +95,7 @@ class Envelope:
 
 
 def _base64(text: Any, *, what: str) -> bytes:
-    # Strict: a lenient decoder drops foreign characters, and two envelopes would read as one.
+    # A lenient decoder drops invalid characters, so different texts would decode to the same bytes.
     if not isinstance(text, str):
         raise ValueError(f"{what} is not a string")  # noqa: TRY004
     try:
@@ -103,7 +105,7 @@ def _base64(text: Any, *, what: str) -> bytes:
 
 
 def _pae(payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: the type is signed together with the bytes."""
+    """Return DSSE's pre-authentication encoding, which combines the type and the bytes to sign."""
     return b"DSSEv1 %d %s %d %s" % (
         len(PAYLOAD_TYPE),
         PAYLOAD_TYPE.encode(),
@@ -113,10 +115,10 @@ def _pae(payload: bytes) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON that may come from an enemy: UTF-8, no repeated names, no NaN.
+    """Parse JSON from a possible attacker: it must be UTF-8, without repeated names or NaN.
 
     Raises:
-        ValueError: anything else, nesting beyond the recursion limit included.
+        ValueError: the data is anything else, or is nested beyond the recursion limit.
     """
     try:
         return json.loads(
@@ -138,19 +140,19 @@ def _no_constants(name: str) -> Any:
 
 
 def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of `payload`, with one signature a key.
+    """Return the envelope of `payload`, with one signature for each key.
 
-    The same payload and keys give the same bytes, so publishing twice is publishing once.
+    Equal payloads and keys give equal bytes, so publishing twice changes nothing.
 
     Raises:
-        ConfigError: no key was given, or more than readers look at.
+        ConfigError: no key was given, or more than `MAX_SIGNATURES`.
         BuildFailed: the envelope is larger than any reader accepts.
     """
     return _add_signatures(Envelope(payload=payload, signatures=()), keys)
 
 
 def wrap_unsigned(payload: bytes) -> bytes:
-    """Return the envelope of `payload` without a signature, which nobody believes by itself.
+    """Return the envelope of `payload` without a signature. No policy for keys believes it.
 
     Raises:
         BuildFailed: the envelope is larger than any reader accepts.
@@ -159,15 +161,15 @@ def wrap_unsigned(payload: bytes) -> bytes:
 
 
 def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
-    """Return the envelope with signatures by `keys` added; for rotation, no part is touched.
+    """Return the envelope with signatures by `keys` added, for key rotation.
 
-    The payload and the signatures that are there stay, valid or not, each once; a key that has
-    signed already adds nothing. Nothing is checked: whoever signs should have verified it first,
-    because a signature vouches for all of the payload.
+    The payload and all existing signatures are kept, even invalid ones, without duplicates. A key
+    that has already signed adds nothing. This function checks nothing. Verify the envelope first,
+    because a signature vouches for the whole payload.
 
     Raises:
         ArtifactRefused: `too_large` or `bad_statement`: not an envelope.
-        ConfigError: no key was given, or the signatures would be more than readers look at.
+        ConfigError: no key was given, or there would be more than `MAX_SIGNATURES`.
         BuildFailed: the new envelope is larger than any reader accepts.
     """
     return _add_signatures(Envelope.parse(envelope), keys)
@@ -181,9 +183,9 @@ def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> byte
     signatures = tuple(dict.fromkeys((*opened.signatures, *added)))
     if len(signatures) > MAX_SIGNATURES:
         raise ConfigError(
-            f"the statement would carry {len(signatures)} signatures, readers look at no more "
-            f"than {MAX_SIGNATURES}",
-            hint="build and push again, which begins with no signature",
+            f"the statement would carry {len(signatures)} signatures, and readers accept at most "
+            f"{MAX_SIGNATURES}",
+            hint="build and push again, which starts a new envelope",
         )
     return _to_bytes(opened.payload, signatures)
 

@@ -1,32 +1,33 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The files that say whom this machine and this user trust: where, by whom written, what in them.
+r"""The trust files of this machine and user: their paths, permissions and format.
 
-They are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`, where `~` is the home
-in the password database and never `$HOME`: whoever can set a variable of the process must not be
-able to add a key.
+The trust files are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`. `~` is the
+home folder in the password database, never `$HOME`: control over environment variables must not be
+enough to add a key.
 
-    pinned = ["sha256:9f2c..."]         # optional: statements believed whoever signed them
-    denied = ["sha256:41aa..."]         # optional: statements or parts refused whoever signed them
+    pinned = ["sha256:9f2c..."]         # optional: statements believed without a trusted key
+    denied = ["sha256:41aa..."]         # optional: statements or parts refused in any case
     max_age_days = 90                   # optional: older artifacts are refused; default 365
-    rollback = "refuse"                 # optional: what is older than what this node took before
+    rollback = "refuse"                 # optional: refuse artifacts older than this node's last
     require = {builder = "https://github.com/acme/*", source = "*"}    # optional: signed facts
 
     [[keys]]
     name = "ci"
     pem = "-----BEGIN PUBLIC KEY-----\n...\n-----END PUBLIC KEY-----\n"
-    deployments = ["Embedder", "text/*"]    # optional: believed for these alone
-    stores = ["s3://prod/*"]                # optional: believed from these alone
+    deployments = ["Embedder", "text/*"]    # optional: trusted only for these
+    stores = ["s3://prod/*"]                # optional: trusted only from these
 
     [[keys]]
     name = "release"
     file = "release.pem"                # relative to this file
 
-    [[unsigned_ok]]                     # optional: everything in this very store is believed
+    [[unsigned_ok]]                     # optional: everything in exactly this store is believed
     store = "file:///home/me/artifacts"
     reason = "my own experiments"
 
-They add up. One that somebody other than root and this user could have written is an error.
+serve_warm combines the settings of both files. A file that any user except root and this user can
+write to is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve_warm import _atomic_files, _private_folders
+from serve_warm import _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, public_pem
 from serve_warm.trust.patterns import read_patterns
@@ -61,9 +62,9 @@ MAX_TRUST_FILE_BYTES = 1 << 20
 
 
 def default_trust_files() -> tuple[Path, ...]:
-    """Return the files that name trusted keys on this machine, existing or not.
+    """Return the paths of the trust files on this machine, existing or not.
 
-    None on Windows: who may change them cannot be checked there.
+    Empty on Windows, where serve_warm cannot check who may change them.
     """
     if not _private_folders.CAN_CHECK:
         return ()
@@ -72,19 +73,19 @@ def default_trust_files() -> tuple[Path, ...]:
 
 
 def user_directory() -> Path | None:
-    """Return where this user's own files are, made or not; None for a user without a home."""
+    """Return this user's serve_warm folder, existing or not; None without a home folder."""
     home = _private_folders.user_home()
     return None if home is None else home / ".config" / "serve_warm"
 
 
 def load_trust(files: Sequence[Path] | None = None) -> Trust:
-    """Return what the trust files of this machine say, taken together.
+    """Return the trust settings of all trust files on this machine, combined.
 
-    A file that does not exist says nothing. `files` replaces the default places.
+    Missing files are skipped. `files` replaces the default paths.
 
     Raises:
-        ConfigError: a file is malformed, or somebody other than root and this user could
-            have written it.
+        ConfigError: a file is malformed, or users other than root and this user could have written
+            it.
     """
     found: list[Trust] = []
     for path in default_trust_files() if files is None else files:
@@ -95,24 +96,24 @@ def load_trust(files: Sequence[Path] | None = None) -> Trust:
 
 
 def trust_lines(key: Ed25519PublicKey, *, name: str) -> str:
-    """Return the three lines of a trust file that make `key` a trusted one."""
+    """Return the three lines that add `key` to a trust file."""
     pem = public_pem(key).decode()
-    # A JSON string is a TOML basic string as long as nothing is written as a surrogate pair.
+    # A JSON string is also a valid TOML string, unless it has escaped surrogate pairs.
     quoted_name, quoted_pem = (json.dumps(text, ensure_ascii=False) for text in (name, pem))
     return f"[[keys]]\nname = {quoted_name}\npem = {quoted_pem}\n"
 
 
 def how_to_trust() -> str:
-    """Return the advice for a machine that trusts nobody, or not the one who signed."""
+    """Return the hint for a machine that trusts no key, or not the signer's key."""
     if not default_trust_files():
         here = _private_folders.system_name()
         return (
-            f"on {here} no trust file is read, since who may change one cannot be checked: "
-            "verify on Linux, macOS or WSL"
+            f"trust files are not read on {here}, because their permissions cannot be checked "
+            "there: verify on Linux, macOS or WSL"
         )
     files = " or ".join(str(path) for path in default_trust_files())
     return (
-        f"add the public key of whoever builds your artifacts to {files}:\n"
+        f"add the public key that signs your artifacts to {files}:\n"
         "[[keys]]\n"
         'name = "builder"\n'
         r'pem = "-----BEGIN PUBLIC KEY-----\n...\n-----END PUBLIC KEY-----\n"'
@@ -120,11 +121,11 @@ def how_to_trust() -> str:
 
 
 def add_key(key: Ed25519PublicKey, path: Path, *, name: str) -> None:
-    """Make `key` a trusted one in a trust file, which may be new; what stands there is kept.
+    """Add `key` to a trust file, creating the file if needed and keeping its content.
 
     Raises:
-        ConfigError: as `load_trust`; or the file is in a notation that cannot be extended.
-        OSError: it cannot be written.
+        ConfigError: as for `load_trust`, or the file would no longer be valid TOML.
+        OSError: the file cannot be written.
     """
     data = _read_guarded(path) or b""
     if key.public_bytes_raw() in {trusted.raw for trusted in _parse(data, path).keys}:
@@ -135,10 +136,10 @@ def add_key(key: Ed25519PublicKey, path: Path, *, name: str) -> None:
     try:
         tomllib.loads(extended.decode())
     except ValueError as error:
-        raise ConfigError(f"{path} cannot be extended", hint=f"add by hand:\n{lines}") from error
-    # Two callers at once write the same lines: no lock is needed.
+        raise ConfigError(f"cannot add a key to {path}", hint=f"add by hand:\n{lines}") from error
+    # No lock is needed: concurrent callers write the same lines.
     target = Path(os.path.realpath(path))
-    _atomic_files.write_beside(target, extended, mode=0o600).replace(target)
+    _private_folders.write_beside(target, extended, mode=0o600).replace(target)
 
 
 def _parse(data: bytes, path: Path) -> Trust:
@@ -152,7 +153,7 @@ def _parse(data: bytes, path: Path) -> Trust:
     if unknown:
         raise ConfigError(
             f"{path}: unknown setting {unknown[0]!r}",
-            hint=f"it has {', '.join((*lists, *others))}",
+            hint=f"the settings are {', '.join((*lists, *others))}",
         )
     for name in lists:
         if not isinstance(fields.setdefault(name, []), list):
@@ -174,6 +175,7 @@ def _to_trust(fields: Mapping[str, Any], path: Path) -> Trust:
         pinned=frozenset(parse_digest(text, where=f"{path}: pinned") for text in fields["pinned"]),
         denied=frozenset(parse_digest(text, where=f"{path}: denied") for text in fields["denied"]),
         max_age_s=_parse_age(fields["max_age_days"], path) if "max_age_days" in fields else None,
+        max_age_set_by=f"max_age_days in {path}",
         unsigned_ok=tuple(_parse_unsigned_ok(table, path) for table in fields["unsigned_ok"]),
         require=_parse_require(fields.get("require", {}), path),
         rollback=fields.get("rollback", "warn"),
@@ -193,7 +195,7 @@ def _parse_require(table: Any, path: Path) -> frozenset[tuple[str, str]]:
 
 
 def _parse_age(days: Any, path: Path) -> float:
-    # Not isinstance: true would pass for a number, and TOML has inf and nan.
+    # type() instead of isinstance, which accepts true as a number. TOML also has inf and nan.
     if type(days) not in (int, float) or not 0 < days * 86400 < math.inf:
         raise ConfigError(f"{path}: max_age_days is not a number above 0: {days!r}")
     return float(days * 86400)
@@ -206,8 +208,8 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
         or not all(isinstance(value, str) for value in table.values())
     ):
         raise ConfigError(
-            f"{path}: an unsigned_ok is incomplete or has unknown settings",
-            hint="each of [[unsigned_ok]] has a store and a reason, both of them strings",
+            f"{path}: an [[unsigned_ok]] table is incomplete or has unknown settings",
+            hint="each [[unsigned_ok]] has a store and a reason, both strings",
         )
     try:
         return UnsignedOk(**table)
@@ -217,14 +219,16 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
 
 def _parse_key(table: Any, path: Path) -> TrustedKey:
     wanted = (
-        "each of [[keys]] has a name, and either pem or file, all of them strings; deployments and "
-        "stores are lists"
+        "each of [[keys]] has a name and either pem or file, all strings; deployments and stores "
+        "are lists"
     )
     named = set(table) - {"deployments", "stores"} if isinstance(table, dict) else set()
     if named not in ({"name", "pem"}, {"name", "file"}) or not all(
         isinstance(table[name], str) and table[name] for name in named
     ):
-        raise ConfigError(f"{path}: a key is incomplete or has unknown settings", hint=wanted)
+        raise ConfigError(
+            f"{path}: a [[keys]] table is incomplete or has unknown settings", hint=wanted
+        )
     pem = table["pem"] if "pem" in table else _read_guarded(path.parent / table["file"])
     if pem is None:
         raise ConfigError(f"{path}: key {table['name']!r}: there is no file {table['file']}")
@@ -233,7 +237,7 @@ def _parse_key(table: Any, path: Path) -> TrustedKey:
 
 
 def _read_guarded(path: Path) -> bytes | None:
-    """Read a file that only root or this user can have written; None when it is not there."""
+    """Read a file that only root or this user can write to; return None if it does not exist."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -241,8 +245,8 @@ def _read_guarded(path: Path) -> bytes | None:
             found = _private_folders.file_problems(path, opened=file.fileno())
             if found:
                 raise ConfigError(
-                    "whoever can change the trusted keys can run code here: "
-                    + _private_folders.sentence(found),
+                    f"the trust file cannot be used: {_private_folders.sentence(found)}; anyone "
+                    "who can change the trusted keys can run code here",
                     hint=_private_folders.fixes(found),
                 )
             data = file.read(MAX_TRUST_FILE_BYTES + 1)
@@ -256,5 +260,5 @@ def _read_guarded(path: Path) -> bytes | None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # Not blocking, so that a pipe in the file's place cannot hang the start.
+    # Open without blocking, so that a named pipe instead of the file cannot hang the start.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

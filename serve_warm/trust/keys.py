@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ed25519 keys and the files that they stand in.
+"""Ed25519 keys and their files.
 
-A private key is an unencrypted PKCS#8 PEM that only its user can read, a public one a PEM
-(SubjectPublicKeyInfo): both are what openssl writes and reads. No key is ever overwritten.
+A private key is an unencrypted PKCS#8 PEM that only its user can read. A public key is a PEM
+(SubjectPublicKeyInfo). openssl reads and writes both formats. serve_warm never overwrites a key.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,34 +19,32 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
-from serve_warm import _atomic_files
+from serve_warm import _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust.patterns import matches_any
 
 MAX_KEY_FILE_BYTES = 1 << 20
 
+ED25519_DER = bytes.fromhex("302a300506032b6570032100")
+"""The DER bytes before the 32 bytes of every Ed25519 key (SubjectPublicKeyInfo, RFC 8410)."""
+
+PEM = rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/]{59}=)\s+-----END PUBLIC KEY-----\s*"
+"""Pattern of a PEM Ed25519 key as `serve-warm keygen` and openssl write it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKey:
-    """A public Ed25519 key whose signature is believed."""
+    """A public Ed25519 key whose signatures are trusted."""
 
     name: str
-    """What people call it; shown by inspection, never compared."""
+    """A name for people; shown by `inspect`, never compared."""
     raw: bytes = field(repr=False)
     """The 32 bytes of the key."""
     deployments: tuple[str, ...] = ()
-    """Patterns of the deployments that it is believed for; none means all."""
+    """Patterns of the deployments that the key is trusted for; empty means all."""
     stores: tuple[str, ...] = ()
-    """Patterns of the addresses of stores that it is believed for; none means all."""
+    """Patterns of the store addresses that the key is trusted for; empty means all."""
 
     def __post_init__(self) -> None:
         if len(self.raw) != 32:
@@ -53,8 +53,8 @@ class TrustedKey:
             if "://" not in store:
                 raise ConfigError(
                     f"key {self.name!r}: {store!r} is not the address of a store",
-                    hint="write it as `serve-warm inspect` and the log show it, with * for the "
-                    "rest: s3://bucket/*",
+                    hint="write it as `serve-warm inspect` and the log show it, and use * as a "
+                    "wildcard: s3://bucket/*",
                 )
 
     @classmethod
@@ -62,10 +62,15 @@ class TrustedKey:
         """Return the key in a PEM block (SubjectPublicKeyInfo).
 
         Raises:
-            ConfigError: not a PEM public key, or not an Ed25519 one.
+            ConfigError: the text is not a PEM public key, or not an Ed25519 key.
         """
+        data = pem.encode() if isinstance(pem, str) else pem
+        if (raw := _read_plain(data)) is not None:
+            return cls(name=name, raw=raw)
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
         try:
-            key = load_pem_public_key(pem.encode() if isinstance(pem, str) else pem)
+            key = load_pem_public_key(data)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"key {name!r} is not a PEM public key",
@@ -77,17 +82,17 @@ class TrustedKey:
 
     @property
     def public(self) -> Ed25519PublicKey:
-        """The key as `trust_lines` and `key_id` take it."""
+        """The key as a `cryptography` object, for `trust_lines` and `key_id`."""
         return Ed25519PublicKey.from_public_bytes(self.raw)
 
     @property
     def id(self) -> str:
-        """The id that this key's signatures carry."""
+        """The key id that this key's signatures contain."""
         return key_id(self.public)
 
     @property
     def scope(self) -> str:
-        """What it is believed for, in words; empty where that is everything."""
+        """The scope of the key in words; empty if the key is trusted for everything."""
         return " and ".join(
             f"{what} {', '.join(patterns)}"
             for what, patterns in (("deployments", self.deployments), ("stores", self.stores))
@@ -95,19 +100,32 @@ class TrustedKey:
         )
 
     def covers(self, *, deployment: str | None, store: str) -> bool:
-        """Return whether it is believed for a deployment (None: unknown) in a store."""
+        """Return whether this key is trusted for a deployment in a store.
+
+        A `deployment` of None means that the deployment is unknown.
+        """
         of_deployment = not self.deployments or (
             deployment is not None and matches_any(self.deployments, deployment)
         )
         return of_deployment and (not self.stores or matches_any(self.stores, store))
 
     def signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's over `message`."""
+        """Return whether `signature` is a valid signature of `message` by this key."""
         try:
             self.public.verify(signature, message)
         except InvalidSignature:
             return False
         return True
+
+
+def _read_plain(pem: bytes) -> bytes | None:
+    """Return the key in a plain PEM block; None if only the library can read the text.
+
+    Importing the library's readers for all formats takes 5 ms, which every start would pay for.
+    """
+    found = re.fullmatch(PEM, pem)
+    der = base64.b64decode(found[1]) if found is not None else b""
+    return der.removeprefix(ED25519_DER) if der.startswith(ED25519_DER) else None
 
 
 def _not_ed25519(name: str) -> ConfigError:
@@ -118,13 +136,15 @@ def _not_ed25519(name: str) -> ConfigError:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the id that signatures carry: hex sha256 of the key's DER SubjectPublicKeyInfo."""
-    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(der).hexdigest()
+    """Return the id used in signatures: hex sha256 of the key's DER SubjectPublicKeyInfo."""
+    return hashlib.sha256(ED25519_DER + key.public_bytes_raw()).hexdigest()
 
 
 def distinct(keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-    """Return each key once for each scope, under its first name: two names are not two signers."""
+    """Return each pair of key and scope once, under its first name.
+
+    A key with two names is one signer.
+    """
     first: dict[tuple[Any, ...], TrustedKey] = {}
     for key in keys:
         first.setdefault((key.raw, key.deployments, key.stores), key)
@@ -135,7 +155,8 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key in a PKCS#8 PEM file that only this user can read.
 
     Raises:
-        ConfigError: no such file, not an unencrypted Ed25519 key, or readable by others.
+        ConfigError: the file does not exist, is not an unencrypted Ed25519 key, or is readable by
+            other users.
     """
     try:
         with path.open("rb") as file:
@@ -143,24 +164,26 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
             data = file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
-    # First: a public half may be read by others, and changing its mode would be wrong advice.
+    # Check this before the mode: a public key may be readable, so a chmod hint would be wrong.
     if b"-----BEGIN PUBLIC KEY-----" in data:
         private = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
         raise ConfigError(
-            f"{path} is the public half of a key, and signing takes the private one",
-            hint=f"pass {private}, as keygen wrote it; replicas need the public half alone",
+            f"{path} is a public key, but signing needs the private key",
+            hint=f"pass {private}, as keygen wrote it; replicas need only the public key",
         )
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise ConfigError(
             f"signing key {path} can be read by other users",
-            hint=f"chmod 600 {path}; if it may have been copied, make a new one",
+            hint=f"run chmod 600 {path}; if others may have copied it, make a new key",
         )
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{path} is not an unencrypted private key in PEM",
-            hint="its first line says BEGIN PRIVATE KEY",
+            f"{path} is not an unencrypted PEM private key",
+            hint="name a key of serve-warm keygen: a PEM file that begins with BEGIN PRIVATE KEY",
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise _not_ed25519(str(path))
@@ -168,36 +191,37 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def make_signing_key(path: Path) -> None:
-    """Make a private key in a new file, an unencrypted PKCS#8 PEM that only this user can read.
+    """Write a new private key to a new file, as an unencrypted PKCS#8 PEM with mode 0600.
 
     Raises:
-        FileExistsError: something has this name.
-        OSError: it cannot be written.
+        FileExistsError: the file already exists.
+        OSError: the file cannot be written.
     """
-    _atomic_files.create(path, _private_pem(Ed25519PrivateKey.generate()), mode=0o600)
+    _private_folders.create_file(path, _private_pem(Ed25519PrivateKey.generate()), mode=0o600)
 
 
 def write_key_pair(path: Path) -> TrustedKey:
-    """Make a signing key: `path` gets the private half, `path` + `.pub` the public one.
+    """Create a signing key: the private key in `path`, the public key in `path` + `.pub`.
 
-    The private half is an unencrypted PKCS#8 PEM that only this user can read, the public half a
-    PEM that anybody can. Returns the public half, named after the file. Nothing is overwritten.
+    The private key is an unencrypted PKCS#8 PEM that only this user can read. The public key is a
+    PEM that anyone can read. Returns the public key, named after the file. Nothing is overwritten.
 
     Raises:
-        ConfigError: a file of one of the names is there, or they cannot be written.
+        ConfigError: one of the files already exists, or cannot be written.
     """
     public_path = Path(f"{path}.pub")
     for half in (path, public_path):
         if os.path.lexists(half):
             raise _refuse_taken(half)
     key = Ed25519PrivateKey.generate()
-    # The private half first: a public one alone would look like a key that somebody has.
+    # Write the private key first: after a crash, a public key without its private key would be
+    # useless.
     for half, pem, mode in (
         (path, _private_pem(key), 0o600),
         (public_path, public_pem(key.public_key()), 0o644),
     ):
         try:
-            _atomic_files.create(half, pem, mode=mode)
+            _private_folders.create_file(half, pem, mode=mode)
         except FileExistsError as error:
             raise _refuse_taken(half) from error
         except OSError as error:
@@ -207,16 +231,20 @@ def write_key_pair(path: Path) -> TrustedKey:
 
 def _refuse_taken(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path} is there already, and keys are never overwritten",
-        hint="name another file; the public half of a key is printed by: openssl pkey -pubout "
-        "-in FILE",
+        f"{path} already exists, and keys are never overwritten",
+        hint="name another file; to print the public key of a private key, run: openssl pkey "
+        "-pubout -in FILE",
     )
 
 
 def _private_pem(key: Ed25519PrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def public_pem(key: Ed25519PublicKey) -> bytes:
     """Return a key as the PEM block (SubjectPublicKeyInfo) that `TrustedKey.from_pem` reads."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns that policies name deployments, stores and builders by: text with `*` in it.
+"""Patterns for deployments, stores and builders in policies: text with `*` as a wildcard.
 
-`*` stands for any characters, also for none and for `/`. Everything else stands for itself, so that
-no name of a branch or a model is read as something else.
+`*` matches any characters, including none and `/`. All other characters match themselves, so names
+of branches and models need no escaping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serve_warm.errors import ConfigError
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether the whole text is what a pattern says.
+    """Return whether a pattern matches the whole text.
 
     >>> matches("text/*", "text/embedder"), matches("s3://prod/*", "s3://production/a")
     (True, False)
@@ -28,15 +28,15 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def matches_any(patterns: Iterable[str], text: str) -> bool:
-    """Return whether one of the patterns says a text."""
+    """Return whether any of the patterns matches the whole text."""
     return any(matches(pattern, text) for pattern in patterns)
 
 
 def read_patterns(given: Any, *, where: str) -> tuple[str, ...]:
-    """Return patterns as policies keep them; `where` is where they were written.
+    """Return validated patterns; `where` names the setting in errors.
 
     Raises:
-        ConfigError: not a list of texts that can be shown, or an empty one.
+        ConfigError: the value is not a list of printable strings, or is empty.
     """
     patterns = tuple(given) if isinstance(given, list | tuple) else ()
     if not patterns or not all(isinstance(p, str) and p and p.isprintable() for p in patterns):

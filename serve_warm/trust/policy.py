@@ -1,17 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to believe that an artifact is safe to run.
+"""Trust policies: which artifacts are safe to run.
 
 A compile-cache artifact is a program: torch unpickles it, executes its sources and loads its
-libraries. Looking at the content cannot tell a good one from a bad one, so the only gate is who
-made these bytes. A statement about them is believed when a trusted Ed25519 key signed it, when its
-exact digest is pinned, or, loudly, when it comes from a store that is named as one to believe
-unsigned. Nothing configured means nothing is believed. A key may be believed for some deployments
-and stores alone. A deny-list, an age limit, facts that are required, and the refusal of what is
-older than before take away from what was believed; nothing overrules them.
+libraries. The content of an artifact does not show whether it is harmful, so serve_warm only checks
+who made the bytes. A statement is believed in three cases: a trusted Ed25519 key signed it; its
+exact digest is pinned; or it comes from a store named in `unsigned_ok`, which logs a warning.
+Without any configuration, no artifact is believed. A key can be limited to some deployments and
+stores. A deny-list, an age limit, required facts and the refusal of rollbacks also apply to
+believed artifacts. No setting overrides these limits.
 
-In code this is said by policies, which add up; `serve_warm.trust.files` reads the same from files,
-and `serve_warm.trust.verify` acts on it:
+Code combines policies with `|`. `serve_warm.trust.files` reads the same settings from files, and
+`serve_warm.trust.verify` applies them:
 
     trust = signed_by(CI_PEM, max_age_s=90 * 86400) | pinned("sha256:9f2c...")
 """
@@ -23,22 +23,23 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from serve_warm._public_names import public
+from serve_warm._package import public
+from serve_warm._store_address import is_bucket
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct
 from serve_warm.trust.patterns import read_patterns
 
 DEFAULT_MAX_AGE_S = 365 * 86400.0
-"""The age limit where no policy says one. A year is far above the 30 days at which the alert
-ServeWarmArtifactOld fires, so that no fleet goes cold unannounced, and longer than any release of
-torch is current: what is older is more likely replayed than in use."""
+"""The default age limit. A year is far above the 30 days of the alert ServeWarmArtifactOld, so no
+fleet goes cold without a warning. No torch release stays current for a year, so an older artifact
+is probably a replay attack."""
 
 FACTS = ("source", "image", "builder")
-"""What a policy can require of where an artifact comes from."""
+"""Facts about the origin of an artifact that a policy can require."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")
@@ -46,44 +47,46 @@ _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class UnsignedOk:
-    """One store from which everything is believed and run, whoever put it there."""
+    """A store whose artifacts are all believed, regardless of who wrote them."""
 
     store: str
-    """Its exact address, as the store itself gives it; for the Hub with the full commit."""
+    """The exact address of the store, as the store reports it; for the Hub with the full commit."""
     reason: str
-    """Why that is right here; repeated in the log each time that it is made use of."""
+    """Why unsigned artifacts are acceptable in this store; logged on each use."""
 
     def __post_init__(self) -> None:
         if not self.reason.strip():
             raise ConfigError(
                 f"unsigned_ok for {self.store!r} has no reason",
-                hint="say why whoever can write there may run code here",
+                hint="say why everyone who can write there may run code here",
             )
         _check_exact(self.store)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Whom to believe. An empty one believes nobody: every artifact is refused.
+    """A trust policy. An empty policy refuses every artifact.
 
-    `|` adds two up: what either believes is believed, what either denies is denied, and of two age
-    limits the stricter one holds for all. What either requires is required.
+    `|` combines two policies. The result believes, denies and requires everything that either
+    policy believes, denies or requires. The stricter age limit applies.
     """
 
     keys: tuple[TrustedKey, ...] = ()
-    """One valid signature by any of them is enough."""
+    """Trusted keys. One valid signature by any of these keys is enough."""
     pinned: frozenset[str] = frozenset()
-    """Hex sha256 of statements (the payload of the envelope) that are believed as they are."""
+    """Hex sha256 of statements (the payload of the envelope) that are believed unsigned."""
     denied: frozenset[str] = frozenset()
-    """Hex sha256 of statements, or of parts as they are stored, that are refused in any case."""
+    """Hex sha256 of statements, or of parts as stored, that are always refused."""
     max_age_s: float | None = None
-    """How long after its creation an artifact is believed, a pinned one too; None: nothing is said,
-    and `DEFAULT_MAX_AGE_S` holds."""
+    """Maximum age in seconds of a believed artifact, even if the artifact is pinned. None means
+    `DEFAULT_MAX_AGE_S`."""
+    max_age_set_by: str = field(default="max_age_s in code", compare=False)
+    """The setting and file that the age limit comes from, for error messages."""
     unsigned_ok: tuple[UnsignedOk, ...] = ()
     require: frozenset[tuple[str, str]] = frozenset()
-    """Names of `FACTS`, each with a pattern that the artifact's must match."""
+    """Names of `FACTS`, each with a pattern that the artifact's fact must match."""
     rollback: Literal["warn", "refuse"] = "warn"
-    """What to do with an artifact that is older than one that this node took before."""
+    """Action if an artifact is older than another that this node has used."""
 
     def __post_init__(self) -> None:
         for label, digests in (("pinned", self.pinned), ("denied", self.denied)):
@@ -97,35 +100,41 @@ class Trust:
         unknown = sorted({name for name, _ in self.require} - set(FACTS))
         if unknown:
             raise ConfigError(
-                f"require: no artifact says its {unknown[0]!r}", hint=f"it says {', '.join(FACTS)}"
+                f"require: artifacts have no fact {unknown[0]!r}",
+                hint=f"the facts are {', '.join(FACTS)}",
             )
         if self.rollback not in ("warn", "refuse"):
-            raise ConfigError(f"rollback is neither warn nor refuse: {self.rollback!r}")
+            raise ConfigError(f"rollback must be warn or refuse: {self.rollback!r}")
 
     @property
     def limits(self) -> Trust:
-        """What this takes away from others, such as its deny-list, and nobody to believe."""
+        """A policy with only the restrictions of this one, such as the deny-list.
+
+        It believes nothing.
+        """
         return Trust(
             denied=self.denied,
             max_age_s=self.max_age_s,
+            max_age_set_by=self.max_age_set_by,
             require=self.require,
             rollback=self.rollback,
         )
 
     @property
     def age_limit_s(self) -> float:
-        """How long after its creation an artifact is believed."""
+        """Maximum age in seconds of a believed artifact, with the default applied."""
         return DEFAULT_MAX_AGE_S if self.max_age_s is None else self.max_age_s
 
     def __or__(self, other: Trust) -> Trust:
         allowed = {allowed.store: allowed for allowed in (*other.unsigned_ok, *self.unsigned_ok)}
+        limited = [one for one in (self, other) if one.max_age_s is not None]
+        strictest = min(limited, key=lambda one: one.age_limit_s, default=self)
         return Trust(
             keys=distinct((*self.keys, *other.keys)),
             pinned=self.pinned | other.pinned,
             denied=self.denied | other.denied,
-            max_age_s=min(
-                (age for age in (self.max_age_s, other.max_age_s) if age is not None), default=None
-            ),
+            max_age_s=strictest.max_age_s,
+            max_age_set_by=strictest.max_age_set_by,
             unsigned_ok=tuple(allowed.values()),
             require=self.require | other.require,
             rollback="refuse" if "refuse" in (self.rollback, other.rollback) else "warn",
@@ -133,25 +142,25 @@ class Trust:
 
 
 def _check_exact(store: str) -> None:
-    """Refuse whatever is not the address of one store, spelled as the store spells it itself."""
+    """Refuse everything except the exact address of one store, as that store spells it."""
     scheme, _, rest = store.partition("://")
     names = rest.split("/")
     hint = "there are no wildcards; the log and `serve-warm inspect` show a store's exact address"
     if scheme == "file":
-        # Both an encoded and a plain blank name a folder, and only one of them is ever compared.
+        # A space may be encoded or plain in a file URI, but stores report only the encoded form.
         exact = (
             Path(os.path.normpath(urllib.parse.unquote(rest))).as_uri() if rest[:1] == "/" else ""
         )
         good = store == exact
-        hint = f"write {exact}" if exact else "write file:///, and the whole path"
+        hint = f"write {exact}" if exact else "write file:/// and the absolute path"
     elif scheme == "hf":
         good = _HUB_COMMIT.fullmatch("/".join(names[:2])) is not None and _are_names(names[2:])
         hint = (
-            "write hf://owner/repo@<the 40 hex digits of the commit>, because what a branch or "
-            "tag names can be replaced by others"
+            "write hf://owner/repo@<the 40 hex digits of the commit>, because others can move a "
+            "branch or tag"
         )
     else:
-        good = scheme in ("s3", "gs", "az") and "@" not in names[0] and _are_names(names)
+        good = is_bucket(scheme) and "@" not in names[0] and _are_names(names)
     if not good:
         raise ConfigError(f"unsigned_ok: {store!r} is not the exact address of a store", hint=hint)
 
@@ -174,15 +183,16 @@ def signed_by(
     max_age_s: float | None = None,
     denied: Iterable[str] = (),
 ) -> Trust:
-    """Return a trust in what any of `keys` has signed: trusted keys, or PEM public keys.
+    """Return a policy that believes artifacts signed by any of `keys`.
 
-    PEM keys are believed for the given `deployments` and `stores` alone, where there are some:
-    names and addresses in which `*` stands for anything. Older artifacts than `max_age_s` seconds
-    are refused, by default than a year, and so are statements and parts whose digest, as
-    `sha256:<64 hex digits>`, is in `denied`.
+    Each key is a `TrustedKey` or a PEM public key. PEM keys are trusted only for the given
+    `deployments` and `stores`, or for all if none are given. In these names and addresses, `*`
+    matches any characters. The policy refuses artifacts that are older than `max_age_s` seconds;
+    the default is a year. It also refuses statements and parts whose digest is in `denied`, as
+    `sha256:<64 hex digits>`.
 
     Raises:
-        ConfigError: no key, not a key, not a digest, not an age.
+        ConfigError: no key is given, or a key, digest or age is invalid.
     """
     if not keys:
         raise ConfigError("signed_by needs at least one key")
@@ -205,10 +215,10 @@ def _find_by_id(pem: str) -> TrustedKey:
 
 @public
 def pinned(*digests: str) -> Trust:
-    """Return a trust in exactly these statements, given as `sha256:<64 hex digits>`.
+    """Return a policy that believes exactly these statements, given as `sha256:<64 hex digits>`.
 
     Raises:
-        ConfigError: no digest, or not a digest.
+        ConfigError: no digest is given, or a digest is invalid.
     """
     if not digests:
         raise ConfigError("pinned needs at least one digest")
@@ -217,16 +227,17 @@ def pinned(*digests: str) -> Trust:
 
 @public
 def unsigned_ok(*stores: str, reason: str) -> Trust:
-    """Return a trust in everything that stands in exactly these stores, for laptops and tests.
+    """Return a policy that believes everything in exactly these stores, for laptops and tests.
 
-    Whoever can write there can run code here; each use is logged as a warning, with `reason`.
+    Anyone who can write to such a store can run code on this machine. Each use logs a warning with
+    `reason`.
 
     >>> unsigned_ok("file:///srv/artifacts", reason="my laptop").unsigned_ok
     (UnsignedOk(store='file:///srv/artifacts', reason='my laptop'),)
 
     Raises:
-        ConfigError: no store, no reason, not a `file`, `s3`, `gs`, `az` or `hf` address of one
-            store, or a Hub repository without a full commit.
+        ConfigError: no store or reason is given, a store is not a `file`, `s3`, `gs`, `az` or `hf`
+            address of one store, or a Hub repository lacks a full commit.
     """
     if not stores:
         raise ConfigError("unsigned_ok needs at least one store")
@@ -234,10 +245,10 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
 
 
 def with_scope(key: TrustedKey, scope: Mapping[str, Any], *, where: str) -> TrustedKey:
-    """Return a key that is believed for the `deployments` and `stores` that a mapping has alone.
+    """Return the key, limited to the `deployments` and `stores` in `scope`, if given.
 
     Raises:
-        ConfigError: one of them is not a list of patterns.
+        ConfigError: `deployments` or `stores` is not a list of patterns.
     """
     for name in ("deployments", "stores"):
         if name in scope:
@@ -247,10 +258,10 @@ def with_scope(key: TrustedKey, scope: Mapping[str, Any], *, where: str) -> Trus
 
 
 def parse_digest(text: Any, *, where: str) -> str:
-    """Return the digits of `sha256:<64 hex digits>`; `where` is where it was written.
+    """Return the digits of `sha256:<64 hex digits>`; `where` names the setting in errors.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: the value is anything else.
     """
     digest = text.removeprefix("sha256:") if isinstance(text, str) else ""
     if text == digest or not _HEX_64.fullmatch(digest):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The signing key of this user, made and trusted by the user alone when it is first needed."""
+"""This user's own signing key, created on first use and trusted only by this user."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 
 
 def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
-    """Return this user's own signing key, made and trusted on first use.
+    """Return this user's own signing key, created and trusted on first use.
 
-    It stands in `~/.config/serve_warm` of the password database's home as `signing_key.pem`, and
-    its public half in `trust.toml` beside it, so that what a user builds that user can load.
-    Callers at the same time get the same key. To stop trusting it, delete both.
+    The key is `~/.config/serve_warm/signing_key.pem`, where `~` is the home folder in the password
+    database. `trust.toml` in the same folder has its public key, so users can load their own
+    builds. Concurrent callers get the same key. To stop trusting the key, delete `signing_key.pem`
+    and `trust.toml`.
 
     Raises:
-        ConfigError: the files cannot be written, or others could read or write them.
+        ConfigError: the files cannot be written, or other users could read or write them.
     """
     directory = directory or files.user_directory()
     if directory is None:
         raise ConfigError(
-            f"user id {os.geteuid()} has no entry in the password database, so no home for a key",
-            hint="name a key file",
+            f"user id {os.geteuid()} has no entry in the password database, so it has no home for "
+            "a key",
+            hint="pass a key file",
         )
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,12 +44,13 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
         found = _private_folders.folder_problems(directory)
         if found:
             raise ConfigError(
-                f"no place for a signing key: {_private_folders.sentence(found)}",
+                f"cannot create a signing key: {_private_folders.sentence(found)}",
                 hint=_private_folders.fixes(found),
             )
         path = directory / "signing_key.pem"
         if not path.exists():
-            # Of many callers the first wins, and the others read its key.
+            # If several callers create the key, the first caller wins, and the other callers read
+            # its key.
             with suppress(FileExistsError):
                 make_signing_key(path)
         key = load_signing_key(path)

@@ -1,9 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an envelope is believed: its signatures and digest held against whom we trust.
+"""Verification of envelopes: signatures and digests are checked against a trust policy.
 
-Two steps, since the second needs what the first lets be read: `verify` returns the payload that is
-believed and why, `check_age_and_denied` takes back what is denied or from the wrong time.
+Verification has two steps, because the second step needs the verified payload. `verify` returns the
+payload and why it may be read. `check_age_and_denied` then refuses payloads that are denied, too
+old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact that passed
+both.
 """
 
 from __future__ import annotations
@@ -27,68 +29,67 @@ from serve_warm.trust.policy import Trust
 logger = logging.getLogger(__name__)
 
 MAX_CLOCK_SKEW_S = 86400.0
-"""How far in the future, by this machine's clock, an artifact may say that it was created."""
+"""How many seconds an artifact's creation time may be in the future, by this machine's clock."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Believed:
-    """A payload that may be read and acted on, and why."""
+class Verified:
+    """A payload that may be parsed, and why. It may still be denied or too old."""
 
     payload: bytes = field(repr=False)
     how: Literal["signature", "pin", "unsigned_ok"]
-    """The first of these that holds, so that a signed one never counts as unsigned."""
+    """The first of these reasons that applies, so a signed payload never counts as unsigned."""
     signers: tuple[str, ...] = ()
-    """Names of the trusted keys that signed it; empty unless `how` is `signature`."""
+    """Names of the trusted keys that signed the payload; empty unless `how` is `signature`."""
 
     @property
     def digest(self) -> str:
-        """Hex sha256 of the payload, as `pinned` and `denied` have it."""
+        """Hex sha256 of the payload, as used in `pinned` and `denied`."""
         return hashlib.sha256(self.payload).hexdigest()
 
 
-def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Believed:
-    """Return the payload of an envelope that `trust` believes, and why it does.
+def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
+    """Return the payload of an envelope whose origin `trust` accepts, and why.
 
-    `store` is the address of the store that was read, as the store gives it. It never comes from
-    the envelope. What was believed can still be denied or too old: `check_age_and_denied` says so,
-    once the payload has been read.
+    `store` is the address that the store itself reports, never an address from the envelope. The
+    payload may still be denied or too old.
 
     Raises:
         ArtifactRefused: `no_trust` (nothing is configured), `too_large`, `bad_statement` (not an
-            envelope), `untrusted` (signed by nobody we know, or by a key that is not trusted for
-            this deployment or store), `bad_signature` (names a key we trust, and that key did not
-            sign this).
+            envelope), `untrusted` (no trusted key signed it, or the signing keys are not trusted
+            for this deployment or store), `bad_signature` (it names a trusted key that did not sign
+            it).
     """
     if not (trust.keys or trust.pinned or trust.unsigned_ok):
         raise ArtifactRefused("this machine trusts no key", reason="no_trust", hint=how_to_trust())
     opened = Envelope.parse(envelope)
     signers = opened.signers(trust.keys)
-    # Signed by a key that is trusted for something: its payload may be looked into by now.
+    # If a key that is trusted for any scope signed the payload, the payload may be parsed.
     deployment = _deployment_in(opened.payload) if any(key.deployments for key in signers) else None
     covering = [key for key in signers if key.covers(deployment=deployment, store=store)]
     if covering:
         names = {key.raw: key.name for key in reversed(covering)}
-        return Believed(
+        return Verified(
             payload=opened.payload, how="signature", signers=tuple(reversed(names.values()))
         )
     if hashlib.sha256(opened.payload).hexdigest() in trust.pinned:
-        return Believed(payload=opened.payload, how="pin")
+        return Verified(payload=opened.payload, how="pin")
     for allowed in trust.unsigned_ok:
         if allowed.store == store:
             logger.warning(
-                "nobody who is trusted signed this artifact, and it is believed all the same, "
-                "because unsigned_ok names its store: store=%s reason=%s",
+                "no trusted key signed this artifact; it is used because unsigned_ok names its "
+                "store: store=%s reason=%s",
                 allowed.store,
                 allowed.reason,
             )
-            return Believed(payload=opened.payload, how="unsigned_ok")
+            return Verified(payload=opened.payload, how="unsigned_ok")
     raise _out_of_scope(signers, deployment, store) if signers else _refusal(opened, trust)
 
 
 def _deployment_in(payload: bytes) -> str | None:
-    """Return the deployment that a statement is for; None where it names none."""
+    """Return the deployment that a statement names; None if it names no deployment."""
     try:
         deployment = parse_json(payload)["predicate"]["deployment"]
     except (ValueError, KeyError, TypeError):
@@ -99,30 +100,30 @@ def _deployment_in(payload: bytes) -> str | None:
 def _out_of_scope(
     signers: Sequence[TrustedKey], deployment: str | None, store: str
 ) -> ArtifactRefused:
-    named = "; ".join(f"{key.name!r} is trusted for {key.scope} alone" for key in signers)
+    named = "; ".join(f"{key.name!r} is trusted only for {key.scope}" for key in signers)
     what = "this" if deployment is None else f"this is for {deployment!r} and"
     return ArtifactRefused(
-        f"signed by a key out of its scope: {named}, and {what} comes from {store or 'no store'}",
+        f"the signing key {named}, but {what} comes from {store or 'no store'}",
         reason="untrusted",
-        hint="sign with a key for it, or widen `deployments` or `stores` of the key in the trust "
-        "file",
+        hint="sign with a key for this scope, or extend `deployments` or `stores` of the key in "
+        "the trust file",
     )
 
 
 def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
-    """Return why nobody vouches for an envelope, in the words that help most."""
+    """Return the most specific reason why no trusted key vouches for an envelope."""
     claimed = {signature.key_id for signature in opened.signatures}
     forged = [key for key in trust.keys if key.id in claimed]
     if forged:
         return ArtifactRefused(
-            f"the signature of {forged[0].name!r} ({forged[0].id[:16]}) does not belong to this "
+            f"the signature of {forged[0].name!r} ({forged[0].id[:16]}) does not match this "
             "statement",
             reason="bad_signature",
             hint=CHANGED_LATER,
         )
     found = f"signed by {_show(claimed)}, which is not trusted here"
     return ArtifactRefused(
-        found if claimed else "the statement carries no signature",
+        found if claimed else "the statement has no signature",
         reason="untrusted",
         hint=how_to_trust(),
     )
@@ -136,12 +137,12 @@ def check_age_and_denied(
     created: str,
     now_unix: float | None = None,
 ) -> None:
-    """Refuse what was believed and is nevertheless on the deny-list, or from the wrong time.
+    """Refuse a verified payload that is on the deny-list, too old, or dated in the future.
 
-    Digests are hex sha256, of the payload and of the parts as they are stored. `created` is the
-    time that the payload states, in ISO 8601 with its zone; `now_unix` is in seconds since the
-    epoch, and this machine's clock if None. A creation more than a day ahead of it is refused
-    whatever the age limit: it would be the newest for ever.
+    Digests are the hex sha256 of the payload and of the parts as stored. `created` is the payload's
+    creation time, in ISO 8601 with its zone. `now_unix` is in seconds since the epoch; None means
+    this machine's clock. A creation time more than a day in the future is always refused, because
+    such an artifact would remain the newest for too long.
 
     Raises:
         ArtifactRefused: `denied`, `expired` (too old, or from the future), or `bad_statement`
@@ -153,62 +154,76 @@ def check_age_and_denied(
     ):
         if digest in trust.denied:
             raise ArtifactRefused(
-                f"{what} (sha256 {digest}) is denied here, whoever signed it",
+                f"{what} (sha256 {digest}) is on the deny-list",
                 reason="denied",
-                hint="its digest is under `denied` in a trust file or in code; build and push a "
-                "new one",
+                hint=(
+                    "a trust file or code lists its digest under `denied`; build and push a new "
+                    "artifact"
+                ),
             )
-    age_s = _age_s(created, now_unix)
+    age_s = _age_s(created, time.time() if now_unix is None else now_unix)
     if age_s < -MAX_CLOCK_SKEW_S:
         raise ArtifactRefused(
-            f"created {created}, which is {-age_s / 86400:.1f} days ahead of this machine's clock",
+            f"it was created at {created}, which is {_show_age(-age_s)} in the future by this "
+            "machine's clock",
             reason="expired",
-            hint="one of two clocks is wrong: this machine's, or that of the machine that built "
-            "it; if it was that one, build and push again",
+            hint=(
+                "correct the clock of this machine or of the build machine; if the build machine "
+                "was wrong, build and push again"
+            ),
         )
     if age_s > trust.age_limit_s:
-        default = ", where no policy says another" if trust.max_age_s is None else ""
+        is_default = trust.max_age_s is None
+        set_by = "the default" if is_default else trust.max_age_set_by
         raise ArtifactRefused(
-            f"created {created}, which is {_show_age(age_s)} ago; the limit is "
-            f"{_show_age(trust.age_limit_s)}{default}",
+            f"it was created at {created}, {_show_age(age_s)} ago, but the limit is "
+            f"{_show_age(trust.age_limit_s)} ({set_by})",
             reason="expired",
-            hint="build again with --if-published supersede, or raise max_age_days in the trust "
-            "file (max_age_s in code)",
+            hint="build again with --if-published supersede, or "
+            + ("set max_age_days in a trust file" if is_default else f"raise {set_by}"),
         )
 
 
 def _show_age(seconds: float) -> str:
-    return f"{seconds / 86400:.1f} days" if seconds >= 86400 else f"{seconds / 3600:.2f} hours"
+    """Return an age as text, in the largest unit that gives at least 1.
+
+    >>> [_show_age(age) for age in (200_000.0, 7200.0, 90.0, 0.1)]
+    ['2.3 days', '2.0 hours', '1.5 minutes', '0.1 seconds']
+    """
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    unit, size = next((each for each in units if seconds >= each[1]), ("seconds", 1))
+    return f"{seconds / size:.1f} {unit}"
 
 
-def _age_s(created: str, now_unix: float | None) -> float:
+def _age_s(created: str, now_unix: float) -> float:
     try:
         created_at = datetime.fromisoformat(created.replace("Z", "+00:00"))
     except ValueError as error:
         raise ArtifactRefused("created is not a time", reason="bad_statement") from error
     if created_at.tzinfo is None:
         raise ArtifactRefused("created is a time without a zone", reason="bad_statement")
-    return (time.time() if now_unix is None else now_unix) - created_at.timestamp()
+    return now_unix - created_at.timestamp()
 
 
-def describe_end(trust: Trust, *, created: str, now_unix: float | None = None) -> str:
-    """Return in a sentence when an artifact becomes too old, if nine tenths of its time are over.
+def describe_end(trust: Trust, *, created: str) -> str:
+    """Return a warning that an artifact will soon be too old, once 90 % of the limit has passed.
 
-    Empty before that: a fleet should hear of it before it goes cold.
+    Return an empty string before that. The warning comes before starts become cold.
     """
-    age_s, limit_s = _age_s(created, now_unix), trust.age_limit_s
+    age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:
         return ""
     return (
-        f"the artifact was created {created}, and is refused as too old in "
-        f"{max(0.0, limit_s - age_s) / 86400:.1f} days: build it again, or raise max_age_days"
+        f"the artifact was created {created}, and will be refused as too old in "
+        f"{_show_age(max(0.0, limit_s - age_s))}: build it again, or raise "
+        f"{'max_age_days' if trust.max_age_s is None else trust.max_age_set_by}"
     )
 
 
 def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
-    """Refuse what does not say of where it comes from what the policies require.
+    """Refuse an artifact whose origin does not match what the policies require.
 
-    `said` has what the statement says by the names of `policy.FACTS`.
+    `said` maps names of `policy.FACTS` to the values in the statement.
 
     Raises:
         ArtifactRefused: `untrusted`.
@@ -216,16 +231,16 @@ def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
     for name, pattern in sorted(trust.require):
         found = said.get(name)
         if not isinstance(found, str) or not matches(pattern, found):
-            says = f"says {name} {found!r}" if isinstance(found, str) else f"says no {name}"
+            says = f"has {name} {found!r}" if isinstance(found, str) else f"has no {name}"
             raise ArtifactRefused(
-                f"the artifact {says}, and {pattern!r} is required here",
+                f"the artifact {says}, but {pattern!r} is required here",
                 reason="untrusted",
-                hint="build it where `require` of the trust file allows, with --source-commit, "
-                "--image and --builder as it says",
+                hint="build it with --source-commit, --image and --builder values that match "
+                "`require` in the trust file",
             )
 
 
 def _show(key_ids: Iterable[str]) -> str:
-    # Whoever wrote the envelope chose these strings: print only what can be a key id.
+    # The envelope is untrusted, so print only strings that can be key ids.
     shown = sorted(text[:16] if _KEY_ID.fullmatch(text) else "a key without id" for text in key_ids)
     return ", ".join(shown)

@@ -62,9 +62,9 @@ def us_per_call(call: Call, calls: int) -> float:
 def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Path) -> Any:
     """Return the model through serve_warm.compile, its entry made, written and loaded."""
     compiled = serve_warm.compile(model, dynamic=False)
-    with SESSION.building() as library:
+    with SESSION.building() as building:
         compiled(*example.args, **example.kwargs)
-    for name, data in library.to_files().items():
+    for name, data in building.table.to_files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     why = SESSION.load(folder)

@@ -158,18 +158,18 @@ SCENARIOS = (
         arguments={"dynamic": True},
     ),
     Scenario(
-        name=f"{SHAPES} shapes in turn that no entry is for",
+        name=f"{SHAPES} shapes in turn, without an entry",
         step=lambda compiled, number: compiled(rows(4 + number % SHAPES)),
         arguments={},
         level=1,
     ),
     Scenario(
-        name="another text at each call",
+        name="a different text on each call",
         step=lambda compiled, number: compiled(rows(3), f"request {number}"),
         level=1,
     ),
     Scenario(
-        name="another float at each call",
+        name="a different float on each call",
         step=lambda compiled, number: compiled(rows(3), "", number + 0.25),
         level=1,
     ),
@@ -186,10 +186,10 @@ SCENARIOS = (
 
 def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
     """Make, write and load the entries of a scenario."""
-    with SESSION.building() as library:
+    with SESSION.building() as building:
         scenario.declared(compiled)
     folder.mkdir(parents=True)
-    for name, data in library.to_files().items():
+    for name, data in building.table.to_files().items():
         (folder / name).write_bytes(data)
     why = SESSION.load(folder)
     if why:

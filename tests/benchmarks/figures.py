@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the measured figures and the metrics table into the documents, from their sources.
+"""Writes measured figures, and what the code states, into the documents.
 
     python tests/benchmarks/figures.py
 
-`make bench` ends with it, and tests/test_readme.py fails when a document says anything else.
+`make bench` ends with it. tests/tooling/test_readme.py fails when a document differs. Run it after
+a change of a setting, a command, an exit code, a verdict or a metric.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import re
 import statistics
@@ -20,16 +22,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import limits
+from benchmarks import from_code, limits
 from serve_warm.cli import reference
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
-REFERENCE = ROOT / "docs" / "reference.md"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
+NODE = ROOT / "docs" / "reference" / "node.md"
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+CLI = ROOT / "docs" / "reference" / "cli.md"
+EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
+MESSAGES = ROOT / "docs" / "reference" / "messages.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-LEVELS = ROOT / "docs" / "levels.md"
-IMAGE = ROOT / "docs" / "image.md"
-GPU = ROOT / "docs" / "gpu.md"
+LEVELS = ROOT / "docs" / "concepts" / "levels.md"
+GENERATION = ROOT / "docs" / "guides" / "generation.md"
+IMAGE = ROOT / "docs" / "guides" / "images.md"
+GPU = ROOT / "docs" / "benchmarks-gpu.md"
+EXAMPLES = ROOT / "deployments"
 RESULTS = Path(__file__).parent / "results"
 
 NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
@@ -60,7 +69,7 @@ def figures() -> str:
         )
     floor = result["floor"]
     lines.append(
-        f"| floor: imports, weights, the passes | {floor['to_proof_s']:.1f} s "
+        f"| floor: only imports, weights and passes | {floor['to_proof_s']:.1f} s "
         f"| {floor['ready_s']:.1f} s | 0 | 0 |"
     )
     lines += [
@@ -68,7 +77,7 @@ def figures() -> str:
         (
             f"`make bench`: medians of {repeats} interleaved runs on {machine['cpus']} shared "
             f"cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray {machine['ray']}, "
-            f"Python {machine['python']}. [Other ways to start, other models, a GPU]"
+            f"Python {machine['python']}. [Other ways to start, other models, GPUs]"
             "(docs/benchmarks.md)."
         ),
     ]
@@ -85,25 +94,173 @@ def costs() -> str:
     watch = load("overhead")["added_us"]
     transfer = load("transfer")
     return (
-        f"Model built → proof takes {ratios['warm_to_cold']:.2f} of cold and "
-        f"{ratios['warm_to_torch_bytes']:.2f} of torch's bytes (ResNet-152: "
+        "From the built model to the proof, serve_warm takes "
+        f"{ratios['warm_to_cold']:.2f} of the time of a cold start, and "
+        f"{ratios['warm_to_torch_bytes']:.2f} of the time with torch's bytes (ResNet-152: "
         f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). Without the "
-        f"passes' own compute that is {warm:.2f} s against {cold:.1f} s. A warm call "
-        f"costs {watch:.1f} µs more, a request through `on_model_thread` "
-        f"{request['on_model_thread']:.0f} µs. A pull of 256 MiB, verified, takes "
-        f"{transfer['pull_s']:.2f} s where one connection gives 85 MB/s: "
-        f"{transfer['times_a_single_stream']:.1f} times as fast as one stream, in "
-        f"{transfer['peak_mib']:.0f} MiB of memory. Calls and the pull are of programs of their "
-        "own: [results](../tests/benchmarks/results)."
+        f"compute of the passes, serve_warm takes {warm:.2f} s, and a cold start takes "
+        f"{cold:.1f} s. serve_warm adds {watch:.1f} µs to a warm call, and `on_model_thread` adds "
+        f"{request['on_model_thread']:.0f} µs to a request. To pull and verify 256 MiB takes "
+        f"{transfer['pull_s']:.2f} s if one connection delivers 85 MB/s. This is "
+        f"{transfer['times_a_single_stream']:.1f} times as fast as a single stream, and uses "
+        f"{transfer['peak_mib']:.0f} MiB of memory. Separate programs measured the calls and the "
+        "pull ([results](../tests/benchmarks/results))."
+    )
+
+
+def example(name: str) -> str:
+    """Return the table in the README of an example: three ways to start it.
+
+    It has CPU time, because seconds of the clock differ with the other work on a machine.
+    """
+    result = load(name)
+    medians, machine = result["medians"], result["machine"]
+    lines = [
+        "| start | CPU time until ready | of cold | compiler processes | compiles after ready |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for mode, words in NAMES.items():
+        row = medians[mode]
+        lines.append(
+            f"| {words} | {row['cpu_s']:.0f} s | {row['cpu_s'] / medians['cold']['cpu_s']:.2f} "
+            f"| {row['compiler_processes']:.0f} | {row['compiles_after_ready']:.0f} |"
+        )
+    repeats = sum(run["mode"] == "warm" for run in result["runs"])
+    runs = "one run" if repeats == 1 else f"medians of {repeats} runs"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"`serve-warm bench`, {runs} of each on {machine['cpus']} shared cores "
+                f"({machine['cpu']}) with other work, no GPU, torch {machine['torch']}, Ray "
+                f"{machine['ray']}, Python {machine['python']}."
+            ),
+        ]
+    )
+
+
+SEAT_STARTS = {
+    "plain": "on a worker without finished imports",
+    "preload": "on a worker with `RAY_preload_python_modules`",
+    "seat": "on a seat",
+    "empty": "an empty deployment, without torch",
+}
+
+
+def seats() -> str:
+    """Return the table of starts on seats, with their parts."""
+    found = load("seats")
+    parts = ("process", "ray", "imports", "weights", "passes", "ours")
+    lines = [
+        f"| creation → RUNNING | median | least to most | {' | '.join(parts[:-1])} | serve_warm |",
+        "|---|---|---|" + "---|" * len(parts),
+    ]
+    for mode, words in SEAT_STARTS.items():
+        took = found[f"{mode}_s"]
+        each = found["seconds"].get(mode, {})
+        cells = [f"{each[name]:.2f}" if each else "" for name in parts]
+        lines.append(
+            f"| {words} | {statistics.median(took):.1f} s | {min(took):.1f} to {max(took):.1f} s "
+            f"| {' | '.join(cells)} |"
+        )
+    of_plain = statistics.median(
+        seat / plain for seat, plain in zip(found["seat_s"], found["plain_s"], strict=True)
+    )
+    machine, versions = found["machine"], found["versions"]
+    lines += [
+        "",
+        (
+            f"`make seats`: {found['starts']} turns of all four on {machine['cpus']} shared cores "
+            f"({machine['cpu']}), load {min(found['load']):.0f} to {max(found['load']):.0f}, torch "
+            f"{versions['torch']}, Ray {versions['ray']}. A start on a seat takes {of_plain:.2f} "
+            "of the time of a start without a seat (median of the turns). "
+            f"{found['full_hits']} of {found['starts']} starts on seats were full hits, and "
+            f"{found['thread_drift']} had a different fingerprint from the start without a seat. "
+            f"A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB of memory, including its "
+            "share of shared pages."
+        ),
+        *(["", _scale_ups(found)] if "scale_s" in found else []),
+        *(["", _neighbour(found)] if "neighbour_s" in found else []),
+        *(["", *_seats_on_a_gpu(found["gpu"])] if found["gpu"] else []),
+    ]
+    return "\n".join(lines)
+
+
+def _scale_ups(found: Mapping[str, Any]) -> str:
+    plain, seat = found["scale_s"]["plain"], found["scale_s"]["seat"]
+    first, all_new = (
+        statistics.median(s / p for s, p in zip(seat[name], plain[name], strict=True))
+        for name in ("first", "all")
+    )
+    return (
+        "Scaling from one replica to three under load: the first new replica answered "
+        f"{statistics.median(plain['first']):.1f} s after the decision on plain workers, and "
+        f"{statistics.median(seat['first']):.1f} s on seats (ratio {first:.2f}, median of the "
+        f"turns). Both new replicas answered after {statistics.median(plain['all']):.1f} s and "
+        f"{statistics.median(seat['all']):.1f} s (ratio {all_new:.2f}). {found['scale_hits']} of "
+        f"{found['scale_starts']} new replicas found a seat."
+    )
+
+
+def _neighbour(found: Mapping[str, Any]) -> str:
+    alone, importing = found["neighbour_s"]["alone"], found["neighbour_s"]["importing"]
+
+    def compared(name: str) -> str:
+        before, beside = statistics.median(alone[name]), statistics.median(importing[name])
+        return f"{name} {before * 1e3:.1f} ms alone and {beside * 1e3:.1f} ms during the import"
+
+    return (
+        "While a seat imports at low priority, requests to the replica that asked for the seat "
+        f"take longer: {compared('p50')}, {compared('p99')} (medians of the turns)."
+    )
+
+
+def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
+    parts = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
+    lines = [
+        f"| on a GPU | start | median | {' | '.join(parts[:-1])} | serve_warm |",
+        "|---|---|---|" + "---|" * len(parts),
+    ]
+    for model, each in found.items():
+        for mode in ("plain", "preload", "seat"):
+            cells = " | ".join(f"{each['seconds'][mode][name]:.2f}" for name in parts)
+            took = statistics.median(each[f"{mode}_s"])
+            lines.append(f"| {model} | {mode} | {took:.1f} s | {cells} |")
+    about = next(iter(found.values()))
+    machine, versions = about["machine"], about["versions"]
+    text = (
+        f"`python tests/gpu/seats_gpu.py`: level 3, {about['starts']} turns on one "
+        f"{machine['gpu']}, torch {versions['torch']}, Ray {versions['ray']}."
+    )
+    return [*lines, "", text]
+
+
+def imports() -> str:
+    """Return how long a replica imports serve_warm."""
+    found = load("imports")
+    machine, versions = found["machine"], found["versions"]
+    most = list(found["by_module_s"].items())[:3]
+    return (
+        f"A level-3 replica has imported {found['modules']} serve_warm modules when it is READY. "
+        "In addition to torch and Ray Serve, importing these modules and their libraries takes "
+        f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU "
+        f"({min(found['cpu_s']) * 1e3:.0f} to {max(found['cpu_s']) * 1e3:.0f}; "
+        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms by `-X importtime`). The "
+        f"libraries take {found['libraries_s'] * 1e3:.0f} ms of this time. The slowest imports are "
+        + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
+        + f". `python tests/benchmarks/bench_imports.py`, {len(found['cpu_s'])} processes on "
+        f"{machine['cpus']} shared cores ({machine['cpu']}), load {found['load']:.0f}, torch "
+        f"{versions['torch']}, Ray {versions['ray']}, Python {machine['python']}."
     )
 
 
 # The comparison of starts ---------------------------------------------------------------------
 
 START = (
-    ("first to be ready", "ready_s", "{:.1f} s", 1),
+    ("shortest time to ready", "ready_s", "{:.1f} s", 1),
     ("least overhead", "overhead_s", "{:.2f} s", 1),
-    ("least CPU until then", "cpu_s", "{:.1f} s", 1),
+    ("least CPU time until ready", "cpu_s", "{:.1f} s", 1),
     ("smallest artifact", "artifact_bytes", "{:.2f} MB", 1e-6),
     ("least memory", "peak_rss_bytes", "{:.0f} MB", 1e-6),
 )
@@ -117,22 +274,22 @@ CALL = (
 
 WHY: Mapping[str, Mapping[str, str]] = {
     "eager": {
-        "steady": "torch's own kernels for the large operations are as good on this CPU; what is "
-        "compiled saves only what lies between them"
+        "steady": "for the large operations, torch's own kernels are as fast on this CPU; compiled "
+        "code only saves the work between these operations"
     },
     "aotinductor": {
-        "": "it builds no model: the packages hold the weights, a copy in each, and its loader "
+        "": "aotinductor builds no model, because each package contains the weights; its loader "
         "imports less than Dynamo and Inductor; it checks no shapes, and only warns of another CPU",
-        "steady": "its call checks no argument: C++ with nothing of Dynamo or of ours before it",
+        "steady": "its calls check no arguments, because neither Dynamo nor serve_warm runs first",
     },
-    "torch_bytes": {"artifact": "it holds sources: every start runs g++ again"},
-    "redis": {"artifact": "it holds sources: every start runs g++ again"},
+    "torch_bytes": {"artifact": "the artifact holds sources, so every start runs g++ again"},
+    "redis": {"artifact": "the artifact holds sources, so every start runs g++ again"},
 }
 """Why one that is not serve_warm can be best, by what the key begins with; the last that fits."""
 
 FOR_ALL = {
-    "steady": "its kernels are the same; the difference is chance",
-    "peak_rss": "it has no library for stores, signatures and settings in memory",
+    "steady": "the kernels are the same as those of serve_warm, so the difference is noise",
+    "peak_rss": "the process loads no libraries for stores, signatures and settings",
 }
 """As `WHY`, for all others."""
 
@@ -159,10 +316,10 @@ def compared(found: Mapping[str, Any]) -> str:
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
         lines += ["", f"### {title}", "", *starts(rows)]
-    lines += ["", "### What each start rests on", "", "| system | needs |", "|---|---|"]
+    lines += ["", "### What each system needs", "", "| system | needs |", "|---|---|"]
     lines += [f"| {system} | {words} |" for system, words in found["needs"].items()]
-    lines += ["", "## What is asked of it", "", *asked(found)]
-    lines += ["", "## Who is best in what, and why", "", *best(found)]
+    lines += ["", "## Claims and results", "", *asked(found)]
+    lines += ["", "## The best system for each property", "", *best(found)]
     return "\n".join(lines)
 
 
@@ -213,7 +370,7 @@ def part(value: float | None) -> str:
 def asked(found: Mapping[str, Any]) -> Sequence[str]:
     """Return the limits and what was found, and each claim that does not hold with its reason."""
     lines = [
-        "| | claim | limit | found | without the import that was left | |",
+        "| | claim | limit | measured | without the remaining import | |",
         "|---|---|---:|---:|---:|---|",
     ]
     all_checks = limits.checks(found)
@@ -230,11 +387,12 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
     lines += [
         "",
         (
-            f"Sooner ready than each alternative, and with less overhead: "
-            f"{sum(check.held for check in faster)} of {len(faster)} comparisons of levels "
-            f"{' and '.join(map(str, limits.FASTER))} with {', '.join(limits.ALTERNATIVES)}, where "
-            "these did not fail; only what does not hold is in the table. The overhead of "
-            f"aotinductor is not compared: it includes the weights. {_not_compared(found)}"
+            f"Levels {' and '.join(map(str, limits.FASTER))} are faster in "
+            f"{sum(check.held for check in faster)} of {len(faster)} comparisons of readiness and "
+            f"overhead with the alternatives ({', '.join(limits.ALTERNATIVES)}). The table "
+            "lists such a comparison only if serve_warm is slower. The overhead of aotinductor is "
+            "not compared, because this overhead includes loading the weights. "
+            f"{_not_compared(found)}"
         ),
     ]
     if missed:
@@ -261,8 +419,8 @@ def _not_compared(found: Mapping[str, Any]) -> str:
         return "Every alternative started on every model."
     words = "; ".join(f"{system} on {', '.join(titles)}" for system, titles in workloads.items())
     return (
-        f"{count} more did not take place, as the alternative has no start on the model ({words}): "
-        "why stands below the model's table."
+        f"{count} comparisons are missing, because the alternative failed on the model "
+        f"({words}). The error message is below the model's table."
     )
 
 
@@ -304,9 +462,9 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
         row, other = min(ours, key=lambda row: row["ready_s"]), eager[workload]
         calls = " and ".join(f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
         lines.append(
-            f"- eager, which compiles nothing, is ready after {other['ready_s']:.1f} s on {title}, "
-            f"{label(row)} after {row['ready_s']:.1f} s; its calls take {calls} times as long "
-            "(smallest and largest input)."
+            f"- On {title}, eager is ready after {other['ready_s']:.1f} s, and {label(row)} is "
+            f"ready after {row['ready_s']:.1f} s. Eager calls take {calls} times as long as calls "
+            "of serve_warm (smallest and largest input)."
         )
     return lines
 
@@ -349,13 +507,14 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     systems = {row["system"] for row in found["rows"]} - {"floor", "serve_warm"}
     machine = found["machine"]
     return (
-        f"Side by side with {len(systems)} other ways to start, overhead at levels 1 / 2 / 3: "
-        f"{'; '.join(words)}. Level 2 without what was left of the import of torch's compiler when "
-        f"the model was built, in the same order: {' / '.join(past_import)} s; level 3 does not "
-        "import it. This line and the picture are medians of "
-        f"{found['repeats']} turns on {machine['cpus']} shared cores ({machine['cpu']}), "
-        f"{found['threads']} thread, no Ray, no GPU, torch {machine['torch']}, Python "
-        f"{machine['python']}. Compare ratios with the table of the README, not seconds."
+        f"The run compared serve_warm with {len(systems)} other ways to start. This is its "
+        f"overhead at levels 1 / 2 / 3: {'; '.join(words)}. Without the remaining import of "
+        "torch's compiler, the overhead at level 2 is, in the same order, "
+        f"{' / '.join(past_import)} s. Level 3 does not import the compiler. This "
+        f"paragraph and the picture show medians of {found['repeats']} turns on {machine['cpus']} "
+        f"shared cores ({machine['cpu']}), {found['threads']} thread, no Ray, no GPU, torch "
+        f"{machine['torch']}, Python {machine['python']}. Compare only ratios, not seconds, with "
+        "the table in the README."
     )
 
 
@@ -375,13 +534,13 @@ def loading() -> str:
     low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
     title = found["titles"][slowest["workload"]].split(",")[0]
     return (
-        f"Entries are loaded one after the other. With the artifact's checks and what is left of "
-        f"its pull that takes {low:.2f} to {high:.2f} s at level 2 and {low_3:.2f} to {high_3:.2f} "
-        f"s at level 3 ([{len(by_level[2])} models](benchmarks.md)). On {title}, the slowest, it "
-        f"is {slowest['cpu_stages']['load']:.2f} s of CPU in {slowest['stages']['load']:.2f} s: "
-        "nothing is waited for that another thread could fill. Unpickling, and looking at each "
-        "fact, is Python's work, and Python's lock lets one thread do that at a time. How much of "
-        "the rest would run beside it was not measured."
+        "serve_warm loads entries one by one. Loading the entries, checking the artifact and "
+        f"finishing its pull take {low:.2f} to {high:.2f} s at level 2 and {low_3:.2f} to "
+        f"{high_3:.2f} s at level 3 ([{len(by_level[2])} models](../benchmarks.md)). On {title}, "
+        f"the slowest model, this work takes {slowest['cpu_stages']['load']:.2f} s of CPU time in "
+        f"{slowest['stages']['load']:.2f} s, so the start does not wait for anything. Python "
+        "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
+        "Whether other parts of the load could run in parallel was not measured."
     )
 
 
@@ -392,30 +551,80 @@ def extremes(values: Iterable[float]) -> tuple[float, float]:
 
 
 def architectures() -> str:
-    """Return the architectures that were taken to level 2, and what stopped the others."""
-    from architectures import ARCHITECTURES  # imports torch, which no other section needs
-
+    """Return the models that were taken to levels 2 and 3, and what stopped the others."""
     found = load("architectures")
     versions, rows = found["versions"], found["rows"]
-    reached = sum(row["level"] == 2 for row in rows.values())
+    libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
     lines = [
         (
-            f"{reached} of {len(rows)} calls of tiny models with random weights, in "
-            "`inference_mode`, with `dynamic=False` and one thread, by `python "
-            "tests/architectures.py`: transformers "
-            f"{versions['transformers']}, torch {versions['torch']}, Python {versions['python']}, "
-            f"{versions['machine']}. Entries were made in one process and loaded in another. The "
-            "error is the largest difference from eager there, as a part of the largest value. "
-            "What has no entry goes to `torch.compile`, which was not run here."
+            f"The list has {len(rows)} tiny models with random weights. {served(rows, 2)} of the "
+            f"{ran(rows, 2)} models that were run at level 2 reached it, and {served(rows, 3)} of "
+            f"the {ran(rows, 3)} models that were run at level 3 reached it. `make architectures` "
+            "runs them in `inference_mode` with one thread. Versions: Python "
+            f"{versions['python']}, {libraries}, {found['machine']}. One process made the entries "
+            "and another process loaded them. `error` is the largest difference from eager "
+            "execution, relative to the largest value. With `two` shapes a model has two entries, "
+            "and with `dynamic` shapes one entry. A call without an entry goes to "
+            "`torch.compile`, which was not run here."
         ),
         "",
-        "| architecture | class | level | error | entry kB | what stops it |",
-        "|---|---|---:|---:|---:|---|",
+        "| model | library | shapes | level 2 | level 3 | error | why not |",
+        "|---|---|---|---|---|---:|---|",
     ]
-    for name, row in rows.items():
-        kind, suffix, _, _ = ARCHITECTURES[name]
-        entry = f"{row['error']:.0e} | {row['bytes'] / 1e3:.0f}" if row["level"] == 2 else "– | –"
-        lines.append(f"| {name} | `{kind}{suffix}` | {row['level']} | {entry} | {row['reason']} |")
+    for row in rows:
+        at_2, at_3 = row["level_2"] or {}, row["level_3"] or {}
+        errors = [level["error"] for level in (at_2, at_3) if level.get("served")]
+        error = f"{max(errors):.0e}" if errors else "–"
+        reason = at_2.get("reason") or at_3.get("reason") or ""
+        lines.append(
+            f"| {row['name']} | {row['library']} | {row['shapes']} | {outcome(row['level_2'])} "
+            f"| {outcome(row['level_3'])} | {error} | {reason.replace('|', '/')} |"
+        )
+    return "\n".join(lines)
+
+
+def served(rows: Iterable[Mapping[str, Any]], level: int) -> int:
+    """Return how many rows a level served."""
+    return sum((row[f"level_{level}"] or {}).get("served", False) for row in rows)
+
+
+def ran(rows: Iterable[Mapping[str, Any]], level: int) -> int:
+    """Return how many rows were taken to a level."""
+    return sum(row[f"level_{level}"] is not None for row in rows)
+
+
+def outcome(found: Mapping[str, Any] | None) -> str:
+    """Return a row's result of a level in a word."""
+    if found is None:
+        return "not run"
+    return "yes" if found["served"] else "no"
+
+
+def generation() -> str:
+    """Return the models that decode by compiled steps, and what a start and a step cost."""
+    found = load("generation")
+    versions, rows = found["versions"], found["rows"]
+    lines = [
+        (
+            "Small random models, one thread, by `python tests/benchmarks/bench_generation.py`: "
+            f"transformers {versions['transformers']}, torch {versions['torch']}, Python "
+            f"{versions['python']}, {versions['machine']}. Entries were made in one process and "
+            "loaded in another, which drew 32 tokens after each of two padded prompts. A start is "
+            "from loading entries to the end of a pass that may not compile, and torch is "
+            "torch.compile with empty caches up to the same point, on shared cores with other "
+            "work. Dispatch is CPU time of serve_warm in one decode step. Rows that are missing "
+            "were not measured yet."
+        ),
+        "",
+        "| model | level | eager's tokens | compiles | start, s | torch, s | dispatch, µs |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        equal = "yes" if row["tokens_equal"] else "no"
+        lines.append(
+            f"| {row['model']} | {row['level']} | {equal} | {row['compiles']} "
+            f"| {row['to_proof_s']:.2f} | {row['torch_s']:.1f} | {row['dispatch_us']:.0f} |"
+        )
     return "\n".join(lines)
 
 
@@ -424,15 +633,15 @@ def probe_cost() -> str:
     result = load("probe")
     words = {
         "exec": "`node.py probe`",
-        "exec_compiled_file": "the same, compiled (`node.pyc`)",
-        "exec_least": "*a Python that does nothing*",
+        "exec_compiled_file": "`node.pyc probe`, compiled beforehand",
+        "exec_least": "*a Python process that does nothing*",
         "http": "`/readyz`",
-        "http_kept": "`/readyz`, connection kept",
-        "http_least": "*an answer without a look*",
-        "http_kept_least": "*the same, connection kept*",
+        "http_kept": "`/readyz`, connection reused",
+        "http_least": "*an HTTP answer without checks*",
+        "http_kept_least": "*an HTTP answer without checks, connection reused*",
     }
     lines = [
-        "| 95 of 100 take at most, in ms (median) | idle | beside a compile |",
+        "| 95th percentile (median), ms | idle | during a compile |",
         "|---|---:|---:|",
     ]
     for key, name in words.items():
@@ -445,8 +654,8 @@ def probe_cost() -> str:
             "",
             (
                 f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
-                f"{result['probes']} probes and {result['questions']} questions of each kind, on "
-                f"{result['cpus']} shared cores with a load average of {max(loads[0]):.1f} and "
+                f"{result['probes']} probes and {result['questions']} requests of each kind, on "
+                f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
                 f"{max(loads[1]):.1f}, Python {result['versions']['python']}."
             ),
         ]
@@ -480,16 +689,16 @@ def gpu_line() -> str:
     others = [to_proof(system) for system in ("cold", "torch_bytes")]
     warm = [to_proof("serve_warm", level) for level in (1, 2, 3)]
     return (
-        f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 at batch 32 with CUDA "
-        f"graphs takes from the built model to the proof {others[0]} s cold, {others[1]} by "
-        f"torch's bytes, {warm[0]}, {warm[1]} and {warm[2]} at levels 1, 2 and 3 (medians of "
-        f"{found['repeats']} turns). "
-        f"{ours['together']['requests']:,} requests from {ours['together']['clients']} "
-        f"clients to the image classifier under Ray Serve met {counts}, and "
-        f"{ours['together']['wrong']} wrong answers; a naive warm-up in `__init__` with a sync "
-        f"route gave {naive['together']['wrong']} wrong ones of "
-        f"{naive['together']['requests']:,}. Commands, and what has not run: "
-        f"[gpu.md](gpu.md)."
+        f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 ran at batch 32 with CUDA "
+        f"graphs. From the built model to the proof, a cold start takes {others[0]} s, a start "
+        f"with torch's bytes {others[1]} s, and starts at levels 1, 2 and 3 take {warm[0]}, "
+        f"{warm[1]} and {warm[2]} s (medians of {found['repeats']} turns). "
+        f"{ours['together']['clients']} clients sent {ours['together']['requests']:,} requests to "
+        f"the image classifier under Ray Serve. These requests caused {counts}, and got "
+        f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
+        f"`__init__` and a sync route gave {naive['together']['wrong']} wrong answers to "
+        f"{naive['together']['requests']:,} requests. [Benchmarks on GPUs](benchmarks-gpu.md) has "
+        "the commands, and lists what was not run."
     )
 
 
@@ -508,7 +717,7 @@ def on_a_gpu() -> str:
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
         lines += ["", f"**{title}**", "", *starts(rows)]
-    lines += ["", "| claim | limit | found | |", "|---|---:|---:|---|"]
+    lines += ["", "| claim | limit | measured | |", "|---|---:|---:|---|"]
     for check in limits.checks_on_a_gpu(found):
         verdict = "held" if check.held else "**missed**"
         lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
@@ -542,7 +751,7 @@ def requests_on_a_gpu() -> str:
     lines = [
         (
             f"`python tests/gpu/serve_requests.py`, `{found['config']}`: {len(ours['alone'])} "
-            f"replicas of serve_warm and one that is naive, on an {machine['gpu']} and "
+            f"replicas with serve_warm and a naive replica, on an {machine['gpu']} and "
             f"{machine['cpus']} cores; torch {machine['torch']}, Ray {machine['ray']}, Python "
             f"{machine['python']}."
         ),
@@ -551,19 +760,19 @@ def requests_on_a_gpu() -> str:
         "|---|---:|---:|",
         row("ready, s", *map(ready, sides)),
         row("first request, ms", *(alone(side, "first_ms", 1) for side in sides)),
-        row("median of the 100 after it, ms", *(alone(side, "p50_ms", 1) for side in sides)),
+        row("median of the next 100 requests, ms", *(alone(side, "p50_ms", 1) for side in sides)),
         row("first / median", *(alone(side, "first_to_p50", 2) for side in sides)),
         row(
             f"answers to {together[0]['clients']} clients",
             *(f"{each['requests']:,} in {each['seconds']:.0f} s" for each in together),
         ),
         row("median and p99, ms", *(f"{e['p50_ms']:.0f}, {e['p99_ms']:.0f}" for e in together)),
-        row("other answers than eager's", *(str(each["wrong"]) for each in together)),
+        row("answers that differ from eager execution", *(str(each["wrong"]) for each in together)),
     ]
     counted = ("compiles", "captures", "kernels", "tunings")
     lines += [row(f"{key} after ready", *(after(side, key) for side in sides)) for key in counted]
     lines.append(
-        row("graphs given up after ready", *(after(each, "graph_skips") for each in sides))
+        row("CUDA graphs abandoned after ready", *(after(each, "graph_skips") for each in sides))
     )
     return "\n".join(lines)
 
@@ -574,9 +783,9 @@ def warm_calls() -> str:
     versions = found["versions"]
     lines = [
         (
-            f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} rounds of "
-            f"{found['calls_per_round']} calls in turns, 1 thread, torch {versions['torch']}, "
-            f"Python {versions['python']}; the limit of the ratio is {found['limit']}."
+            f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} alternating "
+            f"rounds of {found['calls_per_round']} calls, 1 thread, torch {versions['torch']}, "
+            f"Python {versions['python']}; the ratio must be at most {found['limit']}."
         ),
         "",
         (
@@ -596,12 +805,12 @@ def warm_calls() -> str:
         "",
         (
             f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
-            f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls; the "
-            "time includes the change. Calls of level 1 go to torch.compile."
+            f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The "
+            "time includes the change. Calls at level 1 go to torch.compile."
         ),
         "",
         (
-            "| before each call | level | torch.compile µs | serve_warm µs | ratio | limit "
+            "| change before each call | level | torch.compile µs | serve_warm µs | ratio | limit "
             "| compiles |"
         ),
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -622,7 +831,7 @@ def soundness() -> str:
     lines = [
         (
             f"`make soundness`, {len(found['rows'])} rows on {found['machine']['cpu']}, "
-            f"Python {found['versions']['python']}. At torch 2.11 and 2.15 the rows of guards."
+            f"Python {found['versions']['python']}. torch 2.11 and 2.15 ran only the guard rows."
         ),
         "",
         f"| torch | | {' | '.join(values)} |",
@@ -635,7 +844,7 @@ def soundness() -> str:
             lines.append(f"| {torch} | {name} | {' | '.join(map(str, counts))} |")
     ready = collections.Counter(shape["ready"] for shape in found["false_ready"])
     said = ", ".join(f"{count} `{name}`" for name, count in sorted(ready.items()))
-    lines += ["", f"{len(found['false_ready'])} shapes of applications: {said}."]
+    lines += ["", f"Readiness of {len(found['false_ready'])} kinds of applications: {said}."]
     return "\n".join(lines)
 
 
@@ -651,9 +860,9 @@ def at_once_on_gpus() -> str:
         f"{summary['replicas']} replicas of `{summary['workload']}` at level {summary['level']} on "
         f"{found['gpus']} {found['machine']['gpu']} and {found['machine']['cpus']} cores: "
         f"{warm} full hits, {counted} compiles, kernels and tunings, one download of "
-        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. From the built model to the proof one alone "
-        f"took {summary['alone_s']:.1f} s, and of all at once the median "
-        f"{statistics.median(took):.1f} s, the slowest {max(took):.1f} s."
+        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. From the built model to the proof, a single "
+        f"replica took {summary['alone_s']:.1f} s. When all replicas started at once, the median "
+        f"was {statistics.median(took):.1f} s, and the slowest took {max(took):.1f} s."
     )
 
 
@@ -685,7 +894,7 @@ def images() -> str:
             f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.0f}), with buildah "
             f"{versions['buildah']}, runc {versions['runc']}, Debian {versions['debian']}, Python "
             f"{versions['python']}, torch {versions['torch']} and Ray {versions['ray']}. Sizes are "
-            "uncompressed, and layers that images share count in each. The build "
+            "uncompressed, and a shared layer counts in each image. The build "
             f"ran {build['compiler_processes']} compiler processes and took "
             f"{build['to_proof_s']:.1f} s to its proof, and its round trip "
             f"{build['round_trip_s']:.1f} s. The replica of the baked image was "
@@ -703,22 +912,58 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.2f} GB"
 
 
+def builds() -> str:
+    """Return where the seconds of a build go, before and after its parts overlap."""
+    found = load("build")
+    machine, versions = found["machine"], found["versions"]
+    lines = ["| app | phase | before s | after s | ratio |", "|---|---|---:|---:|---:|"]
+    lines += [
+        f"| {row['app']} | {phase} | {row['before'][phase]:.0f} | {row['after'][phase]:.0f} "
+        f"| {ratio:.2f} |"
+        for row in found["rows"]
+        for phase, ratio in row["ratio"].items()
+    ]
+    load_average = max(row["load"] for row in found["rows"])
+    lines += [
+        "",
+        (
+            "`python tests/benchmarks/bench_build.py --before 9c09c02`, medians of "
+            f"{found['rows'][0]['turns']} turns of both versions, on {machine['cpus']} cores with "
+            f"a load of at most {load_average:.0f}, torch {versions['torch']}, Ray "
+            f"{versions['ray']}."
+        ),
+    ]
+    return "\n".join(lines)
+
+
 SECTIONS = {
     "figures": (README, figures),
     "costs": (BENCHMARKS, costs),
     "comparison line": (BENCHMARKS, comparison_line),
     "comparison": (BENCHMARKS, comparison),
+    "seats": (BENCHMARKS, seats),
+    "imports": (BENCHMARKS, imports),
     "warm calls": (BENCHMARKS, warm_calls),
+    "builds": (BENCHMARKS, builds),
     "starts on a GPU": (GPU, on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),
+    "generation": (GENERATION, generation),
     "images": (IMAGE, images),
-    "probe cost": (REFERENCE, probe_cost),
-    "metrics": (REFERENCE, lambda: reference.markdown(reference.of_replicas())),
-    "node metrics": (REFERENCE, lambda: reference.markdown(reference.of_nodes())),
+    **{
+        f"{name} starts": (EXAMPLES / name / "README.md", functools.partial(example, name))
+        for name in ("image_generator", "speech_to_text")
+    },
+    "probe cost": (NODE, probe_cost),
+    "settings": (SETTINGS, from_code.settings),
+    "commands": (CLI, from_code.commands),
+    "exit codes": (EXIT_CODES, from_code.exit_codes),
+    "verdicts": (MESSAGES, from_code.verdicts),
+    "metrics": (METRICS, lambda: reference.markdown(reference.of_replicas())),
+    "node metrics": (METRICS, lambda: reference.markdown(reference.of_nodes())),
 }
 """File and text, by section."""
 

@@ -16,10 +16,10 @@ from xml.sax.saxutils import escape
 PIECES = (
     ("imports", "imports", "#8a94a6", ("imports",)),
     ("weights", "weights", "#4f81c7", ("weights",)),
-    ("compiler", "import of the compiler", "#9c6bb3", ("compiler",)),
+    ("compiler", "compiler import", "#9c6bb3", ("compiler",)),
     ("load", "artifact", "#2f9e8a", ("load",)),
     ("first", "first pass", "#dd7f2a", ("first_pass",)),
-    ("later", "quiet and proof passes", "#b9a52c", ("quiet", "proof")),
+    ("later", "quiet pass and proof pass", "#b9a52c", ("quiet", "proof")),
 )
 """Class, words of the legend, colour, and the stages that are one piece of a bar."""
 
@@ -60,7 +60,7 @@ def svg(found: Mapping[str, Any]) -> str:
     machine = found["machine"]
     y += STEP
     words = (
-        f"Process start → proof, medians of {found['repeats']} starts in turns, "
+        f"From process start to proof; medians of {found['repeats']} interleaved starts, "
         f"{found['threads']} thread; {machine['cpu']}, torch {machine['torch']}"
     )
     lines.append(f'<text class="none" x="{MARGIN}" y="{y}">{escape(words)}</text>')

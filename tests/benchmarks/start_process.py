@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "support"), str(HERE.parent.parent)]
 
 from outside_serve import OutsideServe  # noqa: E402
 
@@ -78,6 +79,8 @@ class Options:
     """`time.monotonic()` of the parent just before; one clock for all processes of a machine."""
     level: int | None = None
     role: str = "start"
+    is_strict: bool = True
+    """Whether a start of serve_warm that is no full hit is a failure."""
 
 
 class Clock:
@@ -170,6 +173,10 @@ class Eager:
 
     def note(self) -> str:
         return ""
+
+    def found(self) -> dict[str, Any]:
+        """Return what else is known of this start."""
+        return {}
 
 
 class Floor(Eager):
@@ -398,16 +405,8 @@ class ServeWarm(Eager):
         clock.end("first_pass", replica.calls[many - 1][1])
         clock.end("quiet", replica.calls[-many][0])
         clock.end("proof", end)
-        if self.options.role == "start" and report.verdict.value != "full_hit":
-            message = f"verdict {report.verdict.value}: {report.warmup}"
-            raise RuntimeError(message)
-        below = [use for use in report.entries if use.level != self.options.level]
-        if self.options.role == "start" and below:
-            message = f"{len(below)} of {len(report.entries)} kinds of call: {below[0]}"
-            raise RuntimeError(message)
-        if self._without_compiler and report.compiler_imported == "start":
-            message = "torch's compiler was imported, which libraries do without"
-            raise RuntimeError(message)
+        if self.options.role == "start":
+            self._check(report)
         self._compiler = report.compiler_imported
 
         def call(example: Example) -> Any:
@@ -421,6 +420,44 @@ class ServeWarm(Eager):
             passes=report.passes,
             steady_s=sum(result.steady_s for result in report.inputs),
         )
+
+    def _check(self, report: Any) -> None:
+        """Keep what the report says of the artifact.
+
+        Raises:
+            RuntimeError: the start is strict, and the artifact was not all that it needed.
+        """
+        from serve_warm.compiler.watch import watch_process
+
+        verdict = report.verdict.value if report.verdict else "undecided"
+        below = [use for use in report.entries if use.level != self.options.level]
+        reasons = [
+            *([] if verdict == "full_hit" else [f"verdict {verdict}: {report.warmup}"]),
+            *(f"{len(below)} of {len(report.entries)} kinds of call: {use}" for use in below),
+        ]
+        if self._without_compiler and report.compiler_imported == "start":
+            reasons.append("torch's compiler was imported, which libraries do without")
+        if reasons and self.options.is_strict:
+            raise RuntimeError(reasons[0])
+        self._found = {
+            "verdict": verdict,
+            "not_as_built": reasons,
+            "entries": [
+                {"callable": use.callable, "level": use.level, "reason": use.reason}
+                for use in report.entries
+            ],
+            "parity": None if report.parity is None else dataclasses.asdict(report.parity),
+            "counts": dataclasses.asdict(report.warmup),
+            "degraded": [*report.degraded],
+            "warnings": [*report.warnings],
+            "events": [
+                {"kind": event.kind, "function": event.function, "reason": event.reason}
+                for event in watch_process().events()
+            ],
+        }
+
+    def found(self) -> dict[str, Any]:
+        return self._found
 
     @property
     def _without_compiler(self) -> bool:
@@ -724,6 +761,7 @@ def run(options: Options, clock: Clock) -> dict[str, Any]:
         "stages": {name: clock.seconds[name] for name in STAGES},
         "cpu_stages": {name: clock.cpu[name] for name in STAGES},
         "note": system.note(),
+        **system.found(),
     }
     module = module if module is not None else workload.place_module()
     return {**result, "max_error": max_error(workload, proven.call, module, inputs)}

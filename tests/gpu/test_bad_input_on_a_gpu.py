@@ -4,7 +4,7 @@
 
 Without Ray, and without the rest of the suite:
 
-    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
 from serve_warm.replica.replay import Replay
-from serve_warm.replica.timed_calls import Deadline, Progress
+from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,9 +220,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
         inputs,
         call,
         seen=watch_process(),
-        deadline=Deadline(60),
-        input_deadline_s=60,
-        max_passes=8,
+        limits=Limits(deadline=Deadline(60), input_s=60, passes=8),
     )
 
     async def run() -> None:

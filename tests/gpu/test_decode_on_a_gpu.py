@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text generator's steps on a real GPU: each is one CUDA graph, and its tokens are eager's.
 
-PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import pytest
 import torch
 
 from decoding import greedy, prompt_of
-from deployments.text_generator.model import Shape, compiled, load_model
-from deployments.text_generator.slots import Slots
+from deployments.text_generator.model import Shape, compiled, decoder_of, load_model
 from gpus import ON_A_GPU
 from levels import build, started
-from serve_warm import Buckets
 from serve_warm.compiler.watch import watch_process
+from serve_warm.generation import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SHAPE = Shape(layers=3, width=64, heads=2, vocabulary=64, slots=3, max_length=32)
-BUCKETS = Buckets(length=[8, 16])
-GRAPHS = len(BUCKETS["length"]) + 1
+BUCKETS = [8, 16]
+GRAPHS = len(BUCKETS) + 1
 LENGTHS = (3, 8, 9, 15)
 COUNT = 12
 
@@ -61,7 +60,7 @@ def generating(thread: ThreadPoolExecutor) -> Callable[[], list[list[int]]]:
         return [token async for token in slots.tokens(prompt, count=COUNT)]
 
     async def every() -> list[list[int]]:
-        slots = Slots(model, BUCKETS, call=call)
+        slots = Slots(decoder_of(model, BUCKETS), call=call)
         return list(await asyncio.gather(*(one(slots, prompt) for prompt in prompts())))
 
     return lambda: asyncio.run(every())

@@ -4,7 +4,7 @@
 
 Without Ray, and without the rest of the suite:
 
-    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_path_is_quiet_only_after_its_capture():
     assert found[1].capture_s > 0
     last = watch_process().events()[-1]
     assert (last.kind, last.reason) == ("capture", "")
-    assert "float32[8×16]" in last.signature
+    assert "float32[8, 16]" in last.signature
 
 
 def test_a_capture_of_another_address_says_that_it_is_another():

@@ -4,7 +4,7 @@
 
 Without Ray, and without the rest of the suite:
 
-    PYTHONPATH=.:tests python -m pytest tests/gpu --confcutdir tests/gpu
+    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_replicas_that_start_at_once_capture_and_build_nothing():
 @pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason=f"needs {RANKS} GPUs")
 def test_ranks_start_from_their_own_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With collectives of NCCL in the compiled code all ranks are full hits and build nothing."""
-    from test_ranks import Group, compiled_anything, reports
+    from rank_groups import Group, compiled_anything, reports
 
     monkeypatch.setenv("RANKS_ON", "cuda")
     group, start = Group(folder=tmp_path), {"level": 1, "store": str(tmp_path / "store")}

@@ -16,8 +16,9 @@ from pathlib import Path
 # Inherited by every process that this run starts, and by no other.
 os.environ["SERVE_WARM_TEST_RUN"] = secrets.token_hex(16)
 os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
-sys.path.insert(0, str(Path(__file__).parent.parent))
-os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 import requests
 

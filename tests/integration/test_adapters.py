@@ -16,11 +16,14 @@ from integration.changing_app import KEY, x
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster as RayCluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.builder.signing import Signing
+from serve_warm.stores import open_store
 
 if TYPE_CHECKING:
     from conftest import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 CLIENTS = 4
 REQUESTS = 200
@@ -43,7 +46,12 @@ def test_requests_that_name_one_adapter_or_the_other_compile_nothing(cluster: Cl
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         store = str(cluster.state_dir.parent / "adapters")
         on = RayCluster(int(cluster.url.rpartition(":")[2]))
-        build(load_app("integration.adapters_app:app"), store, on=on, key=KEY)
+        build(
+            load_app("integration.adapters_app:app"),
+            Destination(store=open_store(store)),
+            on=on,
+            signing=Signing(key=KEY),
+        )
     app = cluster.configure(
         "integration.adapters_app:app", "Adapting", {"warmup": {"artifact": store}}
     ).ready()

@@ -54,7 +54,10 @@ app = Ranker.bind(Retriever.bind())
 
 
 def start_build(
-    folder: Path, *options: str, place: Literal["here", "address"] = "address"
+    folder: Path,
+    *options: str,
+    place: Literal["here", "address"] = "address",
+    brings_code: bool = True,
 ) -> subprocess.Popen[str]:
     write_key_pair(folder / "ci.key")
     key = (folder / "ci.key.pub").read_text()
@@ -62,7 +65,9 @@ def start_build(
     there: tuple[str, ...] = ()
     if place == "address":
         address = ray.get_runtime_context().gcs_address
-        there = ("--address", address, "--working-dir", str(folder))
+        there = ("--address", address)
+    if place == "address" and brings_code:
+        there = (*there, "--working-dir", str(folder))
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "serve_warm.cli", "build", "brought_with_the_build:app"),
@@ -75,6 +80,7 @@ def start_build(
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
     """`--all` builds one after the other, and the nodes get the code from `--working-dir`."""
@@ -85,6 +91,28 @@ def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
     statements = [each["statement"].split("/")[1] for each in json.loads(out)]
     assert statements == ["Ranker", "Retriever"]
     assert (tmp_path / "artifacts" / "statements" / "Retriever").is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_a_build_on_a_cluster_that_lacks_the_code_says_how_to_bring_it(tmp_path: Path):
+    """Its replicas die of a missing module: one sentence and the option, no coloured traceback."""
+    with start_build(tmp_path, "--deployment", "Retriever", brings_code=False) as process:
+        _, err = process.communicate(timeout=300)
+
+    address = ray.get_runtime_context().gcs_address
+    error, hint = err.splitlines()[-2:]
+    assert process.returncode == 1
+    assert f"connecting to Ray at {address}" in err
+    assert "starting Ray" not in err
+    assert error.startswith(
+        "error: Retriever did not become ready: its replica cannot import the module "
+    )
+    assert "'brought_with_the_build'" in error
+    assert "--working-dir ." in hint
+    assert "Traceback" not in err
+    assert "\x1b" not in err
+    assert "x1b[" not in err
 
 
 @pytest.mark.usefixtures("cluster")
@@ -119,5 +147,7 @@ def test_a_build_says_what_to_do_where_sockets_of_ray_have_no_room(
         _, err = process.communicate(timeout=120)
 
     assert process.returncode == 1
-    assert err.splitlines()[-2].startswith("error: Ray does not start on this machine: ")
-    assert err.splitlines()[-1] == ("hint: set TMPDIR to a short path with room, for example /tmp")
+    assert err.splitlines()[-2].startswith("error: Ray could not start on this machine: ")
+    assert err.splitlines()[-1] == (
+        "hint: set TMPDIR to a short path with free space, for example /tmp"
+    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from conftest import App, Cluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 DEADLINE_S = 2.0
 SAID_WITHIN_S = 1.0

@@ -20,9 +20,12 @@ from serve_warm.builder import bench
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build as build_artifact
 from serve_warm.builder.cluster import Cluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.builder.signing import Signing
 from serve_warm.errors import ConfigError
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.replica.deployment import ATTRIBUTE
+from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 
 pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")
@@ -32,7 +35,7 @@ from ray import serve
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 HANG_S = 300.0
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -86,9 +89,17 @@ def told(app: Any) -> list[dict[str, Any]]:
     return sorted(said, key=lambda one: one["fingerprint"]["app"]["rank"])
 
 
-def test_a_gang_starts_together(start, tmp_path: Path):
+@pytest.fixture(scope="module")
+def cold(cluster) -> list[dict[str, Any]]:
+    """Each member's report of a start without an artifact."""
+    started = cluster.start({"cold": Sharded.bind()})
+    said = told(started["cold"].ready())
+    cluster.delete(started)
+    return said
+
+
+def test_a_gang_starts_together(start, cold: list[dict[str, Any]], tmp_path: Path):
     """All members make as many passes as the one that needs most; each takes its own artifact."""
-    cold = told(start(Sharded.bind()).ready())
     store = LocalStore(root=tmp_path / "store")
     keys = [published(store, said["fingerprint"], tmp_path / str(n)) for n, said in enumerate(cold)]
     config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
@@ -104,9 +115,10 @@ def test_a_gang_starts_together(start, tmp_path: Path):
     assert [said["came"] for said in warm] == [True, True]
 
 
-def test_a_member_without_an_artifact_keeps_the_gang_cold(start, tmp_path: Path):
+def test_a_member_without_an_artifact_keeps_the_gang_cold(
+    start, cold: list[dict[str, Any]], tmp_path: Path
+):
     """The other one has an artifact that fits, and says whose is missing."""
-    cold = told(start(Sharded.bind()).ready())
     store = LocalStore(root=tmp_path / "store")
     published(store, cold[0]["fingerprint"], tmp_path / "built")
     config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
@@ -115,7 +127,7 @@ def test_a_member_without_an_artifact_keeps_the_gang_cold(start, tmp_path: Path)
     first, second = told(warm)
 
     assert [first["verdict"], second["verdict"]] == ["miss", "miss"]
-    assert "since rank 1 of 2 has none" in first["artifact"]["reason"]
+    assert "because rank 1 of 2 has none" in first["artifact"]["reason"]
     assert first["came"]
     assert not second["came"]
     assert first["passes"] == second["passes"]
@@ -127,7 +139,9 @@ def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
     loaded = load_app("integration.test_gang:app")
     uri = str(tmp_path / "store")
 
-    built = build_artifact(loaded, uri, on=on, key=KEY)
+    built = build_artifact(
+        loaded, Destination(store=open_store(uri)), on=on, signing=Signing(key=KEY)
+    )
 
     warmup = {"artifact": uri, "on_missing": "fail", "node_cache_dir": str(tmp_path / "blobs")}
     replica = start(Sharded.options(user_config={"warmup": warmup}).bind()).ready()

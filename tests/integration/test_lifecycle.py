@@ -175,6 +175,7 @@ def test_a_deployment_that_never_comes_is_named(apps):
 # --- later changes ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_changed_user_config_is_applied_without_a_second_warm_up(cluster):
     """A light update of a running replica: reconfigure again, same process, same proof."""
     target = ("integration.apps:sync_configured", "SyncConfigured")
@@ -198,6 +199,7 @@ def test_a_changed_user_config_is_applied_without_a_second_warm_up(cluster):
     assert (after, report["stage"]) == (before, "READY")
 
 
+@pytest.mark.long
 def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(cluster):
     """What the documents tell to do: a variable that nobody reads has Serve start it again."""
     target = ("integration.apps:sync_configured", "SyncConfigured")
@@ -224,6 +226,7 @@ def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(clus
 # --- a new controller --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
     """Serve's controller dies in mid warm-up: the same process goes on, and serves when proven."""
     app = start(shapes.SlowToWarm.bind(3.0))
@@ -248,7 +251,7 @@ def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
 # --- metrics ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, apps):
     """Ray drops a gauge that is set once after 20 to 30 s: ours is still there much later."""
     app = apps["exported"].ready()
@@ -275,7 +278,7 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
 
     report = app.report()
     assert found["ray_serve_warm_ready"] == {(): 1.0}
-    # No artifact or GPU, an image without a time, what did not happen: Ray has no counter of 0.
+    # No artifact, GPU or seats, an image without a time; and Ray has no counter of 0.
     assert rows.keys() - found.keys() == {
         *(name for name, metric in rows.items() if metric.kind == "counter"),
         "ray_serve_warm_artifact_info",
@@ -284,6 +287,8 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
         "ray_serve_warm_gpu_reserved_bytes",
         "ray_serve_warm_gpu_reserved_peak_bytes",
         "ray_serve_warm_parity_worst_error",
+        "ray_serve_warm_seats",
+        "ray_serve_warm_seats_wanted",
     }
     versions = report["versions"]
     assert list(found["ray_serve_warm_build_info"]) == [

@@ -16,13 +16,16 @@ from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, Liv
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster as RayCluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.builder.signing import Signing
+from serve_warm.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from conftest import App, Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 CLIENTS = 8
 CALLS = 5
@@ -49,7 +52,7 @@ def store(cluster: Cluster, level: int) -> str:
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         uri = str(cluster.state_dir.parent / f"changing-{level}")
         loaded = load_app(f"integration.changing_app:level_{level}")
-        build(loaded, uri, on=on, key=KEY)
+        build(loaded, Destination(store=open_store(uri)), on=on, signing=Signing(key=KEY))
     return uri
 
 

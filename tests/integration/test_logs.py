@@ -37,6 +37,7 @@ def test_a_constructor_that_raises_is_named_in_log_and_state(start, cluster, tmp
     assert f"warm-up failed: {said}" in text
 
 
+@pytest.mark.long
 def test_a_start_is_fields_of_serves_own_json_logs(start, tmp_path: Path):
     """Each stage, the verdict and a compile in traffic, of the replica that Serve names beside."""
     logging_config = {"encoding": "JSON", "logs_dir": str(tmp_path)}

@@ -20,7 +20,7 @@ from serve_warm.stores.local import LocalStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 HANG_S = 300.0
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -69,6 +69,7 @@ def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
     cold = start(Loading.bind()).ready()
     key = published(store, cold.report()["fingerprint"], tmp_path)
     warmup = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
+    warmup["readahead"] = [f"{store.root}/blobs/*/*"]
 
     app = start(Loading.options(user_config={"warmup": warmup}).bind()).ready()
 
@@ -78,6 +79,8 @@ def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
     assert (report["verdict"], report["artifact"]["statement"]) == ("full_hit", key)
     hidden = {time["stage"]: time["hidden_s"] for time in report["stages"]}
     assert all(hidden[stage] > 0 for stage in ("PENDING", "PULLING", "VERIFYING", "LOADING"))
+    beside = {span["name"] for span in report["spans"] if span["beside"]}
+    assert "reading ahead" in beside
     assert hidden["REPLAYING"] == hidden["PROVING"] == 0
     caches = app.call("caches")
     assert not set(caches["in __init__"]) & set(caches["now"])

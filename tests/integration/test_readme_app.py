@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,24 +24,31 @@ from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.built import Built
 from serve_warm.builder.cluster import Cluster
+from serve_warm.builder.publishing import Destination
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 README = Path(__file__).parent.parent.parent / "README.md"
+WITHOUT_SERVE = README.parent / "docs" / "guides" / "without-serve.md"
 CLIENTS = 8
 REQUESTS = 1000
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> App:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What stands in the README, in files of the names that it gives them."""
     folder = tmp_path_factory.mktemp("readme")
     shown = readme_files.diffs(README.read_text())
     assert list(shown) == ["app.py", "serve.yaml"]
     for name, diff in shown.items():
         (folder / name).write_text(readme_files.after(diff))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def app(folder: Path) -> App:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         return load_app(str(folder / "serve.yaml"))
@@ -49,7 +61,7 @@ def on(cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def built(app, on, tmp_path_factory) -> Built:
-    return build(app, str(tmp_path_factory.mktemp("store")), on=on)
+    return build(app, Destination(store=open_store(str(tmp_path_factory.mktemp("store")))), on=on)
 
 
 def test_a_build_compiles_and_its_round_trip_does_not(built):
@@ -63,6 +75,7 @@ def test_a_build_compiles_and_its_round_trip_does_not(built):
     assert described[0].trusted
 
 
+@pytest.mark.long
 def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
     """From 8 clients, with every batch and length in the buckets: no compile, no fall, no error."""
 
@@ -87,6 +100,29 @@ def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
     assert report["after_ready"] == dict.fromkeys(report["after_ready"], 0)
 
 
+@pytest.mark.long
+def test_the_artifact_serves_a_process_without_serve(folder, built):
+    """The program of the guide, beside the README's files: a full hit, proven, and an answer."""
+    [program] = re.findall(r"```python\n(.*?)```", WITHOUT_SERVE.read_text(), re.DOTALL)
+    program = program.replace('"./artifacts"', repr(built.store))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(README.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    proven, answer = ended.stdout.splitlines()
+    assert proven == "full_hit {'expected': 4, 'proven': 4}"
+    assert len(ast.literal_eval(answer)) == 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "verdict"),
     [("warm", "full_hit"), pytest.param("torch_bytes", "partial", marks=pytest.mark.stress)],
@@ -115,6 +151,7 @@ def wider(app, on, built, cluster) -> tuple[dict[str, Any], list[int]]:
     return report, pids
 
 
+@pytest.mark.long
 def test_a_start_leaves_other_applications_alone(wider):
     """An application that runs on the same cluster is there before, during and after."""
     _, pids = wider
@@ -123,6 +160,7 @@ def test_a_start_leaves_other_applications_alone(wider):
     assert len(set(pids)) == 1
 
 
+@pytest.mark.long
 def test_other_threads_are_another_variant(wider):
     """A replica with other resources is told which factor differs, and starts all the same."""
     report, _ = wider

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from conftest import App
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def test_the_replicas_of_a_cluster_tell_their_starts(start: Callable[..., App], tmp_path: Path):

@@ -12,8 +12,10 @@ from s3_servers import Server
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.stores import open_store
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def test_an_application_is_built_into_a_bucket_and_starts_from_it(
@@ -29,8 +31,9 @@ def test_an_application_is_built_into_a_bucket_and_starts_from_it(
         load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
     )
 
-    built = build(app, store, on=on)
-    kept = build(app, store, on=on, if_published="keep")
+    there = Destination(store=open_store(store))
+    built = build(app, there, on=on)
+    kept = build(app, dataclasses.replace(there, if_published="keep"), on=on)
 
     # The round trip of what is kept is a start from the bucket itself.
     assert (built.published, kept.published) == ("new", "kept")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from conftest import App, Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STARTUP = "ray_serve_replica_startup_latency_ms_count"
 RULES = Path(__file__).parents[2] / "helm" / "serve-warm" / "rules" / "serve-warm.yaml"
@@ -82,9 +82,9 @@ def test_both_sinks_say_the_same(
         # What is counted from the time range, or rests on Ray alone, or on the clock, is left out.
         titles = [p["title"] for p in drawn(BOARD) if "${sink}" in str(p["targets"])]
         left_out = {
-            *("Compiles and the like after ready", "Calls without an entry"),
+            *("Compiles, captures and tuning after ready", "Calls without an entry"),
             "Entries against eager",
-            "Time of captures and tunings in traffic",
+            "Time of captures and autotuning in traffic",
         }
 
         def show(sink: str) -> dict[str, list[Any]]:

@@ -21,7 +21,7 @@ from deployments.text_generator.model import load_model
 from serve_warm.builder.app import load_app
 from serve_warm.builder.cluster import Cluster, Start
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 CONFIG = Path(__file__).parent.parent.parent / "deployments/text_generator/serve.yaml"
 CLIENTS = 8

@@ -28,7 +28,7 @@ LEVELS = (2, 3)
 backends: Any = torch.backends
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-"""As docs/levels.md promises, relative to the largest value."""
+"""As docs/concepts/levels.md promises, relative to the largest value."""
 
 
 class DishonestRow(Exception):
@@ -67,7 +67,8 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
     with watched_guards(kinds, group.synthetic), torch._dynamo.config.patch(**group.config):
         compiled = serve_warm.compile(group.make(), level=level, **group.arguments)
         try:
-            with torch.inference_mode(), SESSION.building() as library:
+            with torch.inference_mode(), SESSION.building() as building:
+                library = building.table
                 group.call(compiled)
         except Exception as error:  # noqa: BLE001 - the row says so
             raised = _said(error)

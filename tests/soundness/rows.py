@@ -49,7 +49,7 @@ class Row:
     same: bool = False
     """Eager may answer as before the change. Elsewhere it must not, or the row proves nothing."""
     slow: bool = False
-    """It is one of the changes that docs/levels.md says are noticed within a second."""
+    """It is one of the changes that docs/concepts/levels.md says are noticed within a second."""
     make: Callable[[], Any] | None = None
     """Makes the application that was changed before the start; None where `change` does that."""
 

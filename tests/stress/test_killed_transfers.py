@@ -23,7 +23,8 @@ PROGRAM = Path(__file__).with_name("killed_transfers.py")
 def campaign(
     operation: str, store: str, node: Path, how: str, count: int, **environment: str
 ) -> dict[str, Any]:
-    path = os.pathsep.join([str(PROGRAM.parent.parent), str(PROGRAM.parent.parent.parent)])
+    tests = PROGRAM.parents[1]
+    path = os.pathsep.join(map(str, (tests, tests / "support", tests.parent)))
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), operation, store, str(node), how, str(count)],
         env={**os.environ, "PYTHONPATH": path, **environment},

@@ -17,6 +17,8 @@ import pytest
 from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster, open_cluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.stores import open_store
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -34,7 +36,7 @@ def running(
     store = tmp_path_factory.mktemp("store")
     app = load_app("tests.stress.app:app")
     with open_cluster() as cluster:
-        build(app, str(store), on=cluster)
+        build(app, Destination(store=open_store(str(store))), on=cluster)
         yield cluster, app, store
 
 

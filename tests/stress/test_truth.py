@@ -19,6 +19,8 @@ from integration.test_node import PERIOD_S, kill_controller, options
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster as RayCluster
+from serve_warm.builder.publishing import Destination
+from serve_warm.stores import open_store
 from witness import NEVER, NodeServer, Witness, false_readies, late_readies, probed
 
 pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -125,7 +127,7 @@ def store_fixture(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     """A store with the artifact of the application."""
     store = str(tmp_path_factory.mktemp("store"))
     bound = load_app("stress.witnessed_app:padded")
-    build(bound, store, on=RayCluster(port=0))
+    build(bound, Destination(store=open_store(store)), on=RayCluster(port=0))
     return store
 
 

@@ -1,7 +1,7 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* The deployments that a build may be of, as YAML: those that warm up, of the application and the name asked for. */ -}}
+{{- /* The deployments that a build can be for, as YAML: those that warm up and match build.application and build.deployment. */ -}}
 {{- define "serve-warm.buildDeployments" -}}
 {{- $build := .Values.build -}}
 {{- $found := list -}}
@@ -17,7 +17,7 @@
 {{- toYaml (dict "found" $found) -}}
 {{- end -}}
 
-{{- /* Whether a pod of `group` can hold a replica of what is built. Takes root and group. */ -}}
+{{- /* Whether a pod of `group` can hold a replica of the built deployment. Takes root and group. */ -}}
 {{- define "serve-warm.holdsBuilt" -}}
 {{- $offer := include "serve-warm.offer" .group | fromYaml -}}
 {{- range (include "serve-warm.buildDeployments" .root | fromYaml).found -}}
@@ -25,8 +25,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* The groups that a Job builds for, as indexes of `workers` with commas; -1 is the head, where there are no workers.
-       Those of build.groups, or else the first that can hold a replica. */ -}}
+{{- /* The groups that Jobs build for, as comma-separated indexes of `workers`; -1 is the head, if there are no workers. These are build.groups, or else the first group that can hold a replica. */ -}}
 {{- define "serve-warm.buildGroups" -}}
 {{- $root := . -}}
 {{- $found := list -}}
@@ -47,7 +46,7 @@
 {{- join "," ($found | default (list (.Values.workers | empty | ternary -1 0))) -}}
 {{- end -}}
 
-{{- /* The name of a Job, with `suffix`. Kubernetes takes 63 characters, since its pods have it as a label. */ -}}
+{{- /* The name of a Job, with `suffix`. Kubernetes allows 63 characters, because the name is a label of its pods. */ -}}
 {{- define "serve-warm.jobName" -}}
 {{- $name := .name -}}
 {{- if gt (len $name) 54 -}}
@@ -56,13 +55,13 @@
 {{- $name -}}
 {{- end -}}
 
-{{- /* The spec of a build Job. Takes root, context (as the pods of Ray) and name, of its ConfigMap. */ -}}
+{{- /* The spec of a build Job. Takes root, context (as for Ray's pods) and name (of its ConfigMap). */ -}}
 {{- define "serve-warm.buildSpec" -}}
 {{- $values := .root.Values -}}
 {{- $build := $values.build -}}
 {{- $group := .context.group -}}
 {{- $name := .name -}}
-{{- /* What runs the code of the model is as a replica: with its rights, and its own trust. */ -}}
+{{- /* The container that runs model code has the rights of a replica, and its own trust. */ -}}
 {{- $env := $build.env | default list -}}
 {{- $own := list -}}
 {{- range $env -}}
@@ -109,7 +108,7 @@ template:
       {{- with $group.initContainers }}
       {{- include "serve-warm.ownContainers" (dict "root" $.root "group" $group "containers" .) | trim | nindent 6 }}
       {{- end }}
-      # A key for this pod's round trip alone: the build trusts it beside the others, and nobody else does.
+      # A key only for this pod's round trip: the build trusts it in addition, and nobody else does.
       - name: round-trip-key
         image: {{ include "serve-warm.image" .context }}
         imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
@@ -132,7 +131,7 @@ template:
           {{- if .context.trust }}
           - {name: serve-warm-trust, mountPath: /etc/serve_warm, readOnly: true}
           {{- end }}
-      # It runs the code of the model, so it has neither the signing key nor what may write to the store.
+      # Runs model code, so it has neither the signing key nor credentials to write to the store.
       - name: build
         image: {{ include "serve-warm.image" .context }}
         imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
@@ -177,7 +176,8 @@ template:
           - {name: serve-warm-scratch, mountPath: /run/unsigned, subPath: unsigned}
           - {name: build, mountPath: /etc/serve_warm_build, readOnly: true}
           - {name: shm, mountPath: /dev/shm}
-      # serve_warm takes a key that its user alone can read. Kubelet lets the group read a Secret.
+      # serve_warm requires a key that only its user can read, but the kubelet lets the group read a
+      # Secret.
       - name: signing-key
         image: {{ include "serve-warm.image" .context }}
         imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
@@ -191,8 +191,8 @@ template:
           - {name: key-secret, mountPath: /run/key-secret, readOnly: true}
           - {name: key, mountPath: /run/key}
     containers:
-      # It runs no code of the model, and shares no folder with what does but the artifact, which it only
-      # reads: neither /tmp nor HOME.
+      # Runs no model code. It shares only the artifact with the container that does, and only reads it:
+      # neither /tmp nor HOME.
       - name: sign
         image: {{ include "serve-warm.image" .context }}
         imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
@@ -204,7 +204,7 @@ template:
           - --key=/run/key/signing.key
           - {{ printf "--publish=%s" (include "serve-warm.store" .root) | quote }}
           - --if-published={{ $build.ifPublished }}
-          # Of these the build has nothing to say: the code of the model could say anything.
+          # Not taken from the build, where model code could set anything.
           {{- range (include "serve-warm.buildDeployments" .root | fromYaml).found }}
           - {{ printf "--deployment=%s" .name | quote }}
           {{- end }}
@@ -263,7 +263,7 @@ template:
       - name: key-secret
         secret:
           secretName: {{ $build.keySecret.name }}
-          # Of root; readable for this user by the group of fsGroup, or for all where there is none.
+          # Owned by root; this user reads it through fsGroup, or everyone can if that is unset.
           defaultMode: {{ $values.podSecurityContext.fsGroup | empty | ternary 292 288 }}
       - name: key
         emptyDir: {medium: Memory, sizeLimit: 1Mi}

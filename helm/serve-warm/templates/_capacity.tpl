@@ -1,7 +1,7 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* What pods offer and what replicas want, both by Ray's names: CPU, GPU, memory (bytes) and custom ones. */ -}}
+{{- /* The resources that pods offer and replicas need, by Ray's names: CPU, GPU, memory (bytes) and custom ones. */ -}}
 
 {{- /* A quantity such as 500m, 16Gi or 2, as a number. */ -}}
 {{- define "serve-warm.quantity" -}}
@@ -11,19 +11,18 @@
 {{- mulf (trimSuffix $suffix $text) (hasKey $scales $suffix | ternary (get $scales $suffix) 1.0) -}}
 {{- end -}}
 
-{{- /* A number as people write it, 68719476736 and not 6.8719476736e+10. */ -}}
+{{- /* A number without an exponent: 68719476736 instead of 6.8719476736e+10. */ -}}
 {{- define "serve-warm.plain" -}}
 {{- regexReplaceAll "\\.?0+$" (printf "%.3f" (float64 .)) "" -}}
 {{- end -}}
 
-{{- /* The custom resources of a group, as a JSON object: Ray is told them through a shell, in quotes. */ -}}
+{{- /* The custom resources of a group, as a JSON object. A shell passes them to Ray, so they are quoted. */ -}}
 {{- define "serve-warm.customResources" -}}
 {{- $text := index (.rayStartParams | default dict) "resources" | default "'{}'" | trim -}}
 {{- trimAll "'\"" $text | replace "\\\"" "\"" -}}
 {{- end -}}
 
-{{- /* What a pod of a group offers, as YAML. KubeRay tells Ray what rayStartParams say, or else the limits, of
-       CPUs the requests too. Of what nobody says Ray counts that of the node: `unknown`. */ -}}
+{{- /* The resources that a pod of a group offers, as YAML. KubeRay passes rayStartParams to Ray, or else the limits (for CPUs also the requests). Without any of these Ray counts those of the node: `unknown`. */ -}}
 {{- define "serve-warm.offer" -}}
 {{- $unknown := 1e15 -}}
 {{- $params := .rayStartParams | default dict -}}
@@ -44,12 +43,18 @@
 {{- toYaml $offer -}}
 {{- end -}}
 
-{{- /* The groups whose pods can run replicas, as YAML: key, name, how many pods there can be, what each
-       offers, and of workers the group itself. */ -}}
+{{- /* That without the memory of the seats. */ -}}
+{{- define "serve-warm.offerToReplicas" -}}
+{{- $group := deepCopy .group -}}
+{{- $_ := set $group "rayStartParams" (include "serve-warm.paramsWithSeats" . | fromYaml) -}}
+{{- include "serve-warm.offer" $group -}}
+{{- end -}}
+
+{{- /* The groups whose pods can run replicas, as YAML: key, name, largest number of pods, the offer of each pod, and for workers the group itself. */ -}}
 {{- define "serve-warm.groups" -}}
 {{- $groups := list -}}
 {{- if include "serve-warm.headRunsReplicas" . -}}
-{{- $groups = append $groups (dict "key" "head" "name" "the head" "pods" 1 "offer" (include "serve-warm.offer" .Values.head | fromYaml)) -}}
+{{- $groups = append $groups (dict "key" "head" "name" "the head" "pods" 1 "offer" (include "serve-warm.offerToReplicas" (dict "root" . "group" .Values.head "replicas" "yes") | fromYaml)) -}}
 {{- end -}}
 {{- range $index, $group := .Values.workers -}}
 {{- $pods := hasKey . "replicas" | ternary .replicas 1 | int -}}
@@ -58,14 +63,13 @@
 {{- end -}}
 {{- $pods = mul $pods (.numOfHosts | default 1) -}}
 {{- if gt (int $pods) 0 -}}
-{{- $groups = append $groups (dict "key" (printf "workers[%d]" $index) "name" .name "pods" $pods "group" . "offer" (include "serve-warm.offer" . | fromYaml)) -}}
+{{- $groups = append $groups (dict "key" (printf "workers[%d]" $index) "name" .name "pods" $pods "group" . "offer" (include "serve-warm.offerToReplicas" (dict "root" $ "group" . "replicas" "yes") | fromYaml)) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (dict "found" $groups) -}}
 {{- end -}}
 
-{{- /* What a replica of a deployment wants, as YAML. Serve's default is one CPU. What Ray itself makes of
-       a node, such as accelerator_type:H100 or TPU, is nothing that values have to say. */ -}}
+{{- /* The resources that a replica of a deployment needs, as YAML. Serve's default is one CPU. Resources that Ray detects itself, such as accelerator_type:H100 or TPU, are left out. */ -}}
 {{- define "serve-warm.wants" -}}
 {{- $actor := .ray_actor_options | default dict -}}
 {{- $wants := dict "CPU" (hasKey $actor "num_cpus" | ternary $actor.num_cpus 1) "GPU" ($actor.num_gpus | default 0) "memory" ($actor.memory | default 0) -}}
@@ -77,7 +81,7 @@
 {{- toYaml $wants -}}
 {{- end -}}
 
-{{- /* How many replicas a deployment has at least and at most, as YAML. */ -}}
+{{- /* The smallest and largest number of replicas of a deployment, as YAML. */ -}}
 {{- define "serve-warm.count" -}}
 {{- $autoscaling := .autoscaling_config | default dict -}}
 {{- $least := 1 -}}
@@ -111,15 +115,15 @@
 {{- $key := eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
 {{- $text := index (.rayStartParams | default dict) "resources" | default "'{}'" | trim -}}
 {{- if or (not (regexMatch "^('[^']*'|\"([^\"\\\\]|\\\\.)*\")$" $text)) (hasKey (include "serve-warm.customResources" . | fromJson) "Error") -}}
-{{- $problems = append $problems (printf "%s.rayStartParams.resources: a shell hands it to Ray, which would not read this; write a JSON object in single quotes, all of it a string: \"'{\\\"name\\\": 1}'\"" $key) -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.resources: a shell passes it to Ray, which could not parse this; write a string with a JSON object in single quotes: \"'{\\\"name\\\": 1}'\"" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- $groups := (include "serve-warm.groups" . | fromYaml).found -}}
-{{- /* Where there is no pod at all check.cluster says so. */ -}}
+{{- /* check.cluster reports if there are no pods at all. */ -}}
 {{- if $groups -}}
 {{- $options := dict "CPU" "num_cpus" "GPU" "num_gpus" "memory" "memory" -}}
 {{- $units := dict "CPU" "CPUs" "GPU" "GPUs" "memory" "bytes of memory" -}}
-{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu, or rayStartParams.num-gpus where resources.claims bring them" "memory" "raise resources.limits.memory of a worker group" -}}
+{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu, or rayStartParams.num-gpus if resources.claims provide them" "memory" "raise resources.limits.memory of a worker group, which seats take a part of if warmup.seats.count is set" -}}
 {{- $wanted := dict -}}
 {{- $nowhere := list -}}
 {{- $unsaid := false -}}
@@ -143,7 +147,7 @@
 {{- $nowhere = append $nowhere $name -}}
 {{- $option := index $options $name | default (printf "resources.%s" $name) -}}
 {{- $fix := index $fixes $name | default (printf "put it into rayStartParams.resources of a worker group: \"'{\\\"%s\\\": 1}'\"" $name) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options.%s: no pod has %s %s, %s is the most, so that the replica would wait for ever; %s" $key $option (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $most) $fix) -}}
+{{- $problems = append $problems (printf "%s.ray_actor_options.%s: no pod has %s %s (the most is %s), so the replica would wait forever; %s" $key $option (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $most) $fix) -}}
 {{- end -}}
 {{- if not $deployment.placement_group_bundles -}}
 {{- $_ := set $wanted $name (addf (index $wanted $name | default 0) (mulf $count $amount)) -}}
@@ -157,9 +161,9 @@
 {{- $places = add $places (mul .pods $fits) -}}
 {{- end -}}
 {{- if and $possible (eq (int $holds) 0) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options: some pod has each of what a replica wants and none has all of it, so that the replica would wait for ever; raise resources.limits of one worker group to all of it" $key) -}}
+{{- $problems = append $problems (printf "%s.ray_actor_options: no single pod has all resources that a replica needs, so the replica would wait forever; raise resources.limits of one worker group to all of them" $key) -}}
 {{- else if and $possible (gt (int $count) (int $places)) -}}
-{{- $crowded = append $crowded (printf "%s.num_replicas: the pods that there can be hold %d replicas of %s, and it wants %v, so that some would wait for ever; give the worker groups more pods or larger ones, or lower it" $key $places .name $count) -}}
+{{- $crowded = append $crowded (printf "%s.num_replicas: all possible pods hold %d replicas of %s, but the deployment needs %v, so some replicas would wait forever; give the worker groups more pods or larger ones, or lower it" $key $places .name $count) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -171,9 +175,9 @@
 {{- end -}}
 {{- if and (gt (float64 $amount) (float64 $all)) (not (has $name $nowhere)) -}}
 {{- $enough = false -}}
-{{- $fix := $values.autoscaling.enabled | ternary "raise maxReplicas of a worker group: autoscaling goes no further" "add workers, or set autoscaling.enabled: true and their maxReplicas" -}}
-{{- $default := and $unsaid (eq $name "CPU") | ternary "; where ray_actor_options.num_cpus is not set each counts as 1, Serve's default" "" -}}
-{{- $problems = append $problems (printf "workers: the replicas of all applications want %s %s and there are %s, so that some would wait for ever%s; %s" (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $all) $default $fix) -}}
+{{- $fix := $values.autoscaling.enabled | ternary "raise maxReplicas of a worker group, which limits autoscaling" "add workers, or set autoscaling.enabled: true and their maxReplicas" -}}
+{{- $default := and $unsaid (eq $name "CPU") | ternary "; a replica without ray_actor_options.num_cpus needs 1 CPU, Serve's default" "" -}}
+{{- $problems = append $problems (printf "workers: the replicas of all applications need %s %s but the pods offer %s, so some replicas would wait forever%s; %s" (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $all) $default $fix) -}}
 {{- end -}}
 {{- end -}}
 {{- if $enough -}}

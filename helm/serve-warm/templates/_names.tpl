@@ -23,14 +23,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{- /* What selects the pods of this release. No version is in it: a changed pod template makes KubeRay
-       replace the cluster. Nor app.kubernetes.io/name, which KubeRay's own Services select by. */ -}}
+{{- /* The labels that select the pods of this release. They have no version, because a changed pod template makes KubeRay replace the cluster, and no app.kubernetes.io/name, which KubeRay's Services select by. */ -}}
 {{- define "serve-warm.podLabels" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{- /* The image of a pod: that of `group` where it has one. A tag or digest of its own takes the place of both. */ -}}
+{{- /* The image of a pod: that of `group` if it has one. A tag or digest of the group replaces both. */ -}}
 {{- define "serve-warm.image" -}}
 {{- $image := .root.Values.image -}}
 {{- $own := .group.image | default dict -}}
@@ -68,7 +67,7 @@ file:///srv/serve_warm/artifacts
 {{- end -}}
 {{- end -}}
 
-{{- /* Whether the chart makes the trust ConfigMap. */ -}}
+{{- /* Whether the chart creates the trust ConfigMap. */ -}}
 {{- define "serve-warm.ownTrust" -}}
 {{- $trust := .Values.trust -}}
 {{- if or $trust.keys $trust.pinned $trust.unsignedOk -}}yes{{- end -}}

@@ -1,9 +1,7 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* Folders. serve_warm loads only from folders that nobody else can change. The root of an emptyDir has
-       mode 0777 and belongs to root, so that a container without privileges cannot mend it. An init
-       container makes folders of mode 0700 in it, and the others mount those, by subPath. */ -}}
+{{- /* Folders. serve_warm loads only from folders that nobody else can change. The root of an emptyDir has mode 0777 and belongs to root, so an unprivileged container cannot fix it. An init container makes folders of mode 0700 in it, and the other containers mount those by subPath. */ -}}
 {{- define "serve-warm.volumes" -}}
 {{- $values := .root.Values -}}
 - name: serve-warm-state
@@ -18,18 +16,18 @@
 {{- if .replicas }}
 - name: serve-warm-cache
   {{- if .publishes }}
-  # The Job's own: a claim of the workers may be bound to another node.
+  # The Job's own volume: a claim of the workers may be bound to another node.
   emptyDir: {}
   {{- else if ($values.cache | default dict).hostPath }}
   hostPath:
     path: {{ ($values.cache | default dict).hostPath.path }}
-    # One that is not there does not keep the pod from starting.
+    # The pod also starts without it.
     type: DirectoryOrCreate
   {{- else if ($values.cache | default dict).persistentVolumeClaim }}
   persistentVolumeClaim:
     claimName: {{ ($values.cache | default dict).persistentVolumeClaim.claimName }}
   {{- else if ($values.cache | default dict).ephemeral }}
-  # A volume of this pod alone, from a storage class; it goes with the pod.
+  # A volume of this pod only, from a storage class; it is deleted with the pod.
   ephemeral:
     volumeClaimTemplate:
       spec:
@@ -66,7 +64,7 @@
 {{- end }}
 {{- end -}}
 
-{{- /* The name of the folder on the cache volume: nodes and claims may serve several users. */ -}}
+{{- /* The folder on the cache volume, one for each user: nodes and claims may serve several. */ -}}
 {{- define "serve-warm.cacheFolder" -}}
 serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- end -}}
@@ -115,7 +113,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
           private(path)
       {{- if and .probed (not $nodeServer.file) }}
       import py_compile, serve_warm.node
-      # Compiled once, and not by each probe: half of what one costs.
+      # Compiled once instead of by each probe, which halves the cost of a probe.
       py_compile.compile(serve_warm.node.__file__, "/run/serve_warm/node.pyc", doraise=True)
       {{- end }}
       {{- if .replicas }}
@@ -153,7 +151,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- .Values.nodeServer.file | default "/run/serve_warm/node.pyc" -}}
 {{- end -}}
 
-{{- /* What `probe` and `serve` of node.py are told, as a YAML list. */ -}}
+{{- /* The options of `probe` and `serve` of node.py, as a YAML list. */ -}}
 {{- define "serve-warm.nodeOptions" -}}
 {{- $readiness := .root.Values.readiness -}}
 {{- $agent := index (.group.rayStartParams | default dict) "dashboard-agent-listen-port" | default "52365" -}}
@@ -175,7 +173,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 - name: serve-warm-node
   image: {{ include "serve-warm.image" . }}
   imagePullPolicy: {{ include "serve-warm.pullPolicy" . }}
-  # A native sidecar: it runs before Ray does and until Ray has ended.
+  # A native sidecar: it starts before Ray and ends after Ray.
   restartPolicy: Always
   command:
     - {{ $values.nodeServer.python }}
@@ -185,14 +183,14 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
     - serve
     - --port={{ $values.nodeServer.port }}
     - --drain-s={{ $values.nodeServer.drainSeconds }}
-    # The kubelet asks from there: other clients cannot take its places.
+    # The kubelet connects from this address, so its connections are reserved.
     - --host-ip=$(HOST_IP)
     {{- include "serve-warm.nodeOptions" . | nindent 4 }}
   env:
     - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
   ports:
     - {name: serve-warm, containerPort: {{ $values.nodeServer.port }}}
-  # One that hangs is replaced within half a minute, and does not wait for the grace of the whole pod.
+  # A hanging server is replaced within half a minute, without the pod's whole grace period.
   livenessProbe:
     httpGet: {path: /livez, port: {{ $values.nodeServer.port }}}
     periodSeconds: 5
@@ -223,7 +221,7 @@ exec:
 {{- end -}}
 {{- end -}}
 
-{{- /* Replaces what KubeRay would put there: the raylet and the proxy are asked by node.py too. */ -}}
+{{- /* Replaces KubeRay's own probes; node.py checks the raylet and the proxy too. */ -}}
 {{- define "serve-warm.probes" -}}
 {{- $values := .root.Values -}}
 {{- $readiness := $values.readiness -}}
@@ -249,12 +247,12 @@ startupProbe:
 {{- end }}
 {{- end -}}
 
-{{- /* Asking the node server costs 4 ms, running node.py 170. */ -}}
+{{- /* A request to the node server takes 4 ms, running node.py 170 ms. */ -}}
 {{- define "serve-warm.readinessPeriod" -}}
 {{- .Values.readiness.periodSeconds | default (eq .Values.readiness.mode "http" | ternary 1 5) -}}
 {{- end -}}
 
-{{- /* As many as make 10 s, however often it asks. */ -}}
+{{- /* As many failures as take 10 s, for any period. */ -}}
 {{- define "serve-warm.readinessFailures" -}}
 {{- .Values.readiness.failureThreshold | default (divf 10 (include "serve-warm.readinessPeriod" .) | ceil | int) -}}
 {{- end -}}
@@ -269,7 +267,7 @@ startupProbe:
 {{- end -}}
 {{- end -}}
 
-{{- /* Credentials for the store: of `artifact`, or of `build` where that has its own. */ -}}
+{{- /* Credentials for the store: those of `build` if it has its own, else those of `artifact`. */ -}}
 {{- define "serve-warm.storeEnv" -}}
 {{- with .root.Values.artifact.endpointUrl }}
 - {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}
@@ -287,7 +285,7 @@ startupProbe:
 {{- define "serve-warm.env" -}}
 {{- $values := .root.Values -}}
 {{- if $values.containerSecurityContext.readOnlyRootFilesystem }}
-# Libraries keep their caches below it.
+# Libraries keep their caches below HOME.
 - {name: HOME, value: /tmp/home}
 {{- end }}
 {{- if .replicas }}
@@ -303,8 +301,7 @@ startupProbe:
 {{- end }}
 {{- end -}}
 
-{{- /* Containers of the user's, with the image and the rights of Ray's container where they say none. A loop and
-       not sprig's merge, which takes `false` for unset. Takes root, group and containers. */ -}}
+{{- /* The user's containers, which default to the image and the rights of Ray's container. A loop instead of sprig's merge, which treats `false` as unset. Takes root, group and containers. */ -}}
 {{- define "serve-warm.ownContainers" -}}
 {{- $root := .root -}}
 {{- $image := include "serve-warm.image" . -}}
@@ -326,8 +323,7 @@ startupProbe:
 {{- end -}}
 {{- end -}}
 
-{{- /* Seconds that Ray drains a worker for when its pod ends: Ray's own 30, or the longest shutdown of a
-       replica. A variable of the user's wins. Takes root and group. */ -}}
+{{- /* How many seconds Ray drains a worker when its pod ends: Ray's own 30, or the longest shutdown of a replica. The user's variable wins. Takes root and group. */ -}}
 {{- define "serve-warm.drainSeconds" -}}
 {{- $drain := 30.0 -}}
 {{- range $application := .root.Values.applications -}}
@@ -343,7 +339,7 @@ startupProbe:
 {{- $drain -}}
 {{- end -}}
 
-{{- /* A pod of Ray. Takes root, group, component, and replicas: whether any can run here. */ -}}
+{{- /* A Ray pod. Takes root, group, component, and replicas (whether replicas can run in it). */ -}}
 {{- define "serve-warm.podTemplate" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
@@ -364,7 +360,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ $group.serviceAccountName | default (include "serve-warm.serviceAccountName" $root) }}
-  # The autoscaler beside the head asks the API server; nothing else does.
+  # Only the autoscaler in the head pod uses the API server.
   automountServiceAccountToken: {{ and (not $worker) $values.autoscaling.enabled }}
   terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
   securityContext:
@@ -404,7 +400,7 @@ spec:
         - {name: serve, containerPort: {{ $values.serve.port }}}
         - {name: metrics, containerPort: 8080}
       env:
-        # Ray's own start-up histograms end at 240 s otherwise.
+        # By default Ray's own startup histograms end at 240 s.
         - name: RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS
           value: "100,250,500,1000,2500,5000,10000,20000,30000,60000,120000,300000,600000,1200000,1800000,3600000"
         {{- if ne (int $values.serve.constructorRetries) 3 }}
@@ -412,7 +408,7 @@ spec:
         {{- end }}
         {{- $drain := include "serve-warm.drainSeconds" $context }}
         {{- if and $worker (gt (float64 $drain) 30.0) (not (contains "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (toJson (list $values.env $group.env)))) }}
-        # A replica may take so long to end.
+        # A replica may take this long to end.
         - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $drain | quote }}}
         {{- end }}
         {{- include "serve-warm.env" $context | trim | nindent 8 }}
@@ -438,7 +434,7 @@ spec:
       {{- end }}
       {{- end }}
       resources:
-        {{- toYaml ($group.resources | default dict) | nindent 8 }}
+        {{- include "serve-warm.resourcesWithSeats" (dict "root" .root "group" $group "replicas" .replicas) | nindent 8 }}
       securityContext:
         {{- toYaml $values.containerSecurityContext | nindent 8 }}
       volumeMounts:
@@ -463,7 +459,7 @@ autoscalerOptions:
 {{- end }}
 headGroupSpec:
   rayStartParams:
-    {{- toYaml $values.head.rayStartParams | nindent 4 }}
+    {{- include "serve-warm.paramsWithSeats" (dict "root" $root "group" $values.head "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
   template:
     {{- include "serve-warm.podTemplate" (dict "root" $root "group" $values.head "component" "ray-head" "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
 {{- with $values.workers }}
@@ -481,7 +477,7 @@ workerGroupSpecs:
     idleTimeoutSeconds: {{ .idleTimeoutSeconds }}
     {{- end }}
     rayStartParams:
-      {{- toYaml (.rayStartParams | default dict) | nindent 6 }}
+      {{- include "serve-warm.paramsWithSeats" (dict "root" $root "group" . "replicas" "yes") | nindent 6 }}
     template:
       {{- include "serve-warm.podTemplate" (dict "root" $root "group" . "component" "ray-worker" "replicas" "yes") | nindent 6 }}
   {{- end }}

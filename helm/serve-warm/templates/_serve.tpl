@@ -1,7 +1,7 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* The settings that every warming deployment gets, as YAML. */ -}}
+{{- /* The settings of every deployment that warms up, as YAML. */ -}}
 {{- define "serve-warm.warmup" -}}
 {{- $settings := dict -}}
 {{- range $name, $value := .Values.warmup -}}
@@ -15,8 +15,7 @@
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{- /* The applications, with those settings in each deployment that has user_config.warmup. A loop and not
-       sprig's merge, which takes `false` and 0 for unset. */ -}}
+{{- /* The applications, with those settings in each deployment that has user_config.warmup. A loop instead of sprig's merge, which treats `false` and 0 as unset. */ -}}
 {{- define "serve-warm.applications" -}}
 {{- $settings := include "serve-warm.warmup" . | fromYaml -}}
 {{- $applications := list -}}
@@ -25,12 +24,19 @@
 {{- range $deployment := $application.deployments -}}
 {{- if hasKey ($deployment.user_config | default dict) "warmup" -}}
 {{- $own := $deployment.user_config.warmup | default dict -}}
+{{- $seats := include "serve-warm.seatSettings" (dict "root" $ "deployment" .) | fromYaml -}}
 {{- range $name, $value := $settings -}}
 {{- if not (hasKey $own $name) -}}
 {{- $_ := set $own $name $value -}}
 {{- end -}}
 {{- end -}}
+{{- if $seats -}}
+{{- $_ := set $own "seats" $seats -}}
+{{- end -}}
 {{- $_ := set $deployment.user_config "warmup" $own -}}
+{{- if gt (include "serve-warm.seatsWanted" (dict "root" $ "deployment" .) | int) 0 -}}
+{{- include "serve-warm.addSeatHook" (dict "application" $application "deployment" $deployment) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $applications = append $applications $application -}}

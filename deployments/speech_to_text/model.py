@@ -1,0 +1,199 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whisper with compiled steps, and the listeners that get its tokens while they are made.
+
+`generate` of transformers runs a batch of chunks in one loop. Each chunk is a row with a slot of
+the cache. A row ends when its text ends, at the limit of its request, or when its client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import WhisperFeatureExtractor
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+import serve_warm
+
+from .audio import RATE
+
+PREFIX = 4
+"""Most tokens before a text: start, language, task, no timestamps."""
+POSITIONS_A_SECOND = 50
+"""Positions of the encoder for a second of sound."""
+PAD, START, END = 0, 1, 2
+"""Tokens with a meaning, in a model with random weights."""
+
+Decode = Callable[[list[int]], str]
+"""Maps tokens to text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a model with random weights. The defaults are those of whisper-tiny."""
+
+    layers: int = 4
+    width: int = 384
+    heads: int = 6
+    vocabulary: int = 51_865
+    window_s: int = 30
+    """Seconds of sound that the encoder takes."""
+
+
+def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
+    """Return model, feature extractor and decoder of tokens, the same at every start.
+
+    Nothing is downloaded. There is no tokenizer, so a text is the numbers of its tokens.
+    """
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=shape.vocabulary,
+        d_model=shape.width,
+        encoder_layers=shape.layers,
+        decoder_layers=shape.layers,
+        encoder_attention_heads=shape.heads,
+        decoder_attention_heads=shape.heads,
+        encoder_ffn_dim=4 * shape.width,
+        decoder_ffn_dim=4 * shape.width,
+        max_source_positions=POSITIONS_A_SECOND * shape.window_s,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        decoder_start_token_id=START,
+        eos_token_id=END,
+        begin_suppress_tokens=[PAD, END],
+        # Untrained attention would be uniform, and a token would predict itself. With larger
+        # weights and an untied head, sounds and a wrong cache change the tokens.
+        init_std=2 / shape.width**0.5,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = WhisperForConditionalGeneration(config)
+    extractor = WhisperFeatureExtractor(chunk_length=shape.window_s)
+    return model, extractor, lambda tokens: "".join(f" {token}" for token in tokens)
+
+
+def load_weights(name: str) -> tuple[Any, WhisperFeatureExtractor, Decode]:
+    """Return model, feature extractor and decoder of tokens from the Hub, or from a folder."""
+    from transformers import WhisperForConditionalGeneration, WhisperTokenizer
+
+    tokenizer = WhisperTokenizer.from_pretrained(name)
+    return (
+        WhisperForConditionalGeneration.from_pretrained(name),
+        WhisperFeatureExtractor.from_pretrained(name),
+        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
+    )
+
+
+class Chunk:
+    """A part of a recording on its way through the model, and the tokens that were made of it."""
+
+    def __init__(self, samples: torch.Tensor, *, limit: int) -> None:
+        self.samples, self.limit = samples, limit
+        self.is_wanted = True
+        """Whether somebody still listens. A row that nobody wants ends with the next token."""
+        self._loop = asyncio.get_running_loop()
+        self._made: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
+
+    def tell(self, token: int | None) -> None:
+        """Hand over the next token, or None after the last one. For the model thread."""
+        self._loop.call_soon_threadsafe(self._made.put_nowait, token)
+
+    def finish(self, batch: asyncio.Future[None]) -> None:
+        """Hand over how the batch of this chunk has ended."""
+        self._made.put_nowait(None if batch.cancelled() else batch.exception())
+
+    async def next(self) -> int | None:
+        """Return the next token, or None after the last one.
+
+        Raises:
+            BaseException: what the model raised.
+        """
+        made = await self._made.get()
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+
+class Listeners(BaseStreamer, StoppingCriteria):
+    """The chunks of a batch: `generate` hands each its tokens and asks which rows may end."""
+
+    def __init__(self, chunks: Sequence[Chunk], *, end: int) -> None:
+        self.chunks, self.end_token = chunks, end
+        self.prompt = 0
+        """Tokens before the text. `generate` hands them over first."""
+        self.left = [chunk.limit for chunk in chunks]
+
+    def put(self, value: torch.Tensor) -> None:
+        """Hand over one token of each row."""
+        if not self.prompt:
+            self.prompt = value.shape[-1]
+            return
+        for row, (chunk, token) in enumerate(zip(self.chunks, value.tolist(), strict=True)):
+            if not self.left[row] or not chunk.is_wanted:
+                continue
+            self.left[row] = 0 if token == self.end_token else self.left[row] - 1
+            if token != self.end_token:
+                chunk.tell(token)
+            if not self.left[row]:
+                chunk.tell(None)
+
+    def end(self) -> None:
+        """Hand over nothing: each chunk has had its end."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_more: Any) -> torch.Tensor:
+        """Return which rows are at their limit, or have no listener."""
+        del scores
+        made = input_ids.shape[1] - self.prompt
+        ended = [made >= chunk.limit or not chunk.is_wanted for chunk in self.chunks]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+class Transcriber:
+    """Whisper with compiled steps: encoder, first token, and one step for all slots."""
+
+    def __init__(
+        self,
+        model: Any,
+        extractor: WhisperFeatureExtractor,
+        *,
+        batch: int,
+        max_new_tokens: int,
+        language: str,
+        **arguments: Any,
+    ) -> None:
+        self.extractor = extractor
+        self.model = serve_warm.compile_generation(
+            model, batch=batch, max_length=PREFIX + max_new_tokens, **arguments
+        )
+        # A model of one language refuses these. Without a language, others would find it out by a
+        # call that is not compiled.
+        is_multilingual = getattr(model.generation_config, "is_multilingual", False)
+        words = {"language": language, "task": "transcribe"}
+        self.options = words if is_multilingual else {}
+
+    def features(self, samples: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return log-mel features, (rows, mels, frames). Silence fills each up to the window."""
+        made = self.extractor(
+            [each.numpy() for each in samples], sampling_rate=RATE, return_tensors="pt"
+        )
+        return made.input_features.to(self.model.device, self.model.dtype)
+
+    def transcribe(self, chunks: Sequence[Chunk]) -> None:
+        """Hand the tokens of each chunk to it. It blocks, so use the model thread."""
+        listeners = Listeners(chunks, end=self.model.generation_config.eos_token_id)
+        self.model.generate(
+            self.features([chunk.samples for chunk in chunks]),
+            streamer=listeners,
+            stopping_criteria=StoppingCriteriaList([listeners]),
+            # Whisper adds the tokens before the text to it.
+            max_length=max(chunk.limit for chunk in chunks),
+            do_sample=False,
+            **self.options,
+        )

@@ -1,0 +1,37 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The version of this package, and the module name of its public classes and functions."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__version__ = "0.1.0"
+"""The wheel's build reads it too."""
+
+PACKAGE = "serve_warm"
+"""The module of public names. Facts of entries use it to name objects of this package, without a
+digest, so that artifacts stay valid when code moves to another module."""
+
+AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
+
+
+def public(found: AnyCallable) -> AnyCallable:
+    """Make the package the module of a class or function, so that pickles survive a move.
+
+    Annotations of a class are replaced by the objects that they name. Otherwise
+    `typing.get_type_hints` and pydantic would look for these names in the package.
+    """
+    if isinstance(found, type):
+        import dataclasses  # here, because reading the version does not need it
+
+        hints = typing.get_type_hints(found, include_extras=True)
+        own = vars(found).get("__annotations__", {})
+        found.__annotations__ = {name: hints[name] for name in own}
+        if dataclasses.is_dataclass(found):
+            for field in dataclasses.fields(found):
+                field.type = hints[field.name]
+    found.__module__ = PACKAGE
+    return found

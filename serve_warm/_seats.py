@@ -1,0 +1,312 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Records of seats, and the folder through which replicas and workers of a node exchange them.
+
+A replica that asks Ray for a worker leaves a ticket there. The worker takes it, and writes its
+progress to a file. The folder is private to the user, because a ticket names modules to import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from serve_warm import _private_folders
+from serve_warm.node import boot_s
+
+SCHEMA = 2
+
+Miss = Literal[
+    "none",
+    "no_hook",
+    "failed",
+    "hung",
+    "cuda",
+    "environment",
+    "threads",
+    "unavailable",
+]
+"""Why a start did not use a seat. `unavailable`: this replica asks for no more."""
+
+MISSES: tuple[Miss, ...] = get_args(Miss)
+
+KEPT_S = 86400.0
+"""A folder without a write for this long is removed, unless one of its seats is alive."""
+
+TICKET_S = 60.0
+"""A worker that has not begun after this time counts as lost."""
+
+LIMIT_S = 60.0
+"""Default limit for the imports of a seat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeatUse:
+    """The seat of one start, and the seats that its replica asks for."""
+
+    count: int = 0
+    """Seats to keep on this node, from the settings."""
+    hit: bool = False
+    """Whether the process had imported before Ray made it this replica."""
+    miss: Miss | Literal[""] = ""
+    """Why not; empty for a hit."""
+    note: str = ""
+    """The reason in a sentence, or what could not be reset."""
+    import_s: float = 0.0
+    """Wall seconds of the imports, before there was a replica."""
+    waited_s: float = 0.0
+    """Seconds from then until Ray made it a replica."""
+    memory_bytes: int = 0
+    """Resident memory of the seat while it waited, shared pages included."""
+    waiting: int | None = None
+    """Seats of this deployment that wait on this node; None if another replica counts them."""
+    problem: str = ""
+    """Why this replica asks for no more seats; empty while it does."""
+
+    def text(self) -> str:
+        """Return it as a line of a report.
+
+        >>> SeatUse(count=1, hit=True, import_s=3.25, waited_s=9.0, memory_bytes=250_000_000).text()
+        'seat: yes, imported for 3.2 s and waited 9.0 s, 250 MB'
+        >>> SeatUse(count=1, miss="none", note="no seat was free", waiting=1).text()
+        'seat: no (none): no seat was free; 1 waiting for the next start'
+        """
+        parts = [f"seat: no ({self.miss})"]
+        if self.hit:
+            took = f"imported for {self.import_s:.1f} s and waited {self.waited_s:.1f} s"
+            parts = [f"seat: yes, {took}, {self.memory_bytes / 1e6:.0f} MB"]
+        line = ": ".join([*parts, *([self.note] if self.note else [])])
+        later = [] if self.waiting is None else [f"{self.waiting} waiting for the next start"]
+        return "; ".join([line, *later, *([self.problem] if self.problem else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The request to one worker."""
+
+    deployment: str
+    """`application#deployment`."""
+    imports: tuple[str, ...]
+    """Modules in order. Those of the app come first, as in a start without a seat."""
+    omp_threads: str | None = None
+    """OMP_NUM_THREADS of the replica, which a plain start sets before it imports torch."""
+    limit_s: float = LIMIT_S
+    paths: tuple[str, ...] = ()
+    """`sys.path` of the replica. A worker without a job does not have the folders of its driver."""
+    offered_boot_s: float = 0.0
+    """When the ticket was written. `SeatFolder.offer` sets it."""
+
+
+State = Literal["importing", "waiting", "failed", "hung", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """The file of a worker that took a ticket."""
+
+    pid: int
+    start_ticks: int
+    """When the process began, in clock ticks since boot, because pids are reused."""
+    state: State
+    deployment: str
+    """The deployment that asked for it, as `application#deployment`."""
+    ticket: str
+    note: str = ""
+    is_named_idle: bool = False
+    """Whether Ray had named the process idle. The name changes once Ray gives the worker work."""
+    began_boot_s: float = 0.0
+    import_s: float = 0.0
+    memory_bytes: int = 0
+
+
+class SeatFolder:
+    """Tickets and seats of the workers of one node and runtime_env, in a private folder."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = boot_s) -> None:
+        self.path = path
+        self._clock = clock
+
+    @classmethod
+    def of_worker(cls, arguments: Sequence[str]) -> SeatFolder | None:
+        """Return the folder of a worker, from the command line that Ray started it with.
+
+        None if the process is not a worker. Ray reuses a worker only for the same runtime_env,
+        whose hash is on the command line (2.53 to 2.60). A seat belongs to no job, so exactly the
+        workers that can replace each other share a folder.
+        """
+        found = dict(
+            word[2:].split("=", 1) for word in arguments if word[:2] == "--" and "=" in word
+        )
+        names = ("session-name", "node-id", "runtime-env-hash")
+        if any(name not in found for name in names):
+            return None
+        values = "\0".join(found[name] for name in names)
+        digest = hashlib.sha256(values.encode()).hexdigest()[:24]
+        return cls(_private_folders.user_folder("seats") / digest)
+
+    def make(self) -> None:
+        """Make the folder, and remove those of clusters that no longer exist.
+
+        Raises:
+            OSError: it cannot be made.
+            ArtifactRefused: others could change what is in it.
+        """
+        _private_folders.make_private(self.path)
+        _private_folders.check_private(self.path, "the folder of seats")
+        for other in self.path.parent.iterdir():
+            with suppress(OSError):  # another process may be removing it, too
+                if other != self.path and time.time() - other.stat().st_mtime > KEPT_S:
+                    folder = SeatFolder(other)
+                    if not any(map(lives, folder.seats())):
+                        shutil.rmtree(other, ignore_errors=True)
+
+    def offer(self, wanted: Wanted) -> str:
+        """Leave a ticket for one worker, and return its name. Raises OSError."""
+        wanted = replace(wanted, offered_boot_s=self._clock())
+        data = json.dumps({"schema": SCHEMA, **asdict(wanted)}).encode()
+        path = self.path / f"ticket-{secrets.token_hex(8)}"
+        _private_folders.write_beside(path, data, mode=0o600).rename(path)
+        return path.name
+
+    def claim(self) -> tuple[str, Wanted] | None:
+        """Take a ticket that no other worker took; return its name and the request.
+
+        Removes tickets older than `TICKET_S`, which a replica left that ended, and those of other
+        versions of this file.
+
+        Raises:
+            OSError: the folder or the ticket cannot be read.
+            ValueError: the ticket is broken. It is removed.
+            ArtifactRefused: others could change what is in the folder.
+        """
+        if not self.path.is_dir():
+            return None
+        _private_folders.check_private(self.path, "the folder of seats")
+        for path in sorted(self.path.glob("ticket-*")):
+            mine = path.with_name(f"claimed-{os.getpid()}")
+            try:
+                path.rename(mine)
+            except FileNotFoundError:
+                continue  # another worker was faster
+            data = mine.read_bytes()
+            mine.unlink()
+            wanted = _read_ticket(path.name, data)
+            if wanted is not None and self._clock() - wanted.offered_boot_s <= TICKET_S:
+                return path.name, wanted
+        return None
+
+    def withdraw(self, ticket: str) -> bool:
+        """Remove a ticket; return whether no worker took it before."""
+        try:
+            (self.path / ticket).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write(self, seat: Seat) -> None:
+        """Write the file of a seat. Raises OSError."""
+        path = self._file(seat)
+        data = json.dumps(asdict(seat)).encode()
+        _private_folders.write_beside(path, data, mode=0o600).replace(path)
+
+    def remove(self, seat: Seat) -> None:
+        """Remove the file of a seat that became a replica, or whose process ended."""
+        with suppress(FileNotFoundError):
+            self._file(seat).unlink()
+
+    def seats(self) -> list[Seat]:
+        """Return all seats, including those whose process ended."""
+        names, found = {each.name for each in fields(Seat)}, []
+        for path in sorted(self.path.glob("seat-*")):
+            with suppress(FileNotFoundError, ValueError, TypeError):
+                data = json.loads(path.read_bytes())
+                found.append(Seat(**{name: data[name] for name in names & data.keys()}))
+        return found
+
+    def _file(self, seat: Seat) -> Path:
+        return self.path / f"seat-{seat.pid}"
+
+
+def _read_ticket(name: str, data: bytes) -> Wanted | None:
+    """Return the request; None if its schema is another one. Raises ValueError."""
+    said = json.loads(data)
+    try:
+        if said.pop("schema", None) != SCHEMA:
+            return None
+        unknown = sorted(said.keys() - {each.name for each in fields(Wanted)})
+        if unknown:
+            raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
+        texts = {name: tuple(map(str, said[name])) for name in ("imports", "paths")}
+        wanted = Wanted(**{**said, **texts})
+        return replace(
+            wanted, limit_s=float(wanted.limit_s), offered_boot_s=float(wanted.offered_boot_s)
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(kw_only=True)
+class TicketSearch:
+    """A worker's search for a ticket, which one thread does and another limits."""
+
+    is_over: threading.Event = field(default_factory=threading.Event)
+    _result: Literal["", "none", "ticket", "late"] = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def decide(self, result: Literal["none", "ticket", "late"]) -> bool:
+        """Set the result unless it is set; return whether this call set it."""
+        with self._lock:
+            is_first = not self._result
+            self._result = self._result or result
+        self.is_over.set()
+        return is_first
+
+
+def lives(seat: Seat) -> bool:
+    """Return whether the process of a seat is alive."""
+    try:
+        return start_ticks(seat.pid) == seat.start_ticks
+    except OSError:
+        return False
+
+
+def is_taken(seat: Seat) -> bool:
+    """Return whether Ray gave a seat to a deployment that does not remove its file."""
+    return seat.is_named_idle and not is_named_idle(seat.pid)
+
+
+def is_named_idle(pid: int | Literal["self"]) -> bool:
+    """Return whether Ray names a process an idle worker; False once it has ended.
+
+    `WORKER_PROCESS_TYPE_IDLE_WORKER` in ray/_private/ray_constants.py (2.53 to 2.60). Ray writes
+    the name over the command line before it calls the setup hook.
+    """
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::IDLE")
+    except OSError:
+        return False
+
+
+def start_ticks(pid: int | Literal["self"]) -> int:
+    """Return when a process began, in clock ticks since boot. Raises OSError once it has ended."""
+    # The program name in parentheses may hold anything. Fields 3 and 22 of proc(5).
+    fields_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    if fields_[0] in (b"Z", b"X"):
+        raise ProcessLookupError(pid)
+    return int(fields_[19])
+
+
+def resident_bytes(pid: int | Literal["self"] = "self") -> int:
+    """Return the resident memory of a process, shared pages included. Raises OSError."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning of a store: which artifacts and blobs are removed, and in which order."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from serve_warm.artifact.blobs import BLOBS, blob_key
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.statements import read_envelope, readable_manifest, statement_keys
+from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
+from serve_warm.stores import Store
+from serve_warm.trust.envelope import Envelope, parse_json
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 86400.0
+"""Seconds for which a blob that no statement names is kept, because a push writes blobs first."""
+
+DELETED_AT_ONCE = 50
+"""Number of blobs to delete before listing the statements again: a new one may name an old blob."""
+
+_HEX_64 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Rules for what may be removed from a store.
+
+    By default, only blobs that no statement names.
+    """
+
+    older_than_s: float | None = None
+    """Maximum age of an artifact, in seconds since its creation."""
+    max_bytes: int | None = None
+    """Size limit in bytes for all parts together; the oldest artifacts are removed first."""
+    torch_before: str | None = None
+    """A torch version. Artifacts for earlier versions are removed, even the newest of a variant."""
+    keep_newest: int = 1
+    """Number of newest artifacts of each variant that the age and size rules always keep."""
+
+    def __post_init__(self) -> None:
+        for name in ("older_than_s", "max_bytes", "keep_newest"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} is below 0: {getattr(self, name)}")
+        if self.torch_before is not None and _version(self.torch_before) is None:
+            raise ConfigError(f"{self.torch_before!r} is not a version", hint="for example 2.12")
+
+
+Why = Literal["age", "size", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """A statement that pruning removed, or would remove."""
+
+    statement: str
+    why: Why
+    created: str
+    torch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """The result of pruning a store: what was removed, or would be removed."""
+
+    removed: tuple[Removed, ...]
+    blobs: tuple[str, ...]
+    """Keys of the removed blobs, which no statement names any more."""
+    freed_bytes: int
+    in_use: tuple[str, ...]
+    """Statements that the rules select, but that are kept because they are in use."""
+    unreadable: tuple[str, ...]
+    """Statements that this release cannot read. These are kept, with all blobs that they name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    key: str
+    manifest: Manifest
+
+    @property
+    def torch(self) -> str:
+        return self.manifest.fingerprint.machine.get("torch", "").partition(" ")[0]
+
+    @property
+    def blobs(self) -> set[str]:
+        return {blob_key(part) for part in self.manifest.parts}
+
+
+def prune(
+    store: Store,
+    rules: Rules,
+    *,
+    in_use: Collection[str] = (),
+    do: Literal["remove", "show"] = "remove",
+    now_unix: float | None = None,
+) -> Pruned:
+    """Remove what the rules select; with `do="show"`, only report it.
+
+    `in_use` has the keys of statements that replicas use; these are always kept. Statements are
+    removed before blobs, so that a reader never finds a statement without its blobs. A blob is
+    removed when no remaining statement names it. If no removed statement named it either, the blob
+    must also be at least a day old. Signatures are not checked: anyone who may delete from the
+    store may prune it. So artifacts of a withdrawn key can be removed too.
+
+    Raises:
+        ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
+        StoreError: the store could not be read or written. It is left consistent.
+    """
+    now_unix = time.time() if now_unix is None else now_unix
+    statements = statement_keys(store, None)
+    if not statements and store.list(BLOBS):
+        raise ConfigError(
+            f"{store.uri} has blobs but no statement, so it may not be a store of serve_warm",
+            hint="nothing was removed; check the address; if it is right, delete the folder or "
+            "prefix",
+        )
+    entries, unreadable, foreign = _entries(store, statements)
+    kept = set(in_use)
+    chosen = _choose(entries, rules, kept, now_unix)
+    removed = tuple(item for item in chosen if item.statement not in kept)
+    gone = {item.statement for item in removed}
+    if do == "remove":
+        for item in removed:
+            store.delete(item.statement)
+            logger.info("pruned statement=%s why=%s", item.statement, item.why)
+    named = {blob for entry in entries if entry.key not in gone for blob in entry.blobs}
+    # A statement that cannot be parsed may name any blob.
+    blobs = [] if foreign is None else _find_forgotten(store, named | foreign, now_unix, entries)
+    if do == "remove" and blobs:
+        # A concurrent push may have found one of these blobs in the store and reused the blob.
+        left = {entry.key for entry in entries}.union(unreadable) - gone
+        blobs = _delete_unnamed(store, blobs, left)
+    return Pruned(
+        removed=removed,
+        blobs=tuple(key for key, _ in blobs),
+        freed_bytes=sum(size for _, size in blobs),
+        in_use=tuple(item.statement for item in chosen if item.statement in kept),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
+    """Return entries, unreadable keys, and blobs of unreadable statements (None if unknown)."""
+    entries, unreadable = [], []
+    foreign: set[str] | None = set()
+    for key in keys:
+        try:
+            payload = Envelope.parse(read_envelope(store, key)).payload
+        except ObjectNotFound:
+            continue
+        except ArtifactRefused:
+            unreadable.append(key)
+            foreign = None
+            continue
+        manifest = readable_manifest(payload)
+        if manifest is not None:
+            entries.append(_Entry(key=key, manifest=manifest))
+            continue
+        unreadable.append(key)
+        subjects = _subjects(payload)
+        foreign = None if foreign is None or subjects is None else foreign | subjects
+    return entries, unreadable, foreign
+
+
+def _subjects(payload: bytes) -> set[str] | None:
+    """Return the blobs of a statement of any format; every in-toto statement has subjects."""
+    try:
+        digests = [subject["digest"]["sha256"] for subject in parse_json(payload)["subject"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(digest, str) and _HEX_64.fullmatch(digest) for digest in digests):
+        return None
+    return {f"{BLOBS}{digest}" for digest in digests}
+
+
+def _choose(
+    entries: Sequence[_Entry], rules: Rules, in_use: Collection[str], now_unix: float
+) -> list[Removed]:
+    chosen: dict[str, Why] = {}
+    limit = None if rules.torch_before is None else _version(rules.torch_before)
+    for entry in entries:
+        version = _version(entry.torch)
+        if limit is not None and version is not None and version < limit:
+            chosen[entry.key] = "torch"
+    left = [entry for entry in entries if entry.key not in chosen]
+    old_first = _without_newest(left, rules.keep_newest)
+    if rules.older_than_s is not None:
+        for entry in old_first:
+            if now_unix - entry.manifest.created_unix > rules.older_than_s:
+                chosen.setdefault(entry.key, "age")
+    if rules.max_bytes is not None:
+        for entry in old_first:
+            # Artifacts in use are kept, so their bytes count towards the size.
+            staying = [e for e in entries if e.key not in chosen or e.key in in_use]
+            if _bytes_of(staying) <= rules.max_bytes:
+                break
+            chosen.setdefault(entry.key, "size")
+    return [
+        Removed(
+            statement=entry.key,
+            why=chosen[entry.key],
+            created=entry.manifest.created,
+            torch=entry.torch,
+        )
+        for entry in entries
+        if entry.key in chosen
+    ]
+
+
+def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
+    """Return the entries that may be removed, oldest first.
+
+    Two envelopes of one artifact count as one: an added signature is not a newer build.
+    """
+    variants: dict[tuple[str, str], list[_Entry]] = {}
+    for entry in entries:
+        of = (entry.manifest.deployment, entry.manifest.fingerprint.key)
+        variants.setdefault(of, []).append(entry)
+    may_go = []
+    for variant in variants.values():
+        newest = sorted({entry.manifest.created for entry in variant}, reverse=True)[:keep]
+        may_go += [entry for entry in variant if entry.manifest.created not in newest]
+    return sorted(may_go, key=lambda entry: entry.manifest.created)
+
+
+def _bytes_of(entries: Iterable[_Entry]) -> int:
+    sizes = {part.sha256: part.stored_bytes for e in entries for part in e.manifest.parts}
+    return sum(sizes.values())
+
+
+def _find_forgotten(
+    store: Store, named: set[str], now_unix: float, entries: Sequence[_Entry]
+) -> list[tuple[str, int]]:
+    """Return the blobs that no statement names, with the size of each blob."""
+    known = {blob for entry in entries for blob in entry.blobs}
+    found = []
+    for key in store.list(BLOBS):
+        # Skip foreign files: only keys that look like blobs are deleted.
+        if key in named or not _HEX_64.fullmatch(key.removeprefix(BLOBS)):
+            continue
+        try:
+            blob = store.head(key)
+        except ObjectNotFound:
+            continue
+        # A blob that a removed statement named belongs to no running push. If a push does reuse
+        # such a blob, that push notices: `push.push` checks its blobs at the end.
+        if key in known or now_unix - blob.modified_unix > GRACE_S:
+            found.append((key, blob.size_bytes))
+    return found
+
+
+def _delete_unnamed(
+    store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
+) -> list[tuple[str, int]]:
+    """Delete blobs, listing the statements again between batches, because deleting is slow."""
+    deleted = []
+    for start in range(0, len(blobs), DELETED_AT_ONCE):
+        some = _without_new(store, blobs[start : start + DELETED_AT_ONCE], seen)
+        for key, _ in some:
+            store.delete(key)
+        deleted += some
+    return deleted
+
+
+def _without_new(
+    store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
+) -> list[tuple[str, int]]:
+    """Return `blobs` without the blobs that statements outside `seen` name."""
+    new = [key for key in statement_keys(store, None) if key not in seen]
+    entries, _, foreign = _entries(store, new)
+    if foreign is None:
+        return []
+    named = foreign.union(*(entry.blobs for entry in entries))
+    return [(key, size) for key, size in blobs if key not in named]
+
+
+def _version(text: str) -> Version | None:
+    try:
+        # Ignore the local part: 2.13.0+cpu counts as 2.13.0.
+        return Version(Version(text).public)
+    except InvalidVersion:
+        return None

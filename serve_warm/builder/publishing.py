@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The destination of a build, and the action if the variant is already published there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from serve_warm.artifact import catalog, push
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.unsigned import OfPublished
+from serve_warm.fingerprint import Fingerprint
+from serve_warm.precompile.facts import RULES
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from serve_warm.builder.app import App
+    from serve_warm.builder.cluster import Look, Progress
+    from serve_warm.stores import Store
+
+Variant = tuple[Manifest, dict[str, bytes]]
+"""The manifest of an artifact, and its stored parts by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """The store that a build publishes to, and what to do if the store already has the variant."""
+
+    store: Store
+    if_published: OfPublished = "refuse"
+    """`keep` tests the published variant with a round trip; `supersede` publishes a new variant
+    beside it."""
+
+    def refuse_early(self, app: App) -> Look:
+        """Return a function that raises if a start is for a variant that is already published.
+
+        The function raises before the start compiles anything. It does nothing unless
+        `if_published` is `refuse`.
+        """
+        if self.if_published != "refuse":
+            return lambda _: None
+        asked: set[str] = set()
+
+        def look(states: Sequence[Mapping[str, Any]]) -> None:
+            for state in states:
+                said = state.get("fingerprint")
+                if not said:
+                    continue
+                fingerprint = Fingerprint.from_json(said)
+                if fingerprint.key in asked:
+                    continue
+                asked.add(fingerprint.key)
+                there = push.find_published(self.store, app.deployment, fingerprint)
+                if there and not self._is_outdated(app, [fingerprint]):
+                    raise push.already_published(
+                        self.store,
+                        deployment=app.deployment,
+                        fingerprint=fingerprint,
+                        key=there[-1],
+                    )
+
+        return look
+
+    def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
+        """Return the action for new variants (one for each rank of a gang), given those published.
+
+        If nothing is published, the result is `refuse`, which then applies to concurrent writers.
+
+        Raises:
+            AlreadyPublished: a variant is published, and `if_published` does not allow it.
+        """
+        if self._is_outdated(app, [made.fingerprint for made in manifests]):
+            notice("superseding what is published: no replica runs its entries any more")
+            return "supersede"
+        if self.if_published == "supersede":
+            return "supersede"
+        there = [
+            push.find_published(self.store, made.deployment, made.fingerprint) for made in manifests
+        ]
+        # All variants of a gang are kept, or none.
+        if self.if_published == "keep" and all(there):
+            return "keep"
+        for manifest, before in zip(manifests, there, strict=True):
+            if before:
+                raise push.already_published(
+                    self.store,
+                    deployment=manifest.deployment,
+                    fingerprint=manifest.fingerprint,
+                    key=before[-1],
+                    parts=manifest.parts,
+                )
+        return "refuse"
+
+    def _is_outdated(self, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
+        """Return whether all published variants have entries that replicas no longer run.
+
+        Older rules made these entries, so superseding them loses nothing.
+        """
+        published = {
+            statement
+            for fingerprint in fingerprints
+            for statement in push.find_published(self.store, app.deployment, fingerprint)[-1:]
+        }
+        if not published:
+            return False
+        found = find_manifests(self.store, app, published)
+        # An artifact whose manifest cannot be read here does not count as outdated.
+        return bool(found) and all(
+            made is not None and made.has_older_entries(RULES) for made in found
+        )
+
+
+def find_manifests(store: Store, app: App, statements: Collection[str]) -> list[Manifest | None]:
+    """Return the manifests of an app's artifacts in a store; None for an unreadable manifest."""
+    there = catalog.describe(store, app.known_trust(), deployment=app.deployment)
+    return [item.manifest for item in there if item.statement in statements]
+
+
+def push_all(
+    store: Store,
+    variants: Sequence[Variant],
+    key: Ed25519PrivateKey | None,
+    *,
+    on_taken: push.OnTaken = "refuse",
+) -> list[str]:
+    """Publish variants, signed by `key` if there is one, and return their statements."""
+    return [
+        push.push(store, manifest, stored, None if key is None else [key], on_taken=on_taken)
+        for manifest, stored in variants
+    ]

@@ -1,0 +1,154 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The signing of a built artifact, and the location of the signed copy that replicas prove."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from serve_warm._store_address import folder_of
+from serve_warm.errors import ArtifactRefused, ConfigError, StoreError
+from serve_warm.stores import Store, open_store
+from serve_warm.trust.files import default_trust_files, load_trust, trust_lines
+from serve_warm.trust.user_key import user_key
+from serve_warm.trust.verify import check_required
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from serve_warm.builder.app import App
+    from serve_warm.builder.cluster import Cluster
+    from serve_warm.builder.publishing import Destination
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signing:
+    """Which key signs a build's artifact, when it signs, and which facts of origin it signs."""
+
+    key: Ed25519PrivateKey | None = None
+    """The signing key. None means the per-user key, created and trusted on first use. The replicas
+    of the round trip must trust the key, as the fleet will."""
+    when: Literal["now", "later"] = "now"
+    """With `later`, the key signs only the copy for the round trip
+    (`serve_warm.artifact.unsigned`)."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+BY_USER_KEY = Signing()
+"""Signing with the per-user key, without facts about the origin."""
+
+
+def check_place(destination: Destination, signing: Signing) -> None:
+    """Raise if an unsigned artifact may not be published in this store.
+
+    Raises:
+        ConfigError: the store is not a folder, or `if_published` is `keep`.
+    """
+    if signing.when == "now":
+        return
+    store = destination.store
+    if folder_of(store.uri) is None:
+        raise ConfigError(
+            f"an unsigned artifact cannot be published in {store.uri}, because replicas read from "
+            "there",
+            hint="build it into a folder, then publish it with: serve-warm sign FOLDER --unsigned "
+            f"--deployment NAME --key FILE --publish {store.uri}",
+        )
+    if destination.if_published == "keep":
+        raise ConfigError(
+            "keep cannot be combined with --unsigned: it would prove an artifact that is already "
+            "published",
+            hint="pass --if-published keep to serve-warm sign",
+        )
+
+
+_STAGING = "serve_warm-staging-"
+
+Beside = Literal["store", "temporary"]
+"""Location of the copy for the round trip: in the artifact's own store, or in a temporary
+folder."""
+
+
+def check_key(
+    signing: Signing, app: App, on: Cluster, store: Store
+) -> tuple[Ed25519PrivateKey, Beside]:
+    """Return the key and the location of the copy, if the round trip's replicas trust the key.
+
+    Raises:
+        ConfigError: the replicas run on this machine, which does not trust the key. This is raised
+            before anything is compiled.
+    """
+    key = signing.key or user_key()
+    if on.place != "here":
+        return key, "store"
+    public = key.public_key()
+    trust = app.known_trust()
+    entries = [each for each in trust.keys if each.raw == public.public_bytes_raw()]
+    if not entries:
+        where = "the code of the deployment" if app.trust is not None else default_trust_files()[0]
+        raise ConfigError(
+            "the signing key is not trusted on this machine, so the round trip would refuse the "
+            "artifact",
+            hint=f"add it to {where}:\n{trust_lines(public, name='builder')}",
+        )
+    try:
+        check_required(trust | load_trust().limits, signing.provenance)
+    except ArtifactRefused as refusal:
+        raise ConfigError(
+            f"no replica on this machine would load it: {refusal.message}"
+        ) from refusal
+    temporary = f"{Path(tempfile.gettempdir()).as_uri()}/{_STAGING}"
+    if any(each.covers(deployment=app.deployment, store=temporary) for each in entries):
+        return key, "temporary"
+    below = f"{store.uri}/staging-"
+    if any(each.covers(deployment=app.deployment, store=below) for each in entries):
+        return key, "store"
+    raise ConfigError(
+        f"the signing key is trusted only for {entries[0].scope}, so the round trip would refuse "
+        f"the artifact of {app.deployment!r} in {store.uri}",
+        hint=(
+            "extend `deployments` or `stores` of the key in the trust file; the copy for the "
+            f"round trip is in a folder of the store, so {store.uri}* covers it"
+        ),
+    )
+
+
+@contextlib.contextmanager
+def staging(store: Store, beside: Beside) -> Iterator[str]:
+    """Yield a store for the round trip that no serving replica reads.
+
+    On a local cluster, the store is a temporary folder. On other clusters, all nodes must be able
+    to read the store, and the key may be trusted only for some stores. So the copy is then in the
+    artifact's own store, under keys that no artifact uses.
+    """
+    if beside == "temporary":
+        with tempfile.TemporaryDirectory(prefix=_STAGING) as temporary:
+            yield temporary
+    elif (folder := folder_of(store.uri)) is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as inside:
+            yield inside
+    else:
+        uri = f"{store.uri.rstrip('/')}/staging-{secrets.token_hex(8)}"
+        try:
+            yield uri
+        finally:
+            _clear(open_store(uri))
+
+
+def _clear(staged: Store) -> None:
+    try:
+        for key in staged.list(""):
+            staged.delete(key)
+    except StoreError as error:
+        # The build has succeeded. Replicas do not read the remaining files.
+        logger.warning("the staged copy could not be removed: %s", error.message)

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`serve_warm.compile_generation`: a model of `transformers` that decodes by compiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_warm._package import public
+from serve_warm.errors import ConfigError, MissingPackage
+
+
+@public
+def compile_generation(
+    model: Any,
+    *,
+    batch: int,
+    max_length: int,
+    prompt_lengths: Sequence[int] = (),
+    level: int = 2,
+    **arguments: Any,
+) -> Any:
+    """Return a model of `transformers` whose `generate` runs compiled steps on a static cache.
+
+        self.model = serve_warm.compile_generation(
+            model, batch=4, max_length=512, prompt_lengths=[32, 128]
+        )
+        self.model.generate(tokens, max_new_tokens=64)
+
+    The cache has `batch` slots of `max_length` tokens each, prompt included. A prompt is padded to
+    the nearest of `prompt_lengths`, and each of these is one compiled call. One more is the decode
+    step, which runs all slots. Whisper's encoder takes one length, so it needs no `prompt_lengths`.
+    Sampling, stopping and logits processors stay outside. Other `arguments` are torch.compile's,
+    and `level` is as for `serve_warm.compile`. Declare one input for each prompt length.
+
+    The result shares weights with `model`. Move the model to its device before this call.
+
+    Raises:
+        ConfigError: the model has no cache of a fixed size (the text says which layer and why), or
+            a length does not fit it.
+        MissingPackage: `transformers` is not installed.
+    """
+    try:
+        from serve_warm.generation import reading, served, steps
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        raise MissingPackage("compile_generation", package="serve-warm[generation]") from error
+    from serve_warm.generation.decoder import CachedDecoder
+
+    _check_numbers(batch, max_length, prompt_lengths)
+    needs = reading.read(model, max_length=max_length, prompt_lengths=prompt_lengths)
+    _check_lengths(model, max_length, prompt_lengths, has_fixed_input=needs.encoder_length > 0)
+    cache = steps.SlotCache(
+        needs.layers, needs.cross, slots=batch, max_length=max_length, like=needs.like
+    )
+
+    decoder = CachedDecoder(
+        **_compile_steps(model, cache, needs.form, {"level": level, **arguments}),
+        slots=batch,
+        max_length=max_length,
+        prompt_lengths=() if needs.encoder_length else prompt_lengths,
+        device=model.device,
+        has_positions=bool(needs.form.positions),
+    )
+    return served.serve(model, decoder, cache)
+
+
+def _compile_steps(
+    model: Any, cache: Any, form: Any, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the compiled steps of a model by their names in `CachedDecoder`."""
+    from serve_warm.generation import steps
+    from serve_warm.precompile.compiled import compile as compile_
+
+    kinds: dict[str, Any] = {"decode": (steps.Decode, model)}
+    if form.encoder_width:
+        kinds |= {"encode": (steps.Encode, model.get_encoder()), "begin": (steps.Begin, model)}
+    else:
+        kinds["prefill"] = (steps.Prefill, model)
+    # A graph break would leave the cache's update to the code between two graphs.
+    given = {"dynamic": False, "fullgraph": True, **arguments}
+    return {
+        name: compile_(kind(of, cache, form).eval(), **given) for name, (kind, of) in kinds.items()
+    }
+
+
+def _check_numbers(batch: int, max_length: int, prompt_lengths: Sequence[int]) -> None:
+    for name, number in (
+        ("batch", batch),
+        ("max_length", max_length),
+        *(("prompt_lengths", n) for n in prompt_lengths),
+    ):
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(
+                f"compile_generation got {name} with {number!r}", hint="pass whole numbers from 1"
+            )
+
+
+def _check_lengths(
+    model: Any, max_length: int, prompt_lengths: Sequence[int], *, has_fixed_input: bool
+) -> None:
+    name = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    keys = ("max_target_positions", "max_position_embeddings", "n_positions")
+    window = next((found for key in keys if (found := getattr(config, key, None))), None)
+    # T5 has relative positions: its `n_positions` is not a limit.
+    if window is not None and config.model_type != "t5" and max_length > window:
+        raise ConfigError(
+            f"max_length={max_length} is beyond the {window} positions of {name}",
+            hint=f"pass at most {window}",
+        )
+    if has_fixed_input:
+        return
+    if not prompt_lengths:
+        raise ConfigError(
+            f"compile_generation got no prompt_lengths for {name}",
+            hint="pass the lengths that prompts are padded to, for example [32, 128]",
+        )
+    if not model.config.is_encoder_decoder and max(prompt_lengths) >= max_length:
+        raise ConfigError(
+            f"the prompt length {max(prompt_lengths)} leaves no token of max_length={max_length}",
+            hint="pass a larger max_length or shorter prompt_lengths",
+        )

@@ -1,0 +1,166 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of a model's cache: who has which, and the compiled steps that fill them.
+
+Callers may be on several threads. Each caller has its own slots, and one step runs at a time. A
+step runs all slots, and the slots of other callers do not change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serve_warm._package import public
+from serve_warm.errors import GenerationRefused
+
+
+def _no_step(*_arguments: Any) -> Any:
+    raise GenerationRefused("The model was compiled without this step.")
+
+
+@public
+class CachedDecoder:
+    """Runs prefill and decode steps on the slots of one model.
+
+    `decode(tokens, positions)` maps the newest token of each slot, (slots,), to logits of shape
+    (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt, (1,
+    length), and returns the logits after its last token, (vocabulary,). `encode` and `begin` take
+    its place in an encoder-decoder. A slot without a sequence gets `idle_position`, by default
+    `max_length`, where a step must leave the slot's cache as it is.
+    """
+
+    def __init__(
+        self,
+        *,
+        decode: Callable[..., Any],
+        prefill: Callable[..., Any] = _no_step,
+        encode: Callable[..., Any] = _no_step,
+        begin: Callable[..., Any] = _no_step,
+        slots: int,
+        max_length: int,
+        prompt_lengths: Sequence[int],
+        device: torch.device,
+        has_positions: bool = True,
+        idle_position: int | None = None,
+    ) -> None:
+        self._decode, self._prefill, self._encode, self._begin = decode, prefill, encode, begin
+        self.slots, self.max_length = slots, max_length
+        self.prompt_lengths = sorted(prompt_lengths)
+        self.device = device
+        self.has_positions = has_positions
+        """Whether each slot has its own position. If not, one caller at a time can decode."""
+        self._idle = max_length if idle_position is None else idle_position
+        # Written in place, because a captured step reads the addresses of its capture.
+        self._tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._positions = torch.zeros_like(self._tokens)
+        self.dispatcher = getattr(decode, "__dict__", {}).get("_serve_warm")
+        """The dispatcher of the decode step, if it was compiled."""
+        self._lock = threading.Lock()
+        self._free = list(range(slots))
+
+    def take(self, count: int) -> list[int]:
+        """Return that many free slots. Give them back with `release`.
+
+        Raises:
+            GenerationRefused: there are not as many.
+        """
+        with self._lock:
+            if count > self.slots:
+                raise GenerationRefused(
+                    f"A batch of {count} sequences does not fit into {self.slots} slots."
+                )
+            others = self.slots - len(self._free)
+            if count > len(self._free):
+                raise GenerationRefused(
+                    f"{count} slots are needed, and {len(self._free)} of {self.slots} are free "
+                    "until other sequences end."
+                )
+            if others and not self.has_positions:
+                raise GenerationRefused(
+                    "The model counts the positions of all slots from one number, so it takes the "
+                    "next batch when this one has ended."
+                )
+            taken, self._free = self._free[:count], self._free[count:]
+            return taken
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Give slots back; their content is lost."""
+        with self._lock:
+            self._free = sorted({*self._free, *slots})
+
+    def bucket(self, length: int) -> int:
+        """Return the shortest prompt length that holds `length` tokens.
+
+        Raises:
+            GenerationRefused: it is longer than every one, or empty.
+        """
+        if not length:
+            raise GenerationRefused("A prompt needs at least one token, and this one is empty.")
+        for bucket in self.prompt_lengths:
+            if length <= bucket:
+                return bucket
+        raise GenerationRefused(
+            f"A prompt of {length} tokens is longer than every bucket: the longest is of "
+            f"{self.prompt_lengths[-1]}."
+        )
+
+    def check_length(self, length: int) -> None:
+        """Raise `GenerationRefused` if a sequence would get longer than its slot."""
+        if length > self.max_length:
+            raise GenerationRefused(
+                f"A sequence of {length} tokens, prompt included, does not fit into a cache of "
+                f"{self.max_length}."
+            )
+
+    def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
+        """Fill a slot with a prompt, (length,), and return the logits after it, (vocabulary,)."""
+        length = len(prompt)
+        tokens = torch.zeros((1, self.bucket(length)), dtype=torch.int64)
+        tokens[0, :length] = prompt
+        with self._lock, torch.inference_mode():
+            last = torch.tensor([length - 1])
+            return _kept(self._prefill(*self._moved(tokens, torch.tensor([slot]), last)))
+
+    def encode(self, inputs: torch.Tensor, *, is_text: bool) -> torch.Tensor:
+        """Return the encoder's states, (1, bucket, width), for one input without a batch."""
+        with self._lock, torch.inference_mode():
+            length = len(inputs)
+            if is_text:
+                padded = torch.zeros(self.bucket(length), dtype=torch.int64)
+                padded[:length] = inputs
+                inputs = padded
+            given = self._moved(inputs[None], torch.tensor([length if is_text else 1]))
+            return _kept(self._encode(*given))
+
+    def begin(self, slot: int, states: torch.Tensor, length: int, token: int) -> torch.Tensor:
+        """Fill a slot from the encoder's states; return the logits after a first token."""
+        with self._lock, torch.inference_mode():
+            rest = (torch.tensor([length]), torch.tensor([token]), torch.tensor([slot]))
+            return _kept(self._begin(*self._moved(states, *rest)))
+
+    def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
+        """Return logits after one more token of some slots, (slots, vocabulary).
+
+        Each slot is given as its newest token and the position of that. Other rows of the result
+        have no meaning.
+        """
+        tokens, positions = [0] * self.slots, [self._idle] * self.slots
+        for slot, (token, position) in newest.items():
+            self.check_length(position + 1)
+            tokens[slot], positions[slot] = token, position
+        with self._lock, torch.inference_mode():
+            self._tokens.copy_(torch.tensor(tokens))
+            self._positions.copy_(torch.tensor(positions))
+            return _kept(self._decode(self._tokens, self._positions))
+
+    def _moved(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor.to(self.device) for tensor in tensors]
+
+
+def _kept(made: torch.Tensor) -> torch.Tensor:
+    """Return a copy on a GPU, where the next step of a CUDA graph overwrites the result."""
+    return made.clone() if made.is_cuda else made

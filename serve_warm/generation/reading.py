@@ -1,0 +1,192 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a model of `transformers` needs as its cache, found by one call; or why it cannot have one.
+
+The call is eager and takes one token. Its dynamic cache shows the heads and widths of each layer,
+which no setting of a configuration states for all models.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+
+from serve_warm.errors import ConfigError
+from serve_warm.generation.steps import CallForm, LayerShape
+
+SLIDING = ("sliding_attention",)
+FULL = ("full_attention",)
+MASKS = {"sdpa": True, "eager": False}
+"""Implementations of attention that take a mask, and whether it is of bools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """The caches of a model and the form of its calls."""
+
+    layers: Sequence[LayerShape]
+    cross: Sequence[LayerShape]
+    """Caches of cross-attention, one for each layer; empty without an encoder."""
+    form: CallForm
+    like: torch.Tensor
+    """An empty tensor of the cache's dtype and device."""
+    encoder_length: int = 0
+    """Positions of the encoder's states if its input has one fixed length; else 0."""
+
+
+def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
+    """Return what the model needs.
+
+    Raises:
+        ConfigError: the model cannot generate, or a part of it has no cache of a fixed size.
+    """
+    _check_kind(model)
+    config = model.config.get_text_config(decoder=True)
+    attention = config._attn_implementation
+    if attention not in MASKS:
+        raise ConfigError(
+            f"{type(model).__name__} has attention {attention!r}, whose masks are not tensors",
+            hint="load the model with attn_implementation='sdpa'",
+        )
+    cache, states, encoder_length = _call_once(model)
+    own, cross = cache, None
+    if isinstance(cache, EncoderDecoderCache):
+        own, cross = cache.self_attention_cache, cache.cross_attention_cache
+    kinds = getattr(config, "layer_types", None)
+    windows = _windows(model, own, config, kinds, max_length)
+    accepted = inspect.signature(model.forward).parameters
+    # `GenerationMixin` gives such models a mask for each kind, too (5.20, 5.23).
+    types = sorted(dict(zip(kinds, windows, strict=True)).items()) if kinds else []
+    form = CallForm(
+        dtype=model.dtype,
+        has_bool_masks=MASKS[attention],
+        window=windows[0],
+        layer_types=tuple(types),
+        positions=next((k for k in ("position_ids", "decoder_position_ids") if k in accepted), ""),
+        has_logits_to_keep="logits_to_keep" in accepted,
+        masks_encoder=cross is not None and _has_mask(model.get_encoder()),
+        encoder_width=0 if states is None else states.shape[-1],
+    )
+    return Needs(
+        layers=[_shape(layer, size) for layer, size in zip(own.layers, windows, strict=True)],
+        cross=[
+            _shape(layer, encoder_length or max(prompt_lengths))
+            for layer in (cross.layers if cross is not None else ())
+        ],
+        form=form,
+        like=own.layers[0].keys.new_empty(0),
+        encoder_length=encoder_length,
+    )
+
+
+def _check_kind(model: Any) -> None:
+    name = type(model).__name__
+    can_generate = getattr(model, "can_generate", None)
+    if can_generate is None or not can_generate():
+        raise ConfigError(
+            f"compile_generation got a {name}, which has no generate()",
+            hint="pass a model of transformers with a language-model head, such as one of "
+            "AutoModelForCausalLM",
+        )
+    if model.training:
+        raise ConfigError(
+            f"compile_generation got a {name} in training mode",
+            hint="call model.eval() first: with dropout no two answers agree",
+        )
+    if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
+        raise ConfigError(
+            f"compile_generation got a {name} on several devices",
+            hint="load the model on one device",
+        )
+
+
+def _call_once(model: Any) -> tuple[Any, Any, int]:
+    """Return the cache after a call of one token, the encoder's states, and their fixed length."""
+    name, device = type(model).__name__, model.device
+    token = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    config = model.config.get_text_config(decoder=True)
+    with torch.inference_mode():
+        if not model.config.is_encoder_decoder:
+            cache: Any = DynamicCache(config=config)
+            out = model(input_ids=token, past_key_values=cache, use_cache=True)
+            length, states = 0, None
+        else:
+            given, length = _encoder_input(model, token)
+            states = model.get_encoder()(given).last_hidden_state
+            length = length and states.shape[1]
+            cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+            out = model(
+                encoder_outputs=(states,),
+                decoder_input_ids=token,
+                past_key_values=cache,
+                use_cache=True,
+            )
+    if getattr(out, "past_key_values", None) is not cache:
+        raise ConfigError(
+            f"{name} keeps its state in something other than a key-value cache of transformers",
+            hint="serve it with serve_warm.compile, without a cache",
+        )
+    return cache, states, length
+
+
+def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return an input of the encoder, and its length if that is fixed, else 0."""
+    if model.main_input_name == "input_ids":
+        return token, 0
+    config = model.config
+    if model.main_input_name == "input_features" and hasattr(config, "max_source_positions"):
+        encoder = model.get_encoder()
+        stride = encoder.conv1.stride[0] * encoder.conv2.stride[0]
+        length = config.max_source_positions * stride
+        shape = (1, config.num_mel_bins, length)
+        return torch.zeros(shape, dtype=model.dtype, device=model.device), length
+    raise ConfigError(
+        f"compile_generation does not know how long {model.main_input_name!r} of "
+        f"{type(model).__name__} are",
+        hint="encoders of text and of Whisper are supported",
+    )
+
+
+def _has_mask(encoder: Any) -> bool:
+    # Whisper's encoder names a mask and ignores it.
+    return "attention_mask" in inspect.signature(encoder.forward).parameters and not hasattr(
+        encoder, "conv1"
+    )
+
+
+def _windows(
+    model: Any, cache: Any, config: Any, kinds: Sequence[str] | None, max_length: int
+) -> list[int]:
+    """Return the positions that each layer keeps."""
+    window = getattr(config, "sliding_window", None)
+    found = []
+    for number, layer in enumerate(cache.layers):
+        kind = kinds[number] if kinds else ("sliding_attention" if window else "full_attention")
+        has_keys = isinstance(layer, DynamicLayer) and layer.keys is not None
+        if kind not in (*SLIDING, *FULL) or not has_keys:
+            raise ConfigError(
+                f"layer {number} of {type(model).__name__} has no static cache of keys and values: "
+                f"it is {kind.replace('_', ' ')}, with a {type(layer).__name__}",
+                hint="full and sliding-window attention are supported",
+            )
+        found.append(min(window, max_length) if kind in SLIDING and window else max_length)
+    if not found:
+        raise ConfigError(
+            f"{type(model).__name__} put nothing into its cache",
+            hint="set use_cache=True in its configuration",
+        )
+    return found
+
+
+def _shape(layer: Any, window: int) -> LayerShape:
+    return LayerShape(
+        heads=layer.keys.shape[1],
+        key_width=layer.keys.shape[3],
+        value_width=layer.values.shape[3],
+        window=window,
+    )

@@ -1,0 +1,473 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A model of `transformers` whose `generate` runs compiled steps, and the options that it refuses.
+
+The served model is an object of a subclass of the model's class. It shares modules and weights with
+the model and has its own attributes, so `generate` changes nothing that entries depend on.
+`generate` chooses tokens and stops as before. Only its calls of the model go to the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+)
+from transformers.utils.generic import ModelOutput
+
+from serve_warm._package import PACKAGE
+from serve_warm.errors import GenerationRefused
+from serve_warm.generation.decoder import CachedDecoder
+from serve_warm.generation.slots import Call, Slots
+from serve_warm.generation.steps import SlotCache
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+"""Maps logits, (rows, vocabulary), to tokens, (rows,)."""
+
+REFUSED_ARGUMENTS = {
+    "assistant_model": "assisted decoding checks several tokens in one call",
+    "custom_generate": "a loop of one's own makes calls that were not compiled",
+    "inputs_embeds": "prompts are token ids",
+}
+"""Arguments of `generate` that change the shapes of calls, and how."""
+
+
+@dataclass
+class EncoderStates(ModelOutput):
+    """Padded states of the encoder, with the length of each row. `generate` repeats both alike."""
+
+    last_hidden_state: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+
+
+INPUTS = {
+    *("input_ids", "attention_mask", "position_ids", "encoder_outputs"),
+    *("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"),
+    *("input_features", "logits_to_keep", "cache_position"),
+}
+"""Arguments that `generate` hands to the model, and that the steps account for."""
+
+
+class Rows(Cache):
+    """The slots of one batch while it is generated; `generate` takes it for the model's cache."""
+
+    is_compileable = False  # else `generate` would make masks and compile by itself
+    is_croppable = False
+
+    def __init__(self, decoder: CachedDecoder, buffers: SlotCache) -> None:
+        super().__init__(layers=[])
+        self.decoder, self.buffers = decoder, buffers
+        self.slots: list[int] = []
+        self.lengths: list[int] = []
+        """Tokens of each row in its slot, without padding."""
+        self.seen = 0
+        """Tokens of a row with padding, as `generate` counts them."""
+        self.is_open = True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the tokens of each row, padding included."""
+        del layer_idx
+        return self.seen
+
+    # Whisper's `generate` takes outputs apart by row, and the cache with them (5.23).
+
+    @property
+    def self_attention_cache(self) -> Any:
+        """Copies of the rows' own cache."""
+        return self._copy(self.buffers.layers)
+
+    @property
+    def cross_attention_cache(self) -> Any:
+        """Copies of the rows' cache of the encoder."""
+        return self._copy(self.buffers.cross)
+
+    def _copy(self, layers: Any) -> Any:
+        def copy_of(layer: Any) -> Any:
+            return SimpleNamespace(keys=layer.keys[self.slots], values=layer.values[self.slots])
+
+        return SimpleNamespace(layers=[copy_of(layer) for layer in layers])
+
+    def begin(self, count: int, seen: int) -> None:
+        """Take slots for that many rows."""
+        self.slots = self.decoder.take(count)
+        self.seen = seen
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the logits after one more token of each row, (rows, vocabulary)."""
+        newest = {
+            slot: (token, length)
+            for slot, token, length in zip(self.slots, tokens, self.lengths, strict=True)
+        }
+        logits = self.decoder.decode(newest)[self.slots]
+        self.lengths = [length + 1 for length in self.lengths]
+        self.seen += 1
+        return logits
+
+    def close(self) -> None:
+        """Give the slots back."""
+        self.is_open = False
+        slots, self.slots = self.slots, []
+        self.decoder.release(slots)
+
+
+class CompiledGeneration:
+    """The part of a served model that sends calls to the compiled steps."""
+
+    # Annotated in one place; set by `serve`.
+    _serve_warm_decoder: CachedDecoder
+    _serve_warm_buffers: SlotCache
+    _serve_warm_local: threading.local
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as the model does, by compiled steps.
+
+        Raises:
+            GenerationRefused: an option, a prompt or a length that the steps cannot have; other
+                calls go on.
+        """
+        for name, why in REFUSED_ARGUMENTS.items():
+            if kwargs.get(name) is not None:
+                raise _refused(f"{name}=", why)
+        if kwargs.get("past_key_values") is not None:
+            raise _foreign(kwargs["past_key_values"])
+        if kwargs.get("cache_implementation") == "static":
+            kwargs = {key: kwargs[key] for key in kwargs if key != "cache_implementation"}
+        try:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._close_rows()
+
+    def stream(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        choose: Choose | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Yield the next token of each row, of shape (rows,), as soon as it is made.
+
+        `choose` maps logits to tokens; by default it takes the best one. Close the iterator, or
+        leave its loop, to give the slots back early. Decoder-only models.
+
+        Raises:
+            GenerationRefused: a prompt, a batch or a length that does not fit.
+        """
+        decoder = self._serve_warm_decoder
+        if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
+            raise _refused("stream()", "it takes decoder-only models; pass a streamer to generate")
+        decoder.check_length(input_ids.shape[1] + max_new_tokens)
+        rows = Rows(decoder, self._serve_warm_buffers)
+
+        def chosen(logits: torch.Tensor) -> torch.Tensor:
+            # A copy, because it is made in inference mode and could not be changed in place.
+            return logits.argmax(-1) if choose is None else choose(logits.clone())
+
+        def made() -> Iterator[torch.Tensor]:
+            try:
+                tokens = chosen(_prefill(rows, input_ids, attention_mask))
+                yield tokens
+                for _ in range(max_new_tokens - 1):
+                    tokens = chosen(rows.step(tokens.tolist()))
+                    yield tokens
+            finally:
+                rows.close()
+
+        return made()
+
+    def continuous(self, *, call: Call) -> Slots:
+        """Return continuous batches on all slots; `generate` has none from then on.
+
+        Raises:
+            GenerationRefused: a batch is under way, or sequences of this model begin together.
+        """
+        if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
+            raise _refused("continuous()", "it takes decoder-only models")
+        return Slots(self._serve_warm_decoder, call=call)
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the encoder, whose calls go to the compiled step."""
+        encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
+        return _Encoder(encoder, self._serve_warm_decoder)
+
+    def _serve_warm_call(
+        self,
+        original: Callable[..., Any],
+        rows: Any,
+        given: dict[str, Any],
+    ) -> Any:
+        """Answer one call of the model, by a step if `generate` makes it."""
+        if rows is None:
+            return original(past_key_values=None, **given)  # not for generation: as it was
+        if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
+            raise _foreign(rows)
+        if not rows.is_open:
+            raise GenerationRefused("The cache of a generation that has ended cannot go on.")
+        _check_given(given)
+        if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
+            made: dict[str, Any] = {"past_key_values": rows}
+            return Seq2SeqLMOutput(logits=_encoder_decoder(rows, given)[:, None], **made)
+        tokens = given["input_ids"]
+        if not rows.slots:
+            mask = given.get("attention_mask")
+            _check_positions(tokens, mask, given.get("position_ids"))
+            logits = _prefill(rows, tokens, mask)
+        else:
+            logits = rows.step(_one_column(tokens))
+        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=rows)
+
+    # Names of `GenerationMixin`, seen in 5.20 and 5.23. The rest of their arguments differs.
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *_rest: Any, **_more: Any
+    ) -> None:
+        self._close_rows()
+        _check_options(generation_config)
+        decoder = self._serve_warm_decoder
+        decoder.check_length(generation_config.max_length)
+        rows = Rows(decoder, self._serve_warm_buffers)
+        self._serve_warm_local.rows = rows
+        model_kwargs["past_key_values"] = rows
+
+    def _valid_auto_compile_criteria(self, *_args: Any, **_kwargs: Any) -> bool:
+        return False
+
+    def _close_rows(self) -> None:
+        rows = getattr(self._serve_warm_local, "rows", None)
+        if rows is not None:
+            self._serve_warm_local.rows = None
+            rows.close()
+
+
+def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
+    """Return an object that is the model, except that it generates by the steps of `decoder`."""
+    kind = type(model)
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        own = functools.partial(original, self)
+        if args:  # `generate` passes keywords alone
+            return own(*args, past_key_values=past_key_values, **kwargs)
+        return self._serve_warm_call(own, past_key_values, kwargs)
+
+    names = {"forward": forward, "__module__": PACKAGE, "__doc__": kind.__doc__}
+    # Some code of transformers asks for the name of the class.
+    served_kind = type(kind.__name__, (CompiledGeneration, kind), names)
+    served: Any = object.__new__(served_kind)
+    vars(served).update(vars(model))
+    # All steps have the same compile arguments; the fingerprint reads them here.
+    vars(served)["_serve_warm"] = decoder.dispatcher
+    vars(served)["_serve_warm_decoder"] = decoder
+    vars(served)["_serve_warm_buffers"] = buffers
+    vars(served)["_serve_warm_local"] = threading.local()
+    return served
+
+
+class _Encoder:
+    """The encoder as `generate` calls it: rows of inputs to padded states."""
+
+    def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
+        self._encoder, self._decoder = encoder, decoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **given: Any,
+    ) -> Any:
+        for name in ("output_hidden_states", "output_attentions"):
+            if given.get(name):
+                raise _refused(f"{name}=True", "only states leave the compiled encoder")
+        if input_ids is None:
+            features = given[self._encoder.main_input_name]
+            rows = [self._decoder.encode(row, is_text=False) for row in features]
+            lengths = [row.shape[1] for row in rows]
+        else:
+            texts = _without_padding(input_ids, attention_mask)
+            lengths = [len(text) for text in texts]
+            bucket = self._decoder.bucket(max(lengths))
+            made = (self._decoder.encode(text, is_text=True) for text in texts)
+            rows = [_padded(row, bucket) for row in made]
+        return EncoderStates(last_hidden_state=torch.cat(rows), lengths=torch.tensor(lengths))
+
+
+def _prefill(rows: Rows, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    prompts = _without_padding(tokens, mask)
+    for prompt in prompts:
+        rows.decoder.bucket(len(prompt))  # before any slot is taken
+    rows.begin(len(prompts), tokens.shape[1])
+    rows.lengths = [len(prompt) for prompt in prompts]
+    made = [rows.decoder.prefill(*pair) for pair in zip(rows.slots, prompts, strict=True)]
+    return torch.stack(made)
+
+
+def _encoder_decoder(rows: Rows, given: dict[str, Any]) -> torch.Tensor:
+    tokens = given["decoder_input_ids"]
+    if rows.slots:
+        return rows.step(_one_column(tokens))
+    encoded = given["encoder_outputs"]
+    states = encoded[0]
+    lengths = _lengths_of(encoded, given.get("attention_mask"))
+    columns = tokens.T.tolist()
+    if len(tokens) != len(states):
+        raise GenerationRefused(
+            f"{len(states)} inputs of the encoder do not match {len(tokens)} sequences."
+        )
+    rows.begin(len(tokens), 1)
+    rows.lengths = [1] * len(tokens)
+    made = [
+        rows.decoder.begin(slot, _to_bucket(rows, states[row : row + 1], length), length, token)
+        for row, (slot, length, token) in enumerate(
+            zip(rows.slots, lengths, columns[0], strict=True)
+        )
+    ]
+    logits = torch.stack(made)
+    for column in columns[1:]:
+        logits = rows.step(column)
+    return logits
+
+
+def _lengths_of(encoded: Any, mask: torch.Tensor | None) -> list[int]:
+    """Return the length of each row of the encoder's states, without padding."""
+    if isinstance(encoded, EncoderStates) and encoded.lengths is not None:
+        found: list[int] = encoded.lengths.tolist()
+        return found
+    states = encoded[0]
+    if mask is None:
+        return [states.shape[1]] * len(states)
+    lengths: list[int] = mask.sum(1).tolist()
+    for row, length in zip(mask, lengths, strict=True):
+        if not bool(row[:length].all()):
+            raise _refused("encoder_outputs=", "their padding must be on the right")
+    return lengths
+
+
+def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
+    if not rows.decoder.prompt_lengths:  # the encoder's input has one length
+        return states
+    return _padded(states, rows.decoder.bucket(length))
+
+
+def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Return states of that length: what is added is masked, and what is cut is padding."""
+    return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
+
+
+def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    tokens = tokens.cpu()
+    if mask is None:
+        return list(tokens)
+    if mask.shape != tokens.shape:
+        raise GenerationRefused(
+            f"An attention_mask of shape {tuple(mask.shape)} does not fit tokens of shape "
+            f"{tuple(tokens.shape)}."
+        )
+    return [row[keep] for row, keep in zip(tokens, mask.cpu().bool(), strict=True)]
+
+
+def _one_column(tokens: torch.Tensor) -> list[int]:
+    if tokens.shape[1] != 1:
+        raise GenerationRefused(
+            f"A step takes one token of each sequence, and this one got {tokens.shape[1]}."
+        )
+    found: list[int] = tokens[:, 0].tolist()
+    return found
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    """Refuse what would change an answer and is no input of the steps, such as pixels."""
+    for name, value in given.items():
+        if name in ("output_hidden_states", "output_attentions") and value:
+            raise _refused(f"{name}=True", "only logits leave the compiled steps")
+        if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and name not in INPUTS:
+            raise _refused(f"{name}=", "the steps take token ids and a mask of padding")
+    mask = given.get("decoder_attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise _refused("decoder_attention_mask=", "prompts of a decoder have no padding")
+
+
+def _check_positions(
+    tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
+) -> None:
+    """Refuse positions that are not those of the tokens without padding."""
+    if positions is None:
+        return
+    for row in _without_padding(positions.expand(tokens.shape), mask):
+        if row.tolist() != list(range(len(row))):
+            raise _refused("position_ids=", "each token has its own position in its slot")
+
+
+def _check_options(config: Any) -> None:
+    beams = getattr(config, "num_beams", 1) or 1
+    guidance = getattr(config, "guidance_scale", None)
+    cache = getattr(config, "cache_implementation", None)
+    refusals = (
+        (beams > 1, f"num_beams={beams}", "beam search reorders the cache"),
+        (
+            getattr(config, "prompt_lookup_num_tokens", None),
+            "prompt_lookup_num_tokens",
+            "it checks several tokens in one call",
+        ),
+        (
+            getattr(config, "assistant_early_exit", None),
+            "assistant_early_exit",
+            "it stops inside the model",
+        ),
+        (
+            getattr(config, "use_cache", True) is False,
+            "use_cache=False",
+            "the cache is compiled in",
+        ),
+        (
+            cache not in (None, "static", "dynamic"),
+            f"cache_implementation={cache!r}",
+            "the cache is static",
+        ),
+        (
+            getattr(config, "prefill_chunk_size", None),
+            "prefill_chunk_size",
+            "prompts are filled in whole, by buckets",
+        ),
+        (
+            guidance not in (None, 1, 1.0),
+            f"guidance_scale={guidance}",
+            "it calls the model a second time",
+        ),
+        (
+            getattr(config, "output_hidden_states", False),
+            "output_hidden_states=True",
+            "only logits leave the compiled steps",
+        ),
+        (
+            getattr(config, "output_attentions", False),
+            "output_attentions=True",
+            "only logits leave the compiled steps",
+        ),
+    )
+    for is_set, option, why in refusals:
+        if is_set:
+            raise _refused(option, why)
+
+
+def _refused(option: str, why: str) -> GenerationRefused:
+    return GenerationRefused(f"{option} cannot be served by compiled steps: {why}.")
+
+
+def _foreign(cache: Any) -> GenerationRefused:
+    what = "the cache of another model" if isinstance(cache, Rows) else f"a {type(cache).__name__}"
+    return GenerationRefused(
+        f"past_key_values is {what}, and the compiled steps have their own cache."
+    )

@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batches: each sequence has one slot of the cache, and a decode step runs all slots.
+
+Nothing runs in the background. A sequence that needs a token runs a step, and a step makes one
+token for every running sequence. So sequences begin and end at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from serve_warm._package import public
+from serve_warm.errors import GenerationRefused
+from serve_warm.generation.decoder import CachedDecoder
+
+Call = Callable[..., Awaitable[Any]]
+"""Runs `fn(*args)` on the one thread of the model, in the order of the calls."""
+
+ChooseToken = Callable[[torch.Tensor], int]
+"""Maps the logits of one sequence, (vocabulary,), to its next token. Runs on the model's thread."""
+
+
+@dataclass
+class Sequence:
+    """One running sequence: its newest token, that token's position, and tokens not yet taken."""
+
+    token: int
+    position: int
+    left: int
+    """Number of tokens still to make."""
+    choose: ChooseToken | None
+    made: deque[int | Exception] = field(default_factory=deque)
+
+    def extend(self, token: int | Exception) -> None:
+        """Add a token. An exception that `choose` raised instead ends the sequence."""
+        self.made.append(token)
+        if isinstance(token, Exception):
+            self.left = 0
+            return
+        self.token = token
+        self.position += 1
+        self.left -= 1
+
+
+@public
+class Slots:
+    """Generates as many sequences at once as a decoder has slots. Others wait for a free one.
+
+    It takes all slots of the decoder, and keeps them. `call` runs a function on the thread of the
+    model, for example `on_model_thread` of a deployment.
+
+        self.slots = self.model.continuous(call=self.on_model_thread)
+        async for token in self.slots.tokens(prompt, count=16): ...
+    """
+
+    def __init__(self, decoder: CachedDecoder, *, call: Call) -> None:
+        if not decoder.has_positions:
+            raise GenerationRefused(
+                "The model counts the positions of all slots from one number, so its sequences "
+                "begin together: use generate."
+            )
+        self._decoder = decoder
+        self._call = call
+        self._free: asyncio.Queue[int] = asyncio.Queue()
+        for slot in decoder.take(decoder.slots):
+            self._free.put_nowait(slot)
+        self._running: dict[int, Sequence] = {}
+        self._stepping = asyncio.Lock()
+
+    async def tokens(
+        self, prompt: list[int], *, count: int, choose: ChooseToken | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Yield `count` tokens after the prompt, each as soon as it is made.
+
+        `choose` maps logits to a token; by default it is the best one. Close the generator to end
+        the sequence early and free its slot.
+
+        Raises:
+            GenerationRefused: the prompt is empty or longer than every bucket, or the sequence
+                would be longer than a slot. Other sequences go on.
+        """
+        self._decoder.bucket(len(prompt))
+        self._decoder.check_length(len(prompt) + count)
+        slot = await self._free.get()
+        try:
+            # A cancelled call may still run, but the one thread runs it before any call for the
+            # slot's next sequence.
+            token = await self._call(self._prefill, slot, prompt, choose)
+            sequence = Sequence(token=token, position=len(prompt), left=count - 1, choose=choose)
+            self._running[slot] = sequence
+            yield token
+            for _ in range(count - 1):
+                yield await self._next(sequence)
+        finally:
+            self._running.pop(slot, None)
+            self._free.put_nowait(slot)
+
+    async def _next(self, sequence: Sequence) -> int:
+        async with self._stepping:
+            if not sequence.made:  # the last holder of the lock may have made it
+                await self._step()
+        made = sequence.made.popleft()
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    async def _step(self) -> None:
+        running = {slot: item for slot, item in self._running.items() if item.left}
+        newest = {slot: (item.token, item.position) for slot, item in running.items()}
+        choosers = {slot: item.choose for slot, item in running.items()}
+        # If this is cancelled, another sequence repeats the step and writes the same values.
+        made = await self._call(self._decode, newest, choosers)
+        for slot, sequence in running.items():
+            sequence.extend(made[slot])
+
+    # Both methods block, so they run on the model thread.
+
+    def _prefill(self, slot: int, prompt: list[int], choose: ChooseToken | None) -> int:
+        logits = self._decoder.prefill(slot, torch.tensor(prompt))
+        return int(logits.argmax()) if choose is None else choose(logits.clone())
+
+    def _decode(
+        self,
+        newest: Mapping[int, tuple[int, int]],
+        choosers: Mapping[int, ChooseToken | None],
+    ) -> dict[int, int | Exception]:
+        logits = self._decoder.decode(newest)
+        best: list[int] = logits.argmax(-1).tolist()
+        return {
+            slot: best[slot] if choose is None else _chosen(choose, logits[slot])
+            for slot, choose in choosers.items()
+        }
+
+
+def _chosen(choose: ChooseToken, logits: torch.Tensor) -> int | Exception:
+    try:
+        # A copy, because it is made in inference mode and could not be changed in place.
+        return choose(logits.clone())
+    # It is code of one request, and other sequences share its step. Its own stream raises it.
+    except Exception as error:  # noqa: BLE001
+        return error

@@ -1,0 +1,305 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled steps of a model of `transformers`, and the cache that they write.
+
+The cache is buffers of a module, allocated once at full size. Their shapes and addresses never
+change, and torch treats a buffer like a weight. So the code and the CUDA graph of one decode step
+serve every step. A step makes the model's own cache objects from these buffers while it is traced.
+
+A row of the cache is a slot. It holds one sequence without padding, each token at its own position.
+Positions and lengths are tensors: a number would be compiled into the code, once for each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+
+from serve_warm._package import public
+
+GRAPH = 1
+"""Version of what this module's code puts into a graph. Raise it when that changes: entries are
+checked against it, because facts never digest the code of this package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """The cache of one layer: heads and widths of a token, and the positions that it keeps."""
+
+    heads: int
+    key_width: int
+    value_width: int
+    window: int
+    """Positions that a token attends to, its own included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """How a model takes the arguments of a step."""
+
+    dtype: torch.dtype
+    has_bool_masks: bool
+    window: int
+    """Positions that every layer attends to, unless `layer_types` has several."""
+    layer_types: tuple[tuple[str, int], ...] = ()
+    """Kinds of layers with their windows, if the model takes a mask for each kind."""
+    positions: str = ""
+    """Keyword of the positions of tokens; empty if the model counts them from its cache."""
+    has_logits_to_keep: bool = False
+    """Whether the model can run its head on one token of a prompt."""
+    masks_encoder: bool = False
+    """Whether attention takes a mask of the encoder's padding."""
+    encoder_width: int = 0
+    """Width of the encoder's states; 0 without an encoder."""
+
+
+@public
+class LayerCache(nn.Module):
+    """Keys and values of one layer, as a ring of `window` positions for each slot.
+
+    Padding, and slots without a sequence, write behind the ring, where nothing is read.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, shape: LayerShape, size: int, *, slots: int, like: torch.Tensor) -> None:
+        super().__init__()
+        self.window = shape.window
+        for name, width in (("keys", shape.key_width), ("values", shape.value_width)):
+            zeros = like.new_zeros((slots, shape.heads, size, width))
+            self.register_buffer(name, zeros, persistent=False)
+
+
+@public
+class SlotCache(nn.Module):
+    """The cache of a model: a `LayerCache` for each layer, and in encoder-decoders a second one."""
+
+    encoder_lengths: torch.Tensor
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        cross: Sequence[LayerShape],
+        *,
+        slots: int,
+        max_length: int,
+        like: torch.Tensor,
+    ) -> None:
+        super().__init__()
+        self.count, self.max_length = slots, max_length
+        self.layers = nn.ModuleList(
+            LayerCache(one, _size(one.window), slots=slots, like=like) for one in layers
+        )
+        # Cross-attention reads all of it, without a mask in some models, so nothing is behind it.
+        self.cross = nn.ModuleList(
+            LayerCache(one, one.window, slots=slots, like=like) for one in cross
+        )
+        lengths = torch.ones(slots, dtype=torch.int64, device=like.device)
+        self.register_buffer("encoder_lengths", lengths, persistent=False)
+
+
+def _size(window: int) -> int:
+    """Return the positions of a ring with at least one behind it; a multiple of 8, for kernels."""
+    return (window + 8) // 8 * 8
+
+
+def _places(positions: Any, cache: Any, limit: int) -> Any:
+    """Return where tokens go: around the ring, or behind it from position `limit` on."""
+    return torch.where(positions < limit, positions % cache.window, cache.keys.shape[2] - 1)
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """What a layer of the model takes for its cache; made anew in each traced call."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool) -> None:
+        self.cache, self.rows, self.places, self.seen = cache, rows, places, seen
+        self.is_prompt = is_prompt
+        self.keys, self.values = cache.keys, cache.values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        pass
+
+    def update(self, key_states: Any, value_states: Any, *_args: Any, **_kwargs: Any) -> Any:
+        # Indices on both sides of a slice move the indexed dimensions to the front.
+        self.cache.keys[self.rows, :, self.places] = key_states.transpose(1, 2)
+        self.cache.values[self.rows, :, self.places] = value_states.transpose(1, 2)
+        # A prompt is the first that its slot gets, so it attends to itself alone.
+        if self.is_prompt:
+            return key_states, value_states
+        return self.cache.keys, self.cache.values
+
+    def get_seq_length(self) -> Any:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length if self.is_prompt else self.cache.keys.shape[2], 0
+
+    def get_max_length(self) -> int:
+        return int(self.cache.window)
+
+    get_max_cache_shape = get_max_length  # its name before 5.20
+
+
+class _Step(nn.Module):
+    """One kind of call: the model, the cache, and how the model takes its arguments."""
+
+    def __init__(self, model: Any, slots: SlotCache, form: CallForm) -> None:
+        super().__init__()
+        self.model, self.slots, self.form = model, slots, form
+        self.graph = GRAPH
+
+    def _check_graph(self) -> None:
+        if self.graph != GRAPH:  # makes the version a fact of each entry
+            raise AssertionError
+
+    def _mask(self, keep: Any) -> Any:
+        """Return a mask as the model's attention takes it."""
+        if self.form.has_bool_masks:
+            return keep
+        low = torch.finfo(self.form.dtype).min
+        return torch.zeros_like(keep, dtype=self.form.dtype).masked_fill(~keep, low)
+
+    def _masks(self, of_window: Any) -> Any:
+        if not self.form.layer_types:
+            return self._mask(of_window(self.form.window))
+        return {kind: self._mask(of_window(window)) for kind, window in self.form.layer_types}
+
+    def _call(self, tokens: Any, positions: Any, layers: Any, masks: Any, **more: Any) -> Any:
+        decoder = "decoder_" if self.form.encoder_width else ""
+        arguments = {f"{decoder}input_ids": tokens, f"{decoder}attention_mask": masks, **more}
+        arguments.setdefault("past_key_values", Cache(layers=layers))
+        if self.form.positions:
+            arguments[self.form.positions] = positions
+        return self.model(use_cache=True, **arguments).logits
+
+
+@public
+class Prefill(_Step):
+    """Fills one slot with a prompt and returns the logits after it, of shape (vocabulary,).
+
+    `tokens` has shape (1, bucket): the prompt and any padding after it. `slot` and `last`, the
+    prompt's last position, have shape (1,).
+    """
+
+    def forward(self, tokens: Any, slot: Any, last: Any) -> Any:
+        """Return the logits after the prompt."""
+        self._check_graph()
+        length = tokens.shape[1]
+        positions = torch.arange(length, device=tokens.device)[None]
+        query, key = positions[0][:, None], positions
+
+        def of_window(window: int) -> Any:
+            keep = key <= query
+            return (keep & (key > query - window) if window < length else keep)[None, None]
+
+        layers, limit = [], self.slots.max_length
+        for cache in self.slots.layers:
+            # Padding goes behind the ring, and so do tokens that later ones would overwrite.
+            kept = (positions <= last) & (positions > last - cache.window)
+            places = _places(positions.masked_fill(~kept, limit), cache, limit)
+            layers.append(_Layer(cache, slot[:, None], places, seen=0, is_prompt=True))
+        masks = self._masks(of_window)
+        if self.form.has_logits_to_keep:
+            return self._call(tokens, positions, layers, masks, logits_to_keep=last)[0, 0]
+        return self._call(tokens, positions, layers, masks)[0].index_select(0, last)[0]
+
+
+@public
+class Encode(_Step):
+    """Returns the encoder's states for one input, which has shape (1, bucket) or is features.
+
+    `length`, of shape (1,), is the length of a text without padding.
+    """
+
+    def forward(self, inputs: Any, length: Any) -> Any:
+        """Return the encoder's states."""
+        self._check_graph()
+        if not self.form.masks_encoder:
+            return self.model(inputs).last_hidden_state
+        keep = torch.arange(inputs.shape[1], device=inputs.device)[None] < length[:, None]
+        mask = self._mask(keep[:, None, None])
+        return self.model(inputs, attention_mask=mask).last_hidden_state
+
+
+@public
+class Begin(_Step):
+    """Fills one slot from the encoder's states and a first token; returns the logits after it.
+
+    `states` has shape (1, bucket, width); `length`, `token` and `slot` have shape (1,).
+    """
+
+    def forward(self, states: Any, length: Any, token: Any, slot: Any) -> Any:
+        """Return the logits after the first token."""
+        self._check_graph()
+        self.slots.encoder_lengths[slot] = length
+        zero = torch.zeros_like(token)[None]
+        everywhere = torch.arange(states.shape[1], device=states.device)[None]
+        own: list[Any] = [
+            _Layer(cache, slot[:, None], zero, seen=0, is_prompt=True)
+            for cache in self.slots.layers
+        ]
+        cross: list[Any] = [
+            _Layer(cache, slot[:, None], everywhere, seen=0, is_prompt=True)
+            for cache in self.slots.cross
+        ]
+        more = {"past_key_values": EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))}
+        if self.form.masks_encoder:
+            keep = everywhere < length[:, None]
+            more["attention_mask"] = self._mask(keep[:, None, None])
+        masks = self._mask(torch.ones_like(zero, dtype=torch.bool)[:, None, None])
+        return self._call(token[None], zero, own, masks, encoder_outputs=(states,), **more)[0, -1]
+
+
+@public
+class Decode(_Step):
+    """Makes one more token of every slot: logits of shape (slots, vocabulary).
+
+    `tokens` and `positions` have shape (slots,). A slot whose position is `max_length` is idle: its
+    cache stays, and its logits have no meaning.
+    """
+
+    def forward(self, tokens: Any, positions: Any) -> Any:
+        """Return the logits after one more token of each slot."""
+        self._check_graph()
+        limit = self.slots.max_length
+        rows = torch.arange(self.slots.count, device=tokens.device)[:, None]
+        where = positions[:, None]
+        own = where.clamp(max=limit - 1)
+        # Models without an argument for positions count all rows from one number.
+        seen = where.masked_fill(where >= limit, 0).amax()
+
+        def of_window(window: int) -> Any:
+            place = torch.arange(_size(window), device=tokens.device)[None]
+            keep = ((place <= own) | (own >= window)) & (place < window)
+            return keep[:, None, None]
+
+        layers: list[Any] = [
+            _Layer(cache, rows, _places(where, cache, limit), seen=seen, is_prompt=False)
+            for cache in self.slots.layers
+        ]
+        masks = self._masks(of_window)
+        if not self.form.encoder_width:
+            return self._call(tokens[:, None], own, layers, masks)[:, -1]
+        cross: list[Any] = [
+            _Layer(cache, rows, where, seen=1, is_prompt=False) for cache in self.slots.cross
+        ]
+        more = {"past_key_values": EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))}
+        if self.form.masks_encoder:
+            place = torch.arange(cross[0].keys.shape[2], device=tokens.device)[None]
+            keep = place < self.slots.encoder_lengths[:, None]
+            more["attention_mask"] = self._mask(keep[:, None, None])
+        # Its values are never read, because the cross-attention of all layers is in the cache.
+        states = cross[0].keys.new_zeros((self.slots.count, 1, self.form.encoder_width))
+        return self._call(tokens[:, None], own, layers, masks, encoder_outputs=(states,), **more)[
+            :, -1
+        ]

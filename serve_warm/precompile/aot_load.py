@@ -1,0 +1,167 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Loading of what `aot_compile` made, apart from it: a start needs nothing that only builds need.
+
+Seen in torch 2.13 (2.11 needs `enable_aot_compile`, which this module sets):
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_warm._redaction import excerpt
+from serve_warm.precompile.entry_function import Plan, with_checks
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.names import resolve, source_file
+
+FAILURES = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
+    *(ImportError, EOFError, OSError, pickle.PickleError),
+)
+"""Exceptions raised when an entry cannot be made or loaded. torch's own are RuntimeErrors; pickle
+raises any that the pickled object raises. Then the call falls back by a level."""
+
+
+def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
+    """Return the function of an entry. Executes `data`: only pass it verified bytes.
+
+    `references` and `plan` are those of its `Made`.
+
+    Raises:
+        NoEntry: torch cannot load it here.
+    """
+    from torch._inductor import config
+
+    with as_reasons():
+        found = {name: resolve(*where) for name, where in references.items()}
+        with enable_aot_compile(), config.patch(plan.get("settings", {})):
+            entry: Any = torch.compiler.load_compiled_function(
+                io.BytesIO(data), f_globals=found, external_data={}
+            )
+        return with_checks(entry, plan)
+
+
+def can_precompile() -> str:
+    """Return why this torch lacks the known ahead-of-time compile; empty if it has it."""
+    try:
+        from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
+    except ImportError:
+        return f"torch {torch.__version__} has no torch._dynamo.aot_compile"
+    return ""
+
+
+def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
+    """Return the Python modules whose files differ from those that an entry was compiled from."""
+    return [name for name, digest in sources.items() if file_digest(name) != digest]
+
+
+@contextlib.contextmanager
+def as_reasons() -> Iterator[None]:
+    """Turn torch's errors in the block into `NoEntry`, whose text is torch's first line."""
+    try:
+        yield
+    except FAILURES as error:
+        raise NoEntry(_reason(error)) from error
+
+
+@contextlib.contextmanager
+def enable_aot_compile() -> Iterator[None]:
+    """Allow torch's ahead-of-time compile in the block, where a setting forbids it (2.11)."""
+    config: Any = torch._dynamo.config
+    if hasattr(config, "enable_aot_compile"):
+        with config.patch(enable_aot_compile=True):
+            yield
+    else:
+        yield
+
+
+def file_digest(module: str) -> str:
+    """Return the SHA-256 of a Python module's file; empty if there is none."""
+    import importlib.util
+
+    file = source_file(module)
+    if not file:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            return ""
+        file = str(spec.origin or "") if spec is not None else ""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _reason(error: BaseException) -> str:
+    """Return torch's long error text as one line: what, why, where in user code, and what to do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    where, code = _place(lines)
+    for pattern, what, action in KNOWN:
+        if pattern.search(str(error)):
+            at = f" at {where}: `{excerpt(code, 100)}`" if where else ""
+            return f"{what}{at}. {action}"
+    first = lines[0] if lines else "no reason given"
+    why = next((line for line in lines if line.startswith(EXPLANATION)), "")
+    text = f"{type(error).__name__}: {first} {why.removeprefix(EXPLANATION).strip()}".rstrip()
+    hints = (line.removeprefix(HINT).strip() for line in lines if line.startswith(HINT))
+    hint = next((each for each in hints if not each.startswith(NO_ACTION)), "")
+    at, action = f" ({where})" if where else "", f": {excerpt(hint, 200)}" if hint else ""
+    return f"{excerpt(text, 300)}{at}{action}"
+
+
+def _place(lines: Sequence[str]) -> tuple[str, str]:
+    """Return file and line of the innermost frame that torch quotes, and its code.
+
+    A frame of torch itself only counts if there is no other.
+    """
+    found = [(at, match) for at, line in enumerate(lines) if (match := FRAME.match(line))]
+    others = [each for each in found if OF_TORCH not in each[1][1]]
+    if not found:
+        return "", ""
+    at, match = (others or found)[-1]
+    return f"{Path(match[1]).name}:{match[2]}", lines[at + 1] if at + 1 < len(lines) else ""
+
+
+KNOWN = (
+    (
+        re.compile(r"^trace restarted"),
+        "torch restarted its trace each time, and did not finish",
+        "Compile a smaller part of the model, by its name",
+    ),
+    (
+        re.compile(r"[Dd]ata-dependent (branching|expression)"),
+        "data-dependent branching",
+        (
+            "Compile the parts before and after it, each by its name; or choose with torch.where "
+            "or torch.cond, or by a number that the caller passes"
+        ),
+    ),
+    (
+        re.compile(r"torch/ao/nn/(intrinsic/)?quantized"),
+        "its packed weights are a TorchScript object, which torch.compile does not trace,",
+        "Quantise the model with quantize_ of torchao instead of torch.ao.quantization",
+    ),
+)
+"""What stops a trace, by torch's text: what it is, and what to do."""
+
+EXPLANATION = "Explanation:"
+
+HINT = "Hint:"
+
+NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo has detected")
+"""Beginnings of torch's hints that name no action."""
+
+OF_TORCH = "/site-packages/torch/"
+
+FRAME = re.compile(r'File "([^<].+)", line (\d+), in ')
+"""How torch quotes user code; the innermost frame comes last."""

@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes of modules that a forward assigns, in the plan of a library.
+
+A library has no bytecode around its graph, which at level 2 assigns them. So its plan says which
+attribute of which module gets which output, and each call assigns it. A forward that changes
+anything else, such as the items of a list that was there before, has no library.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serve_warm.precompile.facts import NoEntry
+
+ASSIGNING = "assigning"
+"""Kind of a result with assignments. Releases without it refuse the plan."""
+
+Path = Callable[[str], list[list[Any]]]
+"""Function that turns Dynamo's expression of a module into steps from the callee."""
+
+
+class Assigned:
+    """The attributes that the runs of one graph assign.
+
+    `changes` has the names of assigned attributes by the expression of their object; an object
+    without names changed in another way. It grows until the graph is captured.
+    """
+
+    def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
+        self._changes = changes
+        self._callee = callee
+        self._before: list[Any] = []
+        """Lists from before the run. As long as they exist, no new list has the id of one."""
+
+    def refuse_others(self, path_of: Path) -> None:
+        """Raise `NoEntry` if anything else than attributes of modules changes.
+
+        Call it before the run, which makes the changes.
+        """
+        others = [path for path, names in self._changes.items() if not names]
+        if others:
+            raise NoEntry(f"it changes {', '.join(others)}, which a library cannot do")
+        for source in self._changes:
+            if not isinstance(self._owner(path_of(source)), torch.nn.Module):
+                raise NoEntry(f"it changes {source}, which is no module: a library cannot do that")
+
+    def _owner(self, steps: list[list[Any]]) -> Any:
+        owner = self._callee
+        for kind, key in steps:
+            owner = getattr(owner, key) if kind == "attribute" else owner[key]
+        return owner
+
+    def begin(self) -> None:
+        """Remember the lists that exist before a run."""
+        if self._changes:
+            self._before = [each for each in gc.get_objects() if type(each) is list]
+
+    def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
+        """Return the steps to each module, the attribute and its value after the run.
+
+        Raises:
+            NoEntry: an attribute was deleted.
+        """
+        found = []
+        for source, names in self._changes.items():
+            steps = path_of(source)
+            owner = self._owner(steps)
+            for name in names:
+                if not hasattr(owner, name):
+                    raise NoEntry(f"it deletes {source}.{name}, which a library cannot do")
+                found.append((steps, name, getattr(owner, name)))
+        return found
+
+    def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
+        """Raise `NoEntry` for a list that is old or has two names: each call makes new lists."""
+        known = set(map(id, self._before))
+        self._before = []
+        for each in (container for value in values for container in _containers(value)):
+            if type(each) is not list or id(each) in known:
+                raise NoEntry("it assigns a list or dict that has another name, too")
+            known.add(id(each))
+        if known & set(map(id, _containers(returned))) and values:
+            raise NoEntry("it assigns a list that it returns")
+
+
+def _containers(value: Any) -> list[Any]:
+    if isinstance(value, tuple):
+        return [each for item in value for each in _containers(item)]
+    if isinstance(value, list):
+        return [value, *(each for item in value for each in _containers(item))]
+    return [value] if isinstance(value, (dict, set)) else []

@@ -1,0 +1,178 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Forms of one call: keyword arguments in another order, or arguments by position instead.
+
+A function's own parameters do not show how they were passed. So an entry that was made for one form
+answers the others. Arguments that the function collects, in `*args` or `**kwargs`, keep their form:
+a forward may go through them in order.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from serve_warm.precompile.call_signature import Signature, describe
+from serve_warm.precompile.facts import HOOKS
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.entries import Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The names that a callable gives to its arguments."""
+
+    positional: tuple[str, ...] = ()
+    """Names in order, without `self`."""
+    unnamed: int = 0
+    """Number of names that a caller cannot use."""
+    keyword_only: tuple[str, ...] = ()
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return arguments by the parameters' names, and those that have no parameter.
+
+        Returns None if an argument has no name, two values, or only a place.
+        """
+        if len(args) > len(self.positional):
+            return None
+        named = dict(zip(self.positional, args, strict=False))
+        others = {}
+        for name, value in kwargs.items():
+            if name in named or name in self.positional[: self.unnamed]:
+                return None
+            if name in self.positional or name in self.keyword_only:
+                named[name] = value
+            else:
+                others[name] = value
+        return named, others
+
+
+NOTHING_NAMED = Parameters()
+
+
+def parameters_of(callee: Any) -> Parameters:
+    """Return the parameters of the code that a call of `callee` enters first.
+
+    It has none that are named if that code is not a Python function, or if hooks see the arguments.
+    """
+    if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
+        callee = callee.__self__
+    if isinstance(callee, torch.nn.Module):
+        kind = type(callee)
+        if kind.__call__ is not torch.nn.Module.__call__ or kind._call_impl is not _CALL_IMPL:
+            return NOTHING_NAMED
+        if any(vars(callee).get(name) for name in HOOKS) or any(
+            vars(nn_module)[f"_global{name}"] for name in HOOKS
+        ):
+            return NOTHING_NAMED
+        callee = callee.forward
+    skipped = 0
+    if isinstance(callee, types.MethodType):
+        callee, skipped = callee.__func__, 1
+    if not isinstance(callee, types.FunctionType):
+        return NOTHING_NAMED
+    return _parameters_of_code(callee.__code__, skipped)
+
+
+_CALL_IMPL: Any = torch.nn.Module._call_impl
+"""The code behind a module's call, which blocks that are compiled in place are called through."""
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters_of_code(code: types.CodeType, skipped: int) -> Parameters:
+    if code.co_argcount < skipped:  # `self` is in `*args`
+        return NOTHING_NAMED
+    names, total = code.co_varnames, code.co_argcount
+    return Parameters(
+        positional=names[skipped:total],
+        unnamed=max(code.co_posonlyargcount - skipped, 0),
+        keyword_only=names[total : total + code.co_kwonlyargcount],
+    )
+
+
+Form = tuple[int, tuple[str, ...]]
+"""The number of arguments by position, and the names of the others in order."""
+
+
+def in_form(
+    form: Form, parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the arguments of a call in another form; None if it has other arguments."""
+    count, names = form
+    bound = parameters.bind(args, kwargs)
+    if bound is None or count > len(parameters.positional):
+        return None
+    named, others = bound
+    first = parameters.positional[:count]
+    after = [name for name in names if name in named]
+    if {*first, *after} != set(named) or len(first) + len(after) != len(named):
+        return None
+    if [name for name in names if name not in named] != list(others):
+        return None
+    values = {**named, **others}
+    return [named[name] for name in first], {name: values[name] for name in names}
+
+
+@functools.lru_cache(maxsize=1024)
+def form_of(structure: str) -> Form | None:
+    """Return the form of a signature's structure; None if a keyword is not a valid name."""
+    call = ast.parse(f"f({structure})", mode="eval").body
+    assert isinstance(call, ast.Call)  # noqa: S101 - for the type checker
+    names = tuple(each.arg for each in call.keywords if each.arg is not None)
+    return (len(call.args), names) if len(names) == len(call.keywords) else None
+
+
+def find_form(
+    entries: Iterable[tuple[Entry, Callable[..., Any]]],
+    callee: Any,
+    state: Mapping[str, str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
+    """Return an entry for another form of a call, its code, and the tensors in its order."""
+    parameters = parameters_of(callee)
+    calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
+    for entry, fn in entries:
+        form = form_of(entry.signature.structure)
+        if form is None or form == (len(args), tuple(kwargs)):  # that of the call itself
+            continue
+        if form not in calls:
+            given = in_form(form, parameters, args, kwargs)
+            if given is None:
+                continue
+            calls[form] = describe(*given)
+        signature, tensors = calls[form]
+        if entry.takes(signature, state, tensors):
+            return entry, fn, tensors
+    return None
+
+
+class Reordered:
+    """Code of an entry for a call whose tensors come in another order."""
+
+    def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
+        self.__globals__ = getattr(fn, "__globals__", {})
+        """The function's own globals, since error handlers look for the graph there."""
+        self._fn = fn
+        self._order = tuple(order)
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the entry on the tensors in its own order."""
+        return self._fn(callee, *[tensors[number] for number in self._order])
+
+
+def order_of(wanted: Sequence[Any], given: Sequence[Any]) -> list[int] | None:
+    """Return where each wanted tensor is among the given ones; None if they are in that order."""
+    places = {id(tensor): number for number, tensor in enumerate(given)}
+    order = [places[id(tensor)] for tensor in wanted]
+    return None if order == list(range(len(given))) else order

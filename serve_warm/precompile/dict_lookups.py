@@ -1,0 +1,198 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Dicts that a trace only looks keys up in, so that facts name the key and not its number.
+
+Dynamo guards a dict whose keys are no plain constants, and a dict of a subclass, by the number and
+the order of all keys. A registry such as transformers' grows with each class that a process uses,
+in any order. If a trace only looked keys up, the values under these keys are all that it knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from serve_warm.precompile.facts import UNREADABLE, NoEntry, decode_key, encode_key
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.guard_facts import Guard
+
+
+@dataclass
+class Lookups:
+    """What a trace read of one dict."""
+
+    keys: list[Any] = field(default_factory=list)
+    """Keys that were looked up, found or not."""
+    is_read_otherwise: bool = False
+    """Whether it read more: the number of keys, their order, or a key that is no constant."""
+
+
+LOOKS_UP = (
+    "__contains__",
+    "getitem_const_raise_exception_if_absent",
+    "getitem_const",
+    "maybe_getitem_const",
+)
+"""Methods of Dynamo's dicts that look one key up: their only parameter besides the translator
+(2.13)."""
+
+FINDS_NUMBER = "realize_key_vt"
+"""Method that guards one key, which `__contains__` has found; it needs the key's number (2.13)."""
+
+MISSING = object()
+
+Replacements = Iterator[tuple[Any, str, Any]]
+"""A class of Dynamo, the name of an attribute, and its replacement during a trace."""
+
+
+def noting_lookups(
+    found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
+) -> Replacements:
+    """Note in `found` what a trace reads of each dict, by the dict's path.
+
+    Each read of a dict's items outside `LOOKS_UP` counts as one of the whole dict. So does code of
+    the entry that takes an item by the number of its key. `path_of` returns the path of a source,
+    and adds the keys on it that have no usable repr.
+    """
+    from torch._dynamo import source as sources
+    from torch._dynamo.variables import dicts
+
+    def note(source: Any) -> Lookups:
+        if source is None:  # the trace has made this dict
+            return Lookups()
+        keys: list[Any] = []
+        lookups = found.setdefault(path_of(source, keys), Lookups())
+        lookups.is_read_otherwise |= bool(keys)  # the path alone does not tell such dicts apart
+        return lookups
+
+    of_numbers: Any = sources.ConstDictKeySource
+    write_code = of_numbers.reconstruct
+
+    def reconstruct(source: Any, codegen: Any) -> None:
+        note(source.base).is_read_otherwise = True
+        write_code(source, codegen)
+
+    of_dicts: Any = dicts.ConstDictVariable
+    methods = {n: vars(of_dicts)[n] for n in (*LOOKS_UP, FINDS_NUMBER) if n in vars(of_dicts)}
+    yield of_numbers, "reconstruct", reconstruct
+    yield of_dicts, "items", _noting_reads({each.__code__ for each in methods.values()}, note)
+    for name in LOOKS_UP:
+        if name in methods:
+            yield of_dicts, name, _noting_key(methods[name], note)
+
+
+def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
+    """Return the attribute `items` of Dynamo's dicts, which notes readers that are not allowed."""
+
+    def read(variable: Any) -> Any:
+        if sys._getframe(1).f_code not in allowed:
+            note(vars(variable).get("source")).is_read_otherwise = True
+        try:
+            return vars(variable)["items"]
+        except KeyError:
+            raise AttributeError("items") from None
+
+    def write(variable: Any, value: Any) -> None:
+        vars(variable)["items"] = value
+
+    return property(read, write)
+
+
+def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:
+    """Return a method that looks up its last argument, and notes it."""
+
+    def look_up(self: Any, *args: Any) -> Any:
+        key = args[-1]
+        try:
+            value = key.as_python_constant() if key.is_python_constant() else MISSING
+        except (AttributeError, NotImplementedError):
+            value = MISSING  # the facts of this dict then stay those of all its keys
+        note(self.source).keys.append(value)
+        return original(self, *args)
+
+    return look_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedUp:
+    """A dict that was only looked up in."""
+
+    value: Mapping[Any, Any]
+    keys: Sequence[Any]
+    """All keys that were looked up, in the form of `encode_key`."""
+
+    def key(self, number: int) -> Any:
+        """Return a key by its number at the build, in the form of `encode_key`."""
+        return encode_key(list(dict.keys(self.value))[number])  # type: ignore[arg-type]
+
+
+def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
+    """Return the dicts whose facts should name keys instead of key numbers, by their path.
+
+    A dict stays out if one of its keys differs from others only by its identity, or if a guard
+    reads more of a key than its value.
+    """
+    values = {
+        guard.path: guard.value
+        for guard in guards
+        if guard.path in found and isinstance(guard.value, dict)
+    }
+    read = {id(value) for path, value in values.items() if found[path].is_read_otherwise}
+    paths = {guard.path for guard in guards}
+    text = "\n".join(paths)
+    return {
+        path: LookedUp(value=value, keys=list(map(encode_key, found[path].keys)))
+        for path, value in values.items()
+        if (type(value) not in PLAIN or f"dict.keys({path})" in text)
+        and id(value) not in read
+        and ast.unparse(ast.parse(path, mode="eval")) == path  # paths are compared as text
+        and all(map(_is_named, [*found[path].keys, *dict.keys(value)]))
+        and not any(_reads_key(each, path) for each in paths)
+    }
+
+
+def _is_named(key: Any) -> bool:
+    """Return whether the stored form of a key leads to the key itself, in any process."""
+    if key is MISSING:
+        return False
+    try:
+        again = decode_key(encode_key(key))
+    except (NoEntry, ImportError, *UNREADABLE):
+        return False
+    return again is key or (type(again) is type(key) and bool(again == key))
+
+
+def _reads_key(path: str, of: str) -> bool:
+    """Return whether a path reads a dict's key for more than the key's value, or its item."""
+    if f"dict.keys({of})" not in path or is_number(path, of):
+        return False
+    dict_, number = re.escape(of), number_of(of)
+    item = rf"{dict_}\[{number}\]|dict\.__getitem__\({dict_}, {number}\)"
+    return f"dict.keys({of})" in re.sub(item, "", path)
+
+
+def number_of(of: str) -> str:
+    """Return a pattern for the expression of a key by its number."""
+    return re.escape(f"list(dict.keys({of}))[") + r"\d+\]"
+
+
+def is_number(path: str, of: str) -> bool:
+    """Return whether a path is a key of this dict by its number, and nothing more."""
+    return re.fullmatch(number_of(of), path) is not None
+
+
+PLAIN = (dict, OrderedDict, defaultdict)
+"""Classes whose length Dynamo guards only if the trace reads it (2.13)."""
+
+
+def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
+    """Return whether the facts on looked-up keys say what matters of a guard."""
+    if guard.kind == "SEQUENCE_LENGTH":
+        return guard.path in looked_up and type(guard.value) not in PLAIN
+    return any(is_number(guard.path, of) for of in looked_up)

@@ -1,0 +1,121 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The code of tensor subclasses that runs while torch traces a graph below Dynamo.
+
+Dynamo reports the files of the code that it traces, and guards the globals that this code reads. It
+does neither for a tensor that is made of others: torch calls the hooks of its class while it traces
+the operators of a graph. The operators that these call are in the graph, so their code and their
+globals become facts here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+
+from serve_warm.precompile.names import is_own, is_own_module, literal
+
+HOOKS = ("__torch_function__", "__torch_dispatch__")
+"""Methods of a class that torch calls instead of a function or an operator."""
+
+
+OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
+"""Packages whose code torch runs while it traces."""
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """The functions that ran inside the hooks of classes that are not torch's."""
+
+    codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
+    """The globals of each function, by its code."""
+
+    def modules(self) -> set[str]:
+        """Return the names of the functions' modules."""
+        return {str(space.get("__name__")) for space in self.codes.values()}
+
+    def globals_read(self) -> dict[tuple[str, str], Any]:
+        """Return the plain values that these functions may read, by module and name.
+
+        They are globals, and values in another module that a function names.
+        """
+        found: dict[tuple[str, str], Any] = {}
+        for code, space in self.codes.items():
+            for name in code.co_names:
+                value = space.get(name)
+                if not isinstance(value, types.ModuleType):
+                    found.update(_plain(space, name))
+                elif not is_own_module(value.__name__):
+                    for each in code.co_names:
+                        found.update(_plain(vars(value), each))
+        return found
+
+
+def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
+    """Return the plain value of a module's global; nothing if it is another kind of object."""
+    value, module = space.get(name), str(space.get("__name__"))
+    is_of_module = vars(sys.modules.get(module, types)) is space
+    if not is_of_module or name.startswith("__") or value is None or callable(value):
+        return {}
+    return {} if literal(value) is None else {(module, name): value}
+
+
+def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield replacements of the hooks of classes that record the functions which they run."""
+    for kind in dict.fromkeys(_subclasses(torch.Tensor)):
+        for name, hook in _hooks_of(kind):
+            yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]
+
+
+def _subclasses(kind: type) -> Iterator[Any]:
+    subclasses: list[Any] = type.__subclasses__(kind)
+    for each in subclasses:
+        yield each
+        yield from _subclasses(each)
+
+
+def has_own_hooks(kind: type) -> bool:
+    """Return whether `noting_dispatch` records what a class does."""
+    return bool(_hooks_of(kind))
+
+
+def _hooks_of(kind: type) -> list[tuple[str, Any]]:
+    # Dynamo traces the hooks of classes without parts, and reports them.
+    if not is_traceable_wrapper_subclass_type(kind) or is_own_module(kind.__module__):
+        return []
+    found = ((name, inspect.getattr_static(kind, name)) for name in HOOKS)
+    return [
+        (name, hook) for name, hook in found if isinstance(hook, classmethod) and not is_own(hook)
+    ]
+
+
+def _noting(original: Any, found: Dispatched) -> Callable[..., Any]:
+    def dispatch(cls: type, *args: Any, **kwargs: Any) -> Any:
+        with _recording(found):
+            return original.__get__(None, cls)(*args, **kwargs)
+
+    return dispatch
+
+
+@contextlib.contextmanager
+def _recording(found: Dispatched) -> Iterator[None]:
+    before = sys.getprofile()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        module = str(frame.f_globals.get("__name__"))
+        if event == "call" and not is_own_module(module) and not module.startswith(OF_TORCH):
+            found.codes.setdefault(frame.f_code, frame.f_globals)
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,52 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A running build: the table that it fills, and the libraries that it has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serve_warm.precompile import aot_compile, aoti_build
+from serve_warm.precompile.entries import Entry, EntryTable, Unit
+
+MakeLibrary = Callable[
+    [Callable[..., Any], Any, Sequence[Any], Mapping[str, Any]], aot_compile.Made
+]
+"""Compiles a function into a library, as `aoti_build.make` does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingEntry:
+    """A library that is being compiled, and the entry that it will have."""
+
+    unit: Unit
+    entry: Entry
+    """Everything known of its entry; it has no file yet."""
+    library: aoti_build.LibraryBuild
+
+
+class RunningBuild:
+    """One build of entries in this process. `make_library` is `aoti_build.make` by default."""
+
+    def __init__(self, *, make_library: MakeLibrary | None = None) -> None:
+        self.table = EntryTable({}, {})
+        """The entries that it has made."""
+        self.make_library = make_library or aoti_build.make
+        self.libraries: Literal["made", "begun"] = "made"
+        """Whether a library is made for a call, or begun for the next such call."""
+        self.pending: list[PendingEntry] = []
+        """Entries whose library no call has finished yet."""
+        self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
+        """Called with the next step for a call."""
+
+    def refuse_pending(self) -> None:
+        """Refuse the calls whose begun libraries no other call has finished."""
+        for pending in self.pending:
+            call = pending.unit.name, str(pending.entry.signature)
+            taken = (entry.signature for entry in pending.unit.entries)
+            if pending.entry.signature not in taken:
+                why = "it was called only once while entries were made"
+                self.table.refused.setdefault(call, why)
+        self.pending = []

@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors made of other tensors, such as quantised weights: their parts and their metadata.
+
+torch names the parts of such a tensor by `__tensor_flatten__`, which also returns metadata: a block
+size, a layout, the function that quantises activations. All of it is in compiled code, and the
+dtype and the shape of the whole tensor show none of it. Seen in torch 2.11 to 2.13:
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from serve_warm.precompile.names import describe_tensor, identity, literal, name_of, name_of_class
+
+DEPTH = 12
+"""Levels of parts in parts, and of values in metadata, that are read."""
+
+
+READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Exceptions raised by a class that reads or compares parts of another form."""
+
+
+def has_parts(value: Any) -> bool:
+    """Return whether a value is a tensor made of other tensors."""
+    return type(value) not in PLAIN and is_traceable_wrapper_subclass(value)
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of most tensors, which have no parts."""
+
+
+def describe_parts(tensor: Any) -> list[str]:
+    """Return all that compiled code relies on in the parts of a tensor, one text for each.
+
+    Raises:
+        TypeError: the text of some metadata would differ in each process.
+    """
+    return list(_describe(tensor, "", 0))
+
+
+def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
+    if depth > DEPTH:
+        raise TypeError(f"its parts are nested over {DEPTH} deep")
+    names, metadata = tensor.__tensor_flatten__()
+    yield f"{path}class: {name_of_class(type(tensor))}"
+    if type(metadata) is dict:
+        for key, value in metadata.items():
+            yield f"{path}{key}: {steady(value)}"
+    else:
+        yield f"{path}metadata: {steady(metadata)}"
+    for name in names:
+        part = getattr(tensor, name)
+        if not isinstance(part, torch.Tensor):
+            raise TypeError(f"its part {name} is a {type(part).__qualname__}, not a tensor")
+        yield f"{path}{name}: {describe_tensor(part)}"
+        if has_parts(part):
+            yield from _describe(part, f"{path}{name}.", depth + 1)
+
+
+def classes_of(tensor: Any) -> list[type]:
+    """Return the class of a tensor, and the classes of its parts that have parts."""
+    found = [type(tensor)]
+    for name in tensor.__tensor_flatten__()[0]:
+        if has_parts(part := getattr(tensor, name)):
+            found += classes_of(part)
+    return list(dict.fromkeys(found))
+
+
+def plain_parts(tensor: Any) -> list[Any]:
+    """Return the tensors with memory of their own that a tensor is made of: often just itself."""
+    if not has_parts(tensor):
+        return [tensor]
+    parts: list[Any] = []
+    _flatten(tensor, parts, [])
+    return parts
+
+
+def part_names(tensor: Any) -> list[str]:
+    """Return how to reach each of the `plain_parts` from a tensor, as `.name.name`."""
+    if not has_parts(tensor):
+        return [""]
+    names = tensor.__tensor_flatten__()[0]
+    return [f".{name}{rest}" for name in names for rest in part_names(getattr(tensor, name))]
+
+
+def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
+    """Return a tensor like another one, made of other `plain_parts`."""
+    left = iter(parts)
+
+    def make(like: Any) -> Any:
+        if not has_parts(like):
+            return next(left)
+        names, metadata = like.__tensor_flatten__()
+        inner = {name: make(getattr(like, name)) for name in names}
+        return type(like).__tensor_unflatten__(inner, metadata, like.shape, like.stride())
+
+    return make(tensor)
+
+
+def read_metadata(tensor: Any) -> list[Any]:
+    """Return the classes, the names of the parts and the metadata, to be compared quickly."""
+    found: list[Any] = []
+    _flatten(tensor, [], found)
+    return found
+
+
+def read_parts(tensor: Any) -> list[Any]:
+    """Return what `describe_parts` describes, to be compared quickly."""
+    parts: list[Any] = []
+    found: list[Any] = []
+    _flatten(tensor, parts, found)
+    return [*found, *((p.dtype, p.shape, p.stride(), p.device) for p in parts)]
+
+
+def is_equal(left: Any, right: Any) -> bool:
+    """Return whether two results of a reader are equal; false if they cannot be compared."""
+    try:
+        return bool(left == right)
+    except READ_FAILURES:
+        return False
+
+
+def _flatten(tensor: Any, parts: list[Any], metadata: list[Any]) -> None:
+    names, more = tensor.__tensor_flatten__()
+    metadata.append((type(tensor), names, more))
+    for name in names:
+        part = getattr(tensor, name)
+        if has_parts(part):
+            _flatten(part, parts, metadata)
+        else:
+            parts.append(part)
+
+
+class Whole:
+    """Tensors, some of which have parts, in the order in which a graph takes them."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
+        self._metadata: list[Any] = []
+        self.parts = self._read(tensors, self._metadata)
+        """Their plain parts."""
+        # A copy, because an object in the metadata may change in place.
+        self._metadata = copy.deepcopy(self._metadata) if self._places else []
+
+    def _read(self, tensors: Sequence[Any], metadata: list[Any]) -> list[Any]:
+        parts: list[Any] = []
+        for place in self._places:
+            _flatten(tensors[place], parts, metadata)
+        return parts
+
+    def describe(self, tensors: Sequence[Any]) -> tuple[str, ...]:
+        """Return what `describe_parts` says of those that have parts."""
+        return tuple(text for place in self._places for text in describe_parts(tensors[place]))
+
+    def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """Return the plain parts of other tensors; `None` if their metadata differs."""
+        if not self._places:
+            return []
+        metadata: list[Any] = []
+        try:
+            parts = self._read(tensors, metadata)
+        except READ_FAILURES:  # one of them has no parts any more
+            return None
+        return parts if is_equal(metadata, self._metadata) else None
+
+
+# Metadata -------------------------------------------------------------------------------------
+
+
+def steady(value: Any, depth: int = 0) -> str:
+    """Return a text that is equal for equal values, in each process.
+
+    Objects are described as pickle takes them apart: by their class and their state.
+
+    Raises:
+        TypeError: there is no such text: for a tensor, a module or an object of a C class.
+    """
+    if depth > DEPTH:
+        raise TypeError(f"its metadata is nested over {DEPTH} deep")
+    text = literal(value)
+    if text is not None:
+        return text
+    kind = type(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, types.ModuleType)):
+        raise TypeError(f"its metadata has a {kind.__qualname__}")
+    if kind in (list, tuple):
+        return f"{kind.__name__} ({', '.join(steady(each, depth + 1) for each in value)})"
+    if kind is dict:
+        pairs = (f"{steady(k, depth + 1)}: {steady(v, depth + 1)}" for k, v in value.items())
+        return f"dict {{{', '.join(pairs)}}}"
+    if isinstance(value, types.FunctionType):
+        return _steady_function(value, depth)
+    if isinstance(value, types.BuiltinFunctionType):
+        return f"builtin {name_of(value)}"
+    return _steady_object(value, depth)
+
+
+def _steady_function(function: types.FunctionType, depth: int) -> str:
+    """Return a function's name, the digest of its code, and the values that it brings along."""
+    values: list[Any] = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            values.append(cell.cell_contents)
+    name = identity(function)
+    if not name:
+        raise TypeError("its metadata has a function without a name")
+    return f"function {name} {steady(values, depth + 1)}"
+
+
+def _steady_object(value: Any, depth: int) -> str:
+    try:
+        reduced = value.__reduce_ex__(2)
+    except TypeError as error:
+        raise TypeError(f"its metadata has a {type(value).__qualname__}: {error}") from error
+    if isinstance(reduced, str):
+        return f"{name_of_class(type(value))} {reduced}"
+    make, arguments, *state = reduced
+    # Items of a list or a dict come as iterators, in an order of their own.
+    plain = [list(each) if isinstance(each, Iterator) else each for each in state]
+    how = identity(make) or name_of(make)
+    return f"{name_of_class(type(value))} {how} {steady([arguments, plain], depth + 1)}"

@@ -1,0 +1,559 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Seats: workers of Ray that have imported before any replica needs them.
+
+A replica that serves asks Ray for workers of its own runtime_env (`replica.seats`) and leaves a
+ticket for each in a folder of this node. Ray runs `run` in a worker as its setup hook. A worker
+that finds a ticket imports what the ticket names and waits; a worker that finds none imports
+nothing, so that a start without a seat is not slower. Once Ray makes the worker a replica, `take`
+sets what the worker could not know when it imported, and says what came of the seat.
+
+The hook may not end a worker: what an import raises is noted, and the start imports again. It
+touches no GPU, because Ray chooses one later. This module imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from serve_warm import node
+from serve_warm._redaction import excerpt
+from serve_warm._seats import (
+    Seat,
+    SeatFolder,
+    State,
+    TicketSearch,
+    is_named_idle,
+    resident_bytes,
+    start_ticks,
+)
+from serve_warm.errors import ServeWarmError
+
+logger = logging.getLogger(__name__)
+
+HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+"""Names the setup hook of a runtime_env; `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
+ray/_private/ray_constants.py (Ray 2.60). Ray's own field for it works for whole jobs only."""
+
+HOOK = "serve_warm.preload.run"
+
+NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
+"""Top packages on a ticket that do not come from `Seats.imports`, or may not be imported twice."""
+
+NICE = 10
+"""What is added to the niceness of the thread that imports."""
+
+FILES_LIMIT_S = 5.0
+"""Wall seconds to find and read a ticket, and to write a seat's file. The disk may hang."""
+
+OMP = "OMP_NUM_THREADS"
+
+CUDA_DRIVER = "libcuda.so.1"
+CUDA_NOT_INITIALIZED = 3
+"""What the driver returns before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyImports:
+    """The result of the imports of this process before it was a replica."""
+
+    state: State
+    note: str = ""
+    seat: Seat | None = None
+    """As in its file. None without a ticket."""
+    folder: SeatFolder | None = None
+    import_s: float = 0.0
+    ended_boot_s: float = 0.0
+    """When the imports ended, in seconds since boot; 0 if they did not."""
+    memory_bytes: int = 0
+    omp_threads: str | None = None
+    """OMP_NUM_THREADS during the imports."""
+    threads: tuple[int, int] | None = None
+    """torch's threads right after its import, and after all imports. None without torch."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES when the imports ended."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, Any] = field(default_factory=dict)
+    """`torch_modes` of the thread that imported. Empty without torch."""
+    slow_threads: int = 0
+    """Threads that an import started and that kept its low priority."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """Imports that have not ended. The thread that imports and the one that waits share it."""
+
+    limit_s: float = 0.0
+    """Wall seconds for the imports, from the ticket."""
+    own: frozenset[str] = frozenset()
+    """Top packages of the app that the ticket names."""
+    seat: Seat | None = None
+    folder: SeatFolder | None = None
+    modes: Mapping[str, Any] = field(default_factory=dict)
+    """`torch_modes` after the last import that ended. Empty without torch."""
+    set_here: dict[str, str] = field(default_factory=dict)
+    """Variables that are set for the imports only."""
+    paths_here: list[str] = field(default_factory=list)
+    """Entries that `sys.path` has for the imports only."""
+    thresholds: tuple[int, int, int] | None = None
+    """Those of garbage collection before it was turned off for the imports."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Guards the two flags below."""
+    is_through: bool = False
+    """Whether the last import has ended."""
+    is_given_up: bool = False
+    """Whether the hook returned before that. The thread that imports then changes nothing."""
+
+
+_bootstrap: Any = sys.modules["_frozen_importlib"]
+_early: EarlyImports | None = None
+"""Set once, when the imports end or are given up."""
+_ran = threading.Event()
+"""Set once Ray has called the hook in this process."""
+
+
+def hook_environment() -> dict[str, str]:
+    """Return the `env_vars` of a runtime_env whose workers can be seats.
+
+    >>> hook_environment()
+    {'__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR': 'serve_warm.preload.run'}
+    """
+    return {HOOK_VARIABLE: HOOK}
+
+
+def run() -> None:
+    """Import the modules on a ticket for this worker. Ray calls this as a setup hook.
+
+    Returns at once if there is no ticket, after the ticket's limit if an import hangs, and after
+    `FILES_LIMIT_S` if the ticket cannot be read. Raises nothing.
+    """
+    _ran.set()
+    search, current = TicketSearch(), _Run()
+    worker = threading.Thread(
+        target=_import_for_ticket, args=(search, current), name="serve_warm-preload", daemon=True
+    )
+    worker.start()
+    search.is_over.wait(FILES_LIMIT_S)
+    if search.decide("late"):
+        _fail("hung", f"looking for a ticket took over {FILES_LIMIT_S:.0f} s")
+        return
+    worker.join(current.limit_s)
+    if worker.is_alive() and current.seat is not None and not _give_up(current):
+        worker.join(FILES_LIMIT_S)  # it only has to write its file
+        if worker.is_alive():
+            _fail("hung", f"the end of the imports took over {FILES_LIMIT_S:.0f} s", current)
+
+
+def import_now(*names: str) -> None:
+    """Import modules in this process before it is a replica; raises nothing.
+
+    Call it in a module of yours that `RAY_preload_python_modules` names in the environment of
+    `ray start`. Every worker of the node is then a seat, whatever its runtime_env:
+
+        from serve_warm import preload
+
+        preload.import_now("transformers", "torch")
+    """
+    worker = threading.Thread(
+        target=lambda: _settle(_import(_Run(), names)), name="serve_warm-preload", daemon=True
+    )
+    worker.start()
+    worker.join()
+
+
+def _settle(early: EarlyImports | None) -> None:
+    global _early  # noqa: PLW0603 - one process, one early import
+    if early is not None and _early is None:
+        _early = early
+
+
+def _fail(state: Literal["failed", "hung"], note: str, current: _Run | None = None) -> None:
+    logger.warning("seat: %s", note)
+    seat, folder = (None, None) if current is None else (current.seat, current.folder)
+    _settle(EarlyImports(state=state, note=note, seat=seat, folder=folder))
+
+
+def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
+    try:
+        folder = SeatFolder.of_worker(sys.argv)
+        found = folder.claim() if folder is not None else None
+        if folder is None or found is None:
+            return
+        ticket, wanted = found
+        current.limit_s = wanted.limit_s
+        current.own = frozenset(name.partition(".")[0] for name in wanted.imports) - NOT_OF_THE_APP
+        current.folder = folder
+        current.seat = Seat(
+            pid=os.getpid(),
+            start_ticks=start_ticks("self"),
+            state="importing",
+            deployment=wanted.deployment,
+            ticket=ticket,
+            is_named_idle=is_named_idle("self"),
+            began_boot_s=node.boot_s(),
+        )
+        folder.write(current.seat)
+        if not search.decide("ticket"):  # this process may be a replica by now
+            folder.remove(current.seat)
+            return
+        with _unless_set(current, OMP, wanted.omp_threads), _paths(current, wanted.paths):
+            early = _import(current, wanted.imports)
+        _settle(early)
+        if early is not None and early.seat is not None:
+            folder.write(early.seat)
+    except (OSError, ValueError, ServeWarmError) as error:
+        _fail("failed", f"no early imports: {error}", current)
+    finally:
+        search.decide("none")
+
+
+def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
+    """Import modules in order at a low priority; return the result, None once given up."""
+    began_s = time.perf_counter()
+    before = _lower_priority()
+    first: list[int] = []
+    _call_when_torch_is_imported(lambda: first.append(torch_threads()))
+    omp_threads = os.environ.get(OMP)
+    # is_available() would initialize CUDA before Ray has chosen a GPU. With this variable it asks
+    # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
+    with (
+        _unless_set(current, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
+        _without_garbage_collection(current),
+    ):
+        raised = []
+        for name in names:
+            if current.is_given_up:
+                break
+            raised.append(_import_one(current, name))
+            if "torch" in sys.modules and not current.is_given_up:
+                current.modes = torch_modes()  # after each one, because the next may hang
+    with current.lock:
+        if current.is_given_up:
+            return None
+        current.is_through = True
+    # Serve does both before a replica is RUNNING. With torch in memory that takes 0.2 s.
+    gc.collect()
+    gc.freeze()
+    slow_threads = _restore_priority(before)
+    state, note = _judge([each for each in raised if each])
+    torch: Any = sys.modules.get("torch")
+    last = 0 if torch is None else torch_threads()
+    early = EarlyImports(
+        state=state,
+        note=note,
+        folder=current.folder,
+        import_s=time.perf_counter() - began_s,
+        ended_boot_s=node.boot_s(),
+        memory_bytes=resident_bytes(),
+        omp_threads=omp_threads,
+        threads=None if torch is None else (first[0] if first else last, last),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        environ=dict(os.environ),
+        modes=current.modes,
+        slow_threads=slow_threads,
+    )
+    return replace(early, seat=_file_of(current, early))
+
+
+def _import_one(current: _Run, name: str) -> str:
+    """Import one module; return what it raised, or ""."""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
+        text = f"importing {name} raised {type(error).__name__}: {error}"
+        if not current.is_given_up:
+            logger.warning("seat: %s", text)
+        return text
+    return ""
+
+
+def _judge(raised: Sequence[str]) -> tuple[State, str]:
+    """Return the state of a seat after its imports, and the reason if it is useless."""
+    if raised:
+        return "failed", raised[-1]
+    if has_cuda():
+        return "cuda", "an import initialized CUDA before Ray chose a GPU"
+    return "waiting", ""
+
+
+def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
+    return current.seat and replace(
+        current.seat,
+        state=early.state,
+        note=excerpt(early.note, 500),
+        import_s=early.import_s,
+        memory_bytes=early.memory_bytes,
+    )
+
+
+def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
+    """Call `call()` when torch's own import ends, before a module that imports torch goes on."""
+    if "torch" in sys.modules:
+        call()
+    else:
+        # Never removed: a thread that iterates over the list meanwhile would miss a finder.
+        sys.meta_path.insert(0, _TorchFinder(call))
+
+
+class _TorchFinder:
+    """An import finder that finds nothing itself, and reports that torch was imported.
+
+    `compiler.background_import` has one for any module, but no root module may import a package.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._looking = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # Another finder that asks all others comes back to this one.
+        if name != "torch" or self._looking:
+            return None
+        self._looking = True
+        try:
+            finders = (getattr(each, "find_spec", None) for each in sys.meta_path)
+            specs = (find(name, path, target) for find in finders if find is not None)
+            found = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._looking = False
+        loader: Any = None if found is None else found.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            with suppress(AttributeError):  # a loader that takes no attributes
+                loader.exec_module = execute_and_call
+        return found
+
+
+def torch_threads() -> int:
+    """Return how many threads torch uses in an operation. torch must be imported."""
+    torch: Any = sys.modules["torch"]
+    return int(torch.get_num_threads())
+
+
+def torch_modes() -> dict[str, Any]:
+    """Return what torch keeps for each thread, and an import can set. torch must be imported."""
+    torch: Any = sys.modules["torch"]
+    return {
+        "denormals": sys.float_info.min / 2 != 0.0,  # torch.set_flush_denormal
+        "inference": torch.is_inference_mode_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "device": str(torch.get_default_device()),
+        "autocast": [
+            (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each))
+            for each in ("cpu", "cuda")
+        ],
+        "autocast_cache": torch.is_autocast_cache_enabled(),
+    }
+
+
+def _give_up(current: _Run) -> bool:
+    """Let the worker go on although an import hangs, so that a replica imports again.
+
+    Returns False if the imports have ended. Ends the process if one of the modules under import
+    cannot be imported twice, such as torch: its C extensions register operators, and raise the
+    second time. A replica is at most about to get this worker. Serve then starts another one.
+    """
+    with current.lock:
+        if current.is_through:
+            return False
+        current.is_given_up = True
+    unfinished = [name for name, module in list(sys.modules.items()) if _is_unfinished(module)]
+    names = ", ".join(unfinished[:8]) or "a module"
+    note = f"importing {names} took over {current.limit_s:.0f} s"
+    # Without a name, the thread hangs before its module exists, and holds an unknown lock.
+    once = [name for name in unfinished if not _can_be_imported_twice(current, name)]
+    has_to_end = bool(once) or not unfinished
+    if has_to_end:
+        why = f", because {once[0]} cannot be imported twice" if once else ""
+        note += f"; the worker ended{why}"
+    logger.warning("seat: %s", note)
+    early = EarlyImports(state="hung", note=note, folder=current.folder, modes=current.modes)
+    with suppress(OSError):
+        early = replace(early, memory_bytes=resident_bytes())
+        early = replace(early, seat=_file_of(current, early))
+        if early.folder is not None and early.seat is not None:
+            early.folder.write(early.seat)
+    if has_to_end:
+        os._exit(1)
+    for name in unfinished:
+        # Another import of it would wait for the thread that hangs. Python's private names are the
+        # same from 3.10 to 3.14: a lock for each module under import.
+        sys.modules.pop(name, None)
+        getattr(_bootstrap, "_module_locks", {}).pop(name, None)
+    for name in tuple(current.set_here):
+        _unset(current, name)
+    _remove_paths(current)
+    _collect_again(current)
+    _settle(early)
+    return True
+
+
+def _can_be_imported_twice(current: _Run, name: str) -> bool:
+    """Return whether a module belongs to a package of the app that has no C extension."""
+    top = name.partition(".")[0]
+    return top in current.own and not any(
+        other.partition(".")[0] == top and _is_extension(module)
+        for other, module in list(sys.modules.items())
+    )
+
+
+def _is_extension(module: object) -> bool:
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    return isinstance(loader, ExtensionFileLoader)
+
+
+def _is_unfinished(module: object) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+@contextmanager
+def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
+    """Set a variable inside the block or until `_give_up`, unless it is set already."""
+    if value is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = current.set_here[name] = value
+    try:
+        yield
+    finally:
+        _unset(current, name)
+
+
+def _unset(current: _Run, name: str) -> None:
+    value = current.set_here.pop(name, None)
+    if value is not None and os.environ.get(name) == value:
+        del os.environ[name]
+
+
+@contextmanager
+def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
+    """Search the replica's folders in the block or until `_give_up`.
+
+    Ray adds those of the driver once it gives the worker a job, in the order of a plain start.
+    """
+    here = [path for path in paths if path not in sys.path]
+    sys.path[:0] = here
+    current.paths_here = here
+    try:
+        yield
+    finally:
+        _remove_paths(current)
+
+
+def _remove_paths(current: _Run) -> None:
+    paths, current.paths_here = current.paths_here, []
+    for path in paths:
+        with suppress(ValueError):  # an import has removed it
+            sys.path.remove(path)
+
+
+@contextmanager
+def _without_garbage_collection(current: _Run) -> Iterator[None]:
+    """Collect nothing in the block or until `_give_up`.
+
+    Full collections walk through all that was imported before. They were a third of the CPU time of
+    torch, transformers and Ray Serve. `gc.disable()` would hide a call of it in the app.
+    """
+    current.thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        _collect_again(current)
+
+
+def _collect_again(current: _Run) -> None:
+    if current.thresholds is not None and gc.get_threshold()[0] == 0:
+        gc.set_threshold(*current.thresholds)  # an app may have set its own
+
+
+def _lower_priority() -> dict[int, int]:
+    """Lower the priority of this thread; return the niceness of all threads before that.
+
+    Linux has a niceness for each thread. Only root may raise a priority again, so the main thread
+    keeps its own.
+    """
+    before = _niceness()
+    with suppress(OSError):
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, before.get(me, 0) + NICE)
+    return before
+
+
+def _restore_priority(before: Mapping[int, int]) -> int:
+    """Reset the priority of the threads of this process; return how many stayed low.
+
+    This thread does not count. It has its own priority back where that is allowed, because with a
+    low one it may take long to end on a busy machine.
+    """
+    me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
+    refused: set[int] = set()
+    while slow := {
+        thread: wanted
+        for thread, nice in _niceness().items()
+        if thread not in refused and nice > (wanted := before.get(thread, normal))
+    }:  # again, because a slow thread may have started another one meanwhile
+        for thread, wanted in slow.items():
+            try:
+                os.setpriority(os.PRIO_PROCESS, thread, wanted)
+            except ProcessLookupError:
+                continue
+            except OSError:
+                refused.add(thread)
+    return len(refused - {me})
+
+
+def _niceness() -> dict[int, int]:
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            found[int(thread.name)] = os.getpriority(os.PRIO_PROCESS, int(thread.name))
+    return found
+
+
+def has_cuda() -> bool:
+    """Return whether anything initialized CUDA in this process. Opens no driver.
+
+    Counting devices with NVML does not count, although on an H100 (driver of CUDA 13) that opens
+    the same device files as CUDA: CUDA reads CUDA_VISIBLE_DEVICES when it is initialized.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    # torch's own builds link to the driver, so that it may be loaded and uninitialized.
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL(CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        count = ctypes.c_int()
+        return int(driver.cuDeviceGetCount(ctypes.byref(count))) != CUDA_NOT_INITIALIZED
+    return False
+
+
+def has_hook() -> bool:
+    """Return whether Ray has called `run` in this process."""
+    return _ran.is_set()
+
+
+def early_imports() -> EarlyImports | None:
+    """Return the imports of this process before it was a replica; None if there were none."""
+    return _early

@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a replica on a seat: the settings to make first, and how useful the seat was.
+
+A seat does not know some settings when it imports (`serve_warm.preload`), such as the number of
+threads that Ray sets for a replica. `take` makes these settings, so that the start is like a start
+without a seat. If a setting can no longer be made, the report names the reason why the seat could
+not be used. A worker that only imports does not need this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from serve_warm import node
+from serve_warm._seats import SeatUse
+from serve_warm.preload import (
+    HOOK,
+    HOOK_VARIABLE,
+    OMP,
+    EarlyImports,
+    early_imports,
+    has_hook,
+    torch_modes,
+    torch_threads,
+)
+
+SET_BY_RAY = frozenset({OMP, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
+"""Variables that Ray sets when a worker becomes a replica (Ray 2.60, `set_omp_num_threads_if_unset`
+and `set_visible_accelerator_ids` in ray/_private/utils.py). CUDA reads its variable only at
+initialization."""
+
+READ_AT_IMPORT = (
+    *("TORCH", "PYTORCH", "ATEN_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
+    *("OPENBLAS_", "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_"),
+)
+"""Prefixes of variables that torch, or a library that torch uses, reads when it is loaded."""
+
+ACTOR_THREAD = "AsyncIO Thread: default"
+"""Name of Ray's thread on which a replica without a seat imports its app (2.53 to 2.60)."""
+
+_ENTERED = contextlib.ExitStack()
+"""torch modes that would end if nothing referred to them. These modes last as long as the
+process."""
+
+
+def take(environ: Mapping[str, str]) -> SeatUse:
+    """Make the settings that this process did not know as a seat; return how useful the seat was.
+
+    Call this once, on the thread that serves, before anything else uses torch.
+    """
+    early = early_imports()
+    if early is None:
+        return SeatUse(miss="none" if has_hook() else "no_hook", note=_NOTES[has_hook()])
+    if early.seat is not None and early.folder is not None:
+        early.folder.remove(early.seat)
+    use = SeatUse(
+        import_s=early.import_s,
+        waited_s=max(0.0, node.boot_s() - early.ended_boot_s) if early.ended_boot_s else 0.0,
+        memory_bytes=early.memory_bytes,
+    )
+    _set_modes(early)
+    threads = _set_threads(early, environ)
+    if early.state in ("failed", "hung", "cuda"):
+        return replace(use, miss=early.state, note=early.note)
+    if threads:
+        return replace(use, miss="threads", note=threads)
+    changed = _changed(early.environ, environ)
+    if changed:
+        names = ", ".join(changed)
+        note = f"{names} changed after the imports of the seat, which read it"
+        return replace(use, miss="environment", note=note)
+    notes = [f"{early.slow_threads} threads keep a low priority"] if early.slow_threads else []
+    if early.omp_threads != environ.get(OMP) and _has_openblas():
+        notes.append(f"OpenBLAS keeps the threads of {OMP}={early.omp_threads or ''}")
+    return replace(use, hit=True, note="; ".join(notes))
+
+
+_NOTES = {
+    True: "no seat was free",
+    False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}",
+}
+
+
+def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
+    """Return whether this process initialized CUDA before Ray chose other GPUs."""
+    early = early_imports()
+    return (
+        early is not None
+        and early.state == "cuda"
+        and early.visible != environ.get("CUDA_VISIBLE_DEVICES")
+    )
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return sorted(
+        name
+        for name in before.keys() | after.keys()
+        if name.startswith(READ_AT_IMPORT)
+        and name not in SET_BY_RAY
+        and before.get(name) != after.get(name)
+    )
+
+
+def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
+    """Set torch's number of threads as a plain start does; return why this is impossible, or "".
+
+    `torch.set_num_threads` also sets the threads of OpenMP and MKL. torch's inter-op pool does not
+    depend on OMP_NUM_THREADS (torch 2.11 to 2.13, `torch.__config__.parallel_info()`).
+    """
+    now = environ.get(OMP)
+    if early.threads is None or now == early.omp_threads:
+        return ""
+    if torch_threads() != early.threads[1]:
+        return ""  # something set it later, on purpose
+    torch: Any = sys.modules["torch"]
+    if environ.get("MKL_NUM_THREADS") and torch.backends.mkl.is_available():
+        return ""  # torch asks MKL, which prefers this variable (ParallelOpenMP.cpp, 2.11 to 2.13)
+    if early.threads[0] != early.threads[1]:
+        return f"an import set torch's threads, and {OMP} became {now} after that"
+    first = (now or "").partition(",")[0].strip()
+    if not first.isdigit() or int(first) < 1:
+        return f"{OMP} is {now!r}, not a number of threads"
+    torch.set_num_threads(min(int(first), _physical_cores()))
+    return ""
+
+
+def _has_openblas() -> bool:
+    """Return whether OpenBLAS (as in numpy's wheels) is loaded: torch cannot set its threads."""
+    return "openblas" in Path("/proc/self/maps").read_text()
+
+
+def _physical_cores() -> int:
+    """Return the number of cores available to this process, MKL's limit for torch's threads."""
+    usable = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in usable:
+        try:
+            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            cores.add(path.read_text().strip())
+        except OSError:
+            return len(usable)
+    return len(cores)
+
+
+def _set_modes(early: EarlyImports) -> None:
+    """Set the modes that the imports set on this thread, if a plain start would have them here."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not early.modes:
+        return
+    wanted, now = early.modes, torch_modes()
+    if wanted["denormals"] != now["denormals"]:
+        torch.set_flush_denormal(not wanted["denormals"])  # threads inherit this mode
+    if threading.current_thread().name != ACTOR_THREAD:
+        return  # a plain start imports on Ray's thread
+    if wanted["inference"] != now["inference"]:
+        _ENTERED.enter_context(torch.inference_mode(wanted["inference"]))
+    torch.set_grad_enabled(wanted["grad"])
+    if wanted["device"] != now["device"]:
+        torch.set_default_device(wanted["device"])
+    for name, is_enabled, dtype in wanted["autocast"]:
+        torch.set_autocast_enabled(name, is_enabled)
+        torch.set_autocast_dtype(name, dtype)
+    torch.set_autocast_cache_enabled(wanted["autocast_cache"])

@@ -1,0 +1,496 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Seats for the next replicas: a serving replica asks its raylet for workers in advance.
+
+Ray has no public API for this. All private names are in `Raylet`, with the file and version in
+which each was seen. If a name is missing, no seats are kept, and starts work as without seats.
+
+`PrestartWorkers` always starts new workers, however many exist (HandlePrestartWorkers in
+src/ray/raylet/node_manager.cc). Ray gives a replica a worker of the same runtime_env, and of the
+same job or of no job. A seat belongs to no job: Ray ends the idle workers of a job whose driver has
+exited, but replicas outlive their driver. Ray also ends a worker after the worker's keep-alive time
+if the node has more idle workers than free CPUs (TryKillingIdleWorkers in
+src/ray/raylet/worker_pool.cc). So a keeper counts its seats by the files that the seats write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from serve_warm import preload
+from serve_warm._seats import TICKET_S, Seat, SeatFolder, SeatUse, Wanted, is_taken, lives
+from serve_warm.config import Seats
+from serve_warm.errors import ServeWarmError, WarmupFailed
+from serve_warm.node import boot_s, call_in_children
+from serve_warm.replica import seat_use
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+"""Seconds between two counts of the seats. Counting reads a small folder."""
+
+RENEW_S = 60.0
+"""A seat is replaced this many seconds before its time is up, or in the last third of its time if
+that is shorter."""
+
+TAKEN_PAUSE_S = 5.0
+"""Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
+start on the taken one: passes took nearly twice as long on two busy cores (MiniLM, level 3, two
+rounds)."""
+
+LIMIT_OF_LOSSES = 5
+"""After this many losses in a row, the keeper requests no more seats."""
+
+PAUSE_S = 2.0
+"""Seconds to wait after the first loss. The wait doubles with each further loss."""
+
+RPC_LIMIT_S = 10.0
+
+SPARE = 1.5
+"""Free memory that a seat needs, as a multiple of the seat's own memory."""
+
+SEAT_BYTES = 400_000_000
+"""Memory in bytes assumed for the first seat: torch and transformers (docs/guides/seats.md)."""
+
+
+class SeatsUnavailable(Exception):
+    """This version of Ray cannot start seats; the error text says why."""
+
+
+class SeatsDelayed(Exception):
+    """The raylet did not answer, but may answer next time."""
+
+
+class WorkerSource(Protocol):
+    """A source of new workers: the raylet, or a stand-in."""
+
+    def ask(self, many: int, *, keep_alive_s: float) -> None:
+        """Start this many workers and return at once.
+
+        Raises:
+            SeatsUnavailable: this source can never start workers.
+            SeatsDelayed: this source could not start workers this time.
+        """
+
+
+class Raylet:
+    """The raylet of this node, which can start workers like this process.
+
+    The request is `NodeManagerService/PrestartWorkers` in ray/core/generated/node_manager_pb2.py
+    (2.53 to 2.60). The channel must use the cluster's token and TLS, because otherwise the raylet
+    refuses it.
+    """
+
+    def __init__(self, *, host: str, port: int, runtime_env: str) -> None:
+        # An IPv6 address also has colons.
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._runtime_env = runtime_env
+
+    @classmethod
+    def of_worker(cls) -> Raylet:
+        """Return the raylet of this worker. Call this on a thread on which Ray calls user code.
+
+        Raises:
+            SeatsUnavailable: this version of Ray does not expose the raylet's address.
+        """
+        try:
+            context: Any = ray.get_runtime_context()
+            # ray/_private/worker.py and ray/_private/node.py (2.60).
+            worker: Any = importlib.import_module("ray._private.worker")
+            own = worker.global_worker.node
+            return cls(
+                host=own.node_ip_address,
+                port=own.node_manager_port,
+                runtime_env=context.get_runtime_env_string(),
+            )
+        except (ImportError, AttributeError, RuntimeError) as error:
+            raise SeatsUnavailable(f"Ray {ray.__version__} names no raylet: {error}") from error
+
+    def ask(self, many: int, *, keep_alive_s: float) -> None:
+        """Start workers of this runtime_env and of no job."""
+        try:
+            grpc: Any = importlib.import_module("grpc")
+            utils: Any = importlib.import_module("ray._private.grpc_utils")
+            messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
+            services: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
+            common: Any = importlib.import_module("ray.core.generated.common_pb2")
+            request = messages.PrestartWorkersRequest(
+                language=common.Language.Value("PYTHON"),
+                keep_alive_duration_secs=int(keep_alive_s),
+                num_workers=many,
+            )
+            request.runtime_env_info.serialized_runtime_env = self._runtime_env
+            service, new_channel = services.NodeManagerServiceStub, utils.init_grpc_channel
+        except (ImportError, AttributeError, ValueError) as error:
+            text = f"Ray {ray.__version__} has no PrestartWorkers: {error}"
+            raise SeatsUnavailable(text) from error
+        never = (
+            grpc.StatusCode.UNIMPLEMENTED,
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.PERMISSION_DENIED,
+        )
+        try:
+            with new_channel(self._address) as channel:
+                service(channel).PrestartWorkers(request, timeout=RPC_LIMIT_S)
+        except grpc.RpcError as error:
+            code = error.code()
+            text = f"the raylet answered PrestartWorkers with {code.name}"
+            raise (SeatsUnavailable if code in never else SeatsDelayed)(text) from error
+        except (OSError, ValueError) as error:  # files of TLS or of the token
+            raise SeatsUnavailable(f"no channel to the raylet: {error}") from error
+
+
+class ReplicaSeats:
+    """The seat that a replica started on, if any, and the seats that it keeps for others."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Prepare this process as a replica. Create this object before anything else uses torch.
+
+        Raises:
+            WarmupFailed: an import initialized CUDA in the seat, and Ray then chose other GPUs.
+                Serve starts another replica.
+        """
+        # Read these variables before code of the app can change them.
+        has_hook = preload.has_hook()
+        self._folder = SeatFolder.of_worker(sys.argv) if has_hook else None
+        self._omp_threads = environ.get(preload.OMP)
+        self.began_on_one = preload.early_imports() is not None
+        is_on_wrong_gpu = seat_use.is_on_wrong_gpu(environ)
+        self._use = seat_use.take(environ)
+        self._keeper: SeatKeeper | None = None
+        if is_on_wrong_gpu:
+            raise WarmupFailed(
+                "an import initialized CUDA in this seat, before Ray chose the GPU of this replica",
+                hint="remove the module that initializes CUDA from warmup.seats.imports",
+                stage="PENDING",
+            )
+
+    def keep(self, settings: Seats, *, application: str, deployment: str) -> None:
+        """Keep seats for the next replicas. Call this on a thread on which Ray calls user code."""
+        if self._keeper is not None or self._use.problem or not settings.count:
+            return
+        found = new_keeper(
+            settings,
+            deployment=f"{application}#{deployment}",
+            folder=self._folder,
+            omp_threads=self._omp_threads,
+        )
+        if isinstance(found, str):
+            self._use = replace(self._use, problem=found)
+            logger.warning("seats: none are kept: %s", found)
+        else:
+            self._keeper = found
+            found.begin()
+
+    def use(self, settings: Seats) -> SeatUse | None:
+        """Return the record for the report; None if seats are neither configured nor used."""
+        if not settings.count and not self.began_on_one:
+            return None
+        use = replace(self._use, count=settings.count)
+        return use if self._keeper is None else self._keeper.describe(use)
+
+
+def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
+    """Return the imports of a seat, from the modules that a serving replica has loaded.
+
+    The app's modules come first, because whatever they set before importing torch must be set
+    before that import.
+    """
+    names = set(loaded)
+    wanted = [*settings.imports]
+    if "torch" in names:
+        wanted.append("torch")
+    # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
+    wanted += [name for name in ("ray.serve._private.replica",) if name in names]
+    # The libraries of an app may import Dynamo alone, as transformers does; nothing compiles then.
+    wanted += [name for name in ("torch._dynamo", "torch._inductor.compile_fx") if name in names]
+    wanted += sorted(name for name in names if name.startswith("serve_warm."))
+    return tuple(dict.fromkeys(wanted))
+
+
+@dataclass(kw_only=True)
+class _Asked:
+    """A worker that was requested and has not arrived."""
+
+    ticket: str
+    at_s: float
+
+
+class SeatKeeper:
+    """Keeps `count` seats for one deployment on this node, until this process ends.
+
+    Only one replica of the deployment on a node keeps seats at a time, in one thread. Any thread
+    may call `describe`.
+    """
+
+    def __init__(
+        self,
+        *,
+        deployment: str,
+        settings: Seats,
+        source: WorkerSource,
+        folder: SeatFolder,
+        omp_threads: str | None,
+        imports: Sequence[str],
+        free_bytes: Callable[[], int | None] | None = None,
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
+        self._deployment = deployment
+        self._settings = settings
+        self._source = source
+        self._folder = folder
+        self._wanted = Wanted(
+            deployment=deployment,
+            imports=tuple(imports),
+            omp_threads=omp_threads,
+            limit_s=settings.import_deadline_s,
+            paths=tuple(sys.path),
+        )
+        self._free_bytes = free_bytes or free_memory_bytes
+        self._clock = clock
+        self._since_s = clock()
+        self._lock: int | None = None
+        call_in_children(self._release)
+        self._seat_bytes = SEAT_BYTES
+        self._errors_until_s = 0.0
+        self._asked: list[_Asked] = []
+        self._known: dict[int, Seat] = {}
+        self._losses = 0
+        self._not_before_s = 0.0
+        self._seen_waiting = False
+        self._waiting: int | None = None
+        self._problem = ""
+
+    def begin(self) -> None:
+        """Start the keeper's thread, and return at once."""
+        threading.Thread(target=self._run, name="serve_warm-seats", daemon=True).start()
+
+    def describe(self, use: SeatUse) -> SeatUse:
+        """Return `use`, extended with the state of the seats for the next starts."""
+        return replace(use, waiting=self._waiting, problem=self._problem)
+
+    def _run(self) -> None:
+        try:
+            while not self._problem:
+                self.look()
+                time.sleep(PERIOD_S)
+        finally:
+            self._stop(f"the thread that keeps seats ended: {sys.exc_info()[1]!r}")
+
+    def look(self) -> None:
+        """Count the seats once, and request missing seats. Does nothing after a problem.
+
+        A folder that cannot be read or written counts as a loss.
+        """
+        if self._problem or self._clock() < self._errors_until_s:
+            return
+        try:
+            self._look()
+        except OSError as error:
+            self._release()  # a missing folder is recreated later
+            self._lose(f"the folder of seats: {error}")
+            self._errors_until_s = self._not_before_s
+        except ServeWarmError as error:  # other users could change its files
+            self._stop(f"no seats: {error}")
+
+    def _look(self) -> None:
+        if self._lock is None and not self._become_keeper():
+            return
+        living = self._count()
+        if self._problem:
+            return
+        self._waiting = sum(seat.state == "waiting" for seat in living)
+        known = [seat.memory_bytes for seat in living if seat.memory_bytes]
+        self._seat_bytes = max(known, default=self._seat_bytes)
+        if self._clock() < self._not_before_s:
+            return
+        missing = self._missing(living)
+        if missing > 0 and (many := min(missing, self._affordable())):
+            self._ask(many)
+
+    def _become_keeper(self) -> bool:
+        import fcntl
+
+        self._folder.make()
+        digest = hashlib.sha256(self._deployment.encode()).hexdigest()[:16]
+        path = self._folder.path / f"keeper-{digest}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock  # held until a problem, or until the process ends
+        return True
+
+    def _release(self) -> None:
+        """Release the lock, so that another replica can keep seats."""
+        lock, self._lock, self._waiting = self._lock, None, None
+        if lock is not None:
+            os.close(lock)
+
+    def _count(self) -> list[Seat]:
+        """Return the live seats, and note which seats arrived, were taken or were lost."""
+        seats = {
+            seat.pid: seat for seat in self._folder.seats() if seat.deployment == self._deployment
+        }
+        gone = [seat for seat in seats.values() if not lives(seat)]
+        # A worker may also end itself. Ignore failures from before this keeper began, because they
+        # may be fixed by now.
+        useless = next(
+            (
+                seat
+                for seat in seats.values()
+                if seat.state in ("failed", "hung", "cuda")
+                and (seat not in gone or seat.began_boot_s >= self._since_s)
+            ),
+            None,
+        )
+        if useless is not None:
+            self._stop(f"a seat is useless ({useless.state}): {useless.note}")
+        for seat in gone:
+            self._folder.remove(seat)
+            if self._is_fresh(seat):
+                self._lose(f"the worker of a seat ended while it was {seat.state}")
+        living = [seat for seat in seats.values() if seat not in gone]
+        claimed = {seat.ticket for seat in seats.values()}
+        came = [each for each in self._asked if each.ticket in claimed]
+        late = [each for each in self._asked if self._clock() - each.at_s > TICKET_S]
+        for each in late:
+            if each in came:
+                continue
+            if self._folder.withdraw(each.ticket):
+                self._lose(f"no worker came within {TICKET_S:.0f} s")
+            else:
+                self._lose("a worker took a ticket and wrote no file")
+        self._asked = [each for each in self._asked if each not in came and each not in late]
+        for seat in [seat for seat in living if seat.state == "waiting" and is_taken(seat)]:
+            self._folder.remove(seat)
+            living.remove(seat)
+            del seats[seat.pid]
+        waiting = [seat for seat in living if seat.state == "waiting"]
+        if any(pid not in seats and lives(seat) for pid, seat in self._known.items()):
+            self._not_before_s = max(self._not_before_s, self._clock() + TAKEN_PAUSE_S)
+        if any(seat.pid not in self._known for seat in waiting):
+            self._losses = 0
+            self._seen_waiting = True
+        self._known = {seat.pid: seat for seat in waiting}
+        return living
+
+    def _missing(self, living: Sequence[Seat]) -> int:
+        count = self._settings.count
+        fresh = [seat for seat in living if self._is_fresh(seat)]
+        # Ray may keep seats whose time is up. Never have more than twice the configured number.
+        most = 2 * count - len(living) - len(self._asked)
+        missing = min(count - len(fresh) - len(self._asked), most)
+        if not self._seen_waiting:
+            # The first seat shows whether the imports work.
+            importing = any(seat.state == "importing" for seat in living)
+            missing = min(missing, 0 if importing or self._asked else 1)
+        return missing
+
+    def _is_fresh(self, seat: Seat) -> bool:
+        """Return whether a seat does not need a replacement yet."""
+        keep_s = self._settings.keep_alive_s
+        lead_s = min(RENEW_S, keep_s / 3)
+        return self._clock() - seat.began_boot_s < keep_s - lead_s
+
+    def _affordable(self) -> int:
+        """Return how many more seats the free memory allows."""
+        free, held = self._free_bytes(), self._seat_bytes
+        if free is None:
+            return self._settings.count
+        many = int(free // (SPARE * held))
+        if not many:
+            text = f"{free / 1e6:.0f} MB of memory are free, but a seat takes {held / 1e6:.0f} MB"
+            self._lose(text)
+        return many
+
+    def _ask(self, many: int) -> None:
+        tickets = [self._folder.offer(self._wanted) for _ in range(many)]
+        try:
+            self._source.ask(many, keep_alive_s=self._settings.keep_alive_s)
+        except (SeatsUnavailable, SeatsDelayed) as error:
+            for ticket in tickets:
+                self._folder.withdraw(ticket)
+            if isinstance(error, SeatsUnavailable):
+                self._stop(str(error))
+            else:
+                self._lose(str(error))
+            return
+        at_s = self._clock()
+        self._asked += [_Asked(ticket=ticket, at_s=at_s) for ticket in tickets]
+
+    def _lose(self, why: str) -> None:
+        self._losses += 1
+        self._not_before_s = self._clock() + PAUSE_S * 2 ** (self._losses - 1)
+        if self._losses >= LIMIT_OF_LOSSES:
+            self._stop(f"{why}, {self._losses} times in a row")
+        else:
+            logger.info("seats: %s", why)
+
+    def _stop(self, why: str) -> None:
+        if not self._problem:
+            self._problem = why
+            logger.warning("seats: this replica keeps no more: %s", why)
+        self._release()
+
+
+def new_keeper(
+    settings: Seats, *, deployment: str, folder: SeatFolder | None, omp_threads: str | None
+) -> SeatKeeper | str:
+    """Return the keeper for this replica's deployment, or the reason why seats cannot be kept.
+
+    Call it on a thread on which Ray calls user code.
+    """
+    if not preload.has_hook():
+        return f"the env_vars of its runtime_env need {preload.hook_environment()}"
+    if folder is None:
+        return "this process is not a Ray worker"
+    try:
+        source = Raylet.of_worker()
+    except SeatsUnavailable as error:
+        return str(error)
+    return SeatKeeper(
+        deployment=deployment,
+        settings=settings,
+        source=source,
+        folder=folder,
+        omp_threads=omp_threads,
+        imports=imports_of_seat(settings, tuple(sys.modules)),
+    )
+
+
+def free_memory_bytes() -> int | None:
+    """Return the free bytes of memory of node or container, the smaller; None if unknown."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        group = Path("/sys/fs/cgroup")  # cgroup version 2, as seen in a container
+        most = (group / "memory.max").read_text().strip()
+        if most != "max":
+            used = int((group / "memory.current").read_text())
+            lines = (group / "memory.stat").read_text().splitlines()
+            stat: dict[str, Any] = dict(line.split() for line in lines)
+            # The kernel can drop cached files.
+            found.append(int(most) - used + int(stat.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        pass
+    return min(found) if found else None

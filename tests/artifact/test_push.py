@@ -1,0 +1,734 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Publishing, signing again and copying: what is written, in which order, and what stays."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from artifacts import (
+    DEPLOYMENT,
+    LONG_S,
+    MemoryStore,
+    blob_key,
+    build,
+    fingerprint,
+    new_key,
+    publish_statement,
+    trusting,
+)
+from serve_warm.artifact.push import copy as copy_all
+from serve_warm.artifact.push import find_published, push
+from serve_warm.artifact.push import sign as sign_all
+from serve_warm.errors import (
+    AlreadyPublished,
+    ArtifactNotFound,
+    ArtifactRefused,
+    ConfigError,
+    StoreError,
+)
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.envelope import MAX_SIGNATURES, sign
+from serve_warm.trust.policy import Trust, UnsignedOk
+from transfers import (
+    FORGED_BLOBS,
+    KEY,
+    NEWER,
+    NEWEST,
+    OLDER,
+    OTHER,
+    publish,
+    pull_here,
+    sign_again,
+    supersede,
+    warnings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from serve_warm.stores import Store
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def copy(*args: Any, **options: Any) -> list[str]:
+    """Copy a store of which nothing is left out."""
+    done = copy_all(*args, **options)
+    assert done.refused == ()
+    return list(done.statements)
+
+
+def statements(store: Store) -> list[str]:
+    return store.list("statements/")
+
+
+def blobs_written(store: MemoryStore) -> list[str]:
+    return [key for key in store.written if key.startswith("blobs/")]
+
+
+# --- push ----------------------------------------------------------------------------------
+
+
+def test_the_statement_is_written_last(store: MemoryStore):
+    """Whoever sees a statement finds all blobs that it names."""
+    statement, _ = publish(store, raw={"cache": b"1", "extra": b"2"})
+
+    assert store.written[-1] == statement
+    assert [key.startswith("blobs/") for key in store.written] == [True, True, False]
+
+
+def test_a_push_that_broke_off_shows_nothing_and_can_be_repeated(store: MemoryStore):
+    """With the blobs there and the statement not, there is no artifact; then there is."""
+    manifest, stored = build()
+    statement = push(store, manifest, stored, [KEY])
+    del store.objects[statement]
+
+    with pytest.raises(ArtifactNotFound):
+        pull_here(store)
+    push(store, manifest, stored, [KEY])
+    assert pull_here(store).chosen.key == statement
+
+
+def test_pushing_twice_is_pushing_once(store: MemoryStore):
+    """The same artifact under the same keys is no conflict."""
+    first, _ = publish(store)
+    before = dict(store.objects)
+
+    second, _ = publish(store)
+
+    assert (second, store.objects) == (first, before)
+
+
+def test_parts_that_are_not_those_of_the_manifest_are_not_pushed(store: MemoryStore):
+    """A mistake of the builder is found before anything is written."""
+    manifest, stored = build(raw={"cache": b"1", "extra": b"2"})
+    wrong = {
+        "missing_part": {"cache": stored["cache"]},
+        "digest_mismatch": {"cache": stored["extra"], "extra": stored["cache"]},
+        "truncated": {**stored, "cache": b""},
+    }
+
+    reasons = []
+    for parts in wrong.values():
+        with pytest.raises(ArtifactRefused) as caught:
+            push(store, manifest, parts, [KEY])
+        reasons.append(caught.value.reason)
+
+    assert reasons == list(wrong)
+    assert store.objects == {}
+
+
+def test_a_push_without_a_key_writes_nothing(store: MemoryStore):
+    """An unsigned artifact would be refused by every reader."""
+    manifest, stored = build()
+
+    with pytest.raises(ConfigError):
+        push(store, manifest, stored, [])
+
+    assert store.objects == {}
+
+
+def test_the_same_artifact_of_another_signer_is_one_more_statement(store: MemoryStore):
+    """Signatures are added beside it: no blob is written again, and both signers' readers load."""
+    manifest, stored = build()
+    first = push(store, manifest, stored, [KEY])
+    store.written.clear()
+
+    second = push(store, manifest, stored, [OTHER])
+
+    assert second.startswith(first.removesuffix(".dsse.json") + "-s")
+    assert store.written == [second]
+    for key in (KEY, OTHER):
+        assert pull_here(store, trust=trusting(key)).chosen.manifest == manifest
+
+
+def test_pushing_again_after_it_was_signed_again_changes_nothing(store: MemoryStore):
+    """A statement that is there is found, whatever stands before it in the store's list."""
+    manifest, stored = build()
+    push(store, manifest, stored, [KEY])
+    push(store, manifest, stored, [OTHER])
+    before = dict(store.objects)
+
+    keys = [push(store, manifest, stored, [key]) for key in (KEY, OTHER)]
+
+    assert store.objects == before
+    assert sorted(keys) == statements(store)
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"raw": {"cache": b"x", "extra": b"1"}}, "other bytes in cache"),
+        ({"raw": {"cache": b"kernels"}}, "other bytes in extra"),
+        ({"raw": {"cache": b"kernels", "extra": b"1"}, "created": NEWEST}, "the same parts"),
+    ],
+    ids=["changed", "missing", "later"],
+)
+def test_another_artifact_for_a_published_variant_is_refused(
+    store: MemoryStore, fields: dict[str, Any], difference: str
+):
+    """The error says what is there and how it differs, and nothing was uploaded in vain."""
+    there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
+    before, _ = dict(store.objects), store.written.clear()
+
+    with pytest.raises(AlreadyPublished) as caught:
+        publish(store, **fields)
+
+    assert f"as {there} (created {OLDER}, {difference})" in caught.value.message
+    assert caught.value.statement == there
+    assert "--if-published supersede" in caught.value.hint
+    assert (store.objects, store.written) == (before, [])
+
+
+def test_an_artifact_for_another_variant_is_not_refused(store: MemoryStore):
+    """Write-once is about one deployment on one kind of machine."""
+    keys = [
+        publish(store)[0],
+        publish(store, raw={"cache": b"2"}, built_for=fingerprint(threads="8"))[0],
+        publish(store, raw={"cache": b"3"}, deployment="Other")[0],
+    ]
+
+    assert sorted(keys) == statements(store)
+
+
+def test_what_cannot_be_read_keeps_its_place(store: MemoryStore):
+    """Junk under the key of a variant is told of, and never overwritten."""
+    there = publish_statement(store, b"{}", KEY, name=fingerprint().key)
+    before = dict(store.objects)
+
+    with pytest.raises(AlreadyPublished, match="it cannot be read"):
+        publish(store)
+
+    assert store.objects == before
+    assert supersede(store)[0] == there.replace(".dsse.json", "-g2.dsse.json")
+
+
+def test_a_later_artifact_can_supersede(store: MemoryStore):
+    """On request it is published beside the others, and replicas take it."""
+    keys = []
+    for created in (OLDER, NEWER, NEWEST):
+        keys.append(supersede(store, created=created, raw={"cache": created.encode()})[0])
+
+        assert pull_here(store).raw == {"cache": created.encode()}
+
+    stem = f"statements/Embedder/{fingerprint().key}"
+    assert keys == [f"{stem}.dsse.json", f"{stem}-g2.dsse.json", f"{stem}-g3.dsse.json"]
+    assert find_published(store, DEPLOYMENT, fingerprint()) == keys
+
+
+def test_superseding_twice_is_superseding_once(store: MemoryStore):
+    """The same artifact keeps its place, whatever was asked for."""
+    supersede(store, created=OLDER)
+    first, _ = supersede(store, created=NEWEST, raw={"cache": b"2"})
+    before = dict(store.objects)
+
+    second, _ = supersede(store, created=NEWEST, raw={"cache": b"2"})
+
+    assert (second, store.objects) == (first, before)
+
+
+@pytest.mark.parametrize("created", [OLDER, NEWER])
+def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, created: str):
+    """An artifact that is not later than the published one would be there without effect."""
+    publish(store, created=NEWER)
+    before = dict(store.objects)
+
+    with pytest.raises(AlreadyPublished, match="replicas would keep taking the other one"):
+        supersede(store, created=created, raw={"cache": b"2"})
+
+    assert store.objects == before
+
+
+def test_a_statement_of_the_first_release_is_read_and_keeps_the_variant(store: MemoryStore):
+    """Keys with the digest of the payload in them are statements like any other."""
+    manifest, stored = build(created=OLDER)
+    digest = hashlib.sha256(manifest.to_statement()).hexdigest()[:16]
+    stem = f"{fingerprint().key}-{digest}"
+    there = publish_statement(store, manifest.to_statement(), KEY, name=stem)
+    store.create(blob_key(manifest.parts[0]), stored["cache"])
+
+    assert push(store, manifest, stored, [KEY]) == there
+    assert push(store, manifest, stored, [OTHER]).startswith(f"statements/Embedder/{stem}-s")
+    with pytest.raises(AlreadyPublished):
+        publish(store, created=NEWEST, raw={"cache": b"other"})
+    assert pull_here(store).chosen.key == there
+    later, _ = supersede(store, created=NEWEST, raw={"cache": b"other"})
+    assert later == f"statements/Embedder/{fingerprint().key}-g2.dsse.json"
+
+
+def race(publishers: list[Callable[[], Any]]) -> list[Any]:
+    """Call all at once; returns what each returned or raised."""
+    barrier = threading.Barrier(len(publishers))
+
+    def run(publisher: Callable[[], Any]) -> Any:
+        barrier.wait()
+        try:
+            return publisher()
+        except StoreError as error:
+            return error
+
+    with ThreadPoolExecutor(len(publishers)) as threads:
+        return list(threads.map(run, publishers))
+
+
+class LateList(LocalStore):
+    """A folder whose list, asked for before a push writes, shows none of the other pushes."""
+
+    def list(self, prefix: str) -> list[str]:
+        found = super().list(prefix)
+        if not getattr(_seen, "barrier", None):
+            return found
+        barrier, _seen.barrier = _seen.barrier, None
+        barrier.wait()
+        return found
+
+
+_seen = threading.local()
+
+
+def racing(count: int, publisher: Callable[[int], Any]) -> list[Any]:
+    """Have so many publishers look at the store before any of them writes to it."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        _seen.barrier = barrier
+        return publisher(number)
+
+    return race([lambda number=number: run(number) for number in range(count)])
+
+
+@pytest.mark.parametrize("on_taken", ["refuse", "supersede"])
+def test_of_racing_publishers_of_different_things_one_wins(tmp_path: Path, on_taken: str):
+    """All have seen the variant free; one publishes, and each other one is told what is there."""
+    store = LateList(root=tmp_path / "store")
+
+    results = racing(
+        8,
+        lambda number: publish(
+            store,
+            on_taken=on_taken,
+            raw={"cache": bytes([number])},
+            created=NEWEST.replace(":02", f":1{number}"),
+        )[0],
+    )
+
+    (winner,) = [result for result in results if isinstance(result, str)]
+    losers = [result for result in results if not isinstance(result, str)]
+    assert [type(loser) for loser in losers] == [AlreadyPublished] * 7
+    assert {loser.statement for loser in losers} == {winner}
+    assert statements(store) == [winner]
+    assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
+
+
+def test_of_racing_publishers_that_supersede_one_wins(tmp_path: Path):
+    """What one of them has published is not superseded by another that did not see it."""
+    store = LateList(root=tmp_path / "store")
+    first, _ = publish(store, created=OLDER)
+
+    results = racing(
+        8,
+        lambda number: supersede(
+            store, raw={"cache": bytes([number])}, created=NEWEST.replace(":02", f":1{number}")
+        )[0],
+    )
+
+    (winner,) = [result for result in results if isinstance(result, str)]
+    assert sum(isinstance(result, AlreadyPublished) for result in results) == 7
+    assert find_published(store, DEPLOYMENT, fingerprint()) == [first, winner]
+    assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
+
+
+def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
+    """Whoever builds the same artifact has published it, with the same or another key."""
+    store = LateList(root=tmp_path / "store")
+    manifest, stored = build()
+    keys = [KEY, KEY, KEY, OTHER, OTHER, OTHER, new_key(), new_key()]
+
+    results = racing(8, lambda number: push(store, manifest, stored, [keys[number]]))
+
+    assert all(isinstance(result, str) for result in results)
+    assert sorted(set(results)) == statements(store)
+    assert len(statements(store)) == 4
+    for key in keys:
+        assert pull_here(store, trust=trusting(key)).chosen.manifest == manifest
+
+
+@pytest.mark.parametrize("vanishes", [1, 2])
+def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int):
+    """A push ends with all blobs in place, though an old one of them was taken for forgotten."""
+
+    class Pruned(MemoryStore):
+        def create(self, key: str, source: bytes | BinaryIO) -> None:
+            super().create(key, source)
+            if len(self.written) == vanishes:
+                self.delete(self.written[0])
+
+    pruned = Pruned()
+    _, manifest = publish(pruned)
+
+    assert blobs_written(pruned) == 2 * [blob_key(manifest.parts[0])]
+    assert pull_here(pruned).chosen.manifest == manifest
+
+
+# --- after a rotation ----------------------------------------------------------------------
+
+
+def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCaptureFixture):
+    """Signed again, an artifact loads where only the new key is trusted, and where only the old."""
+    old, manifest = publish(store)
+    new_only = trusting(OTHER)
+    with pytest.raises(ArtifactRefused):
+        pull_here(store, trust=new_only)
+    store.written.clear()
+    caplog.clear()
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert store.written == [new]
+    for trust in (new_only, trusting(KEY)):
+        assert pull_here(store, trust=trust).chosen.manifest == manifest
+    pulled = pull_here(store, trust=new_only)
+    assert pulled.chosen.key == new
+    assert pulled.chosen.believed.verified.signers == ("key0",)
+    assert {item.statement: item.reason for item in pulled.chosen.trace} == {
+        old: "untrusted",
+        new: "fits",
+    }
+    assert warnings(caplog) == []
+
+
+def test_an_old_envelope_is_no_refusal_where_the_new_one_does_not_fit(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+):
+    """After a rotation another machine misses as ever: a fleet that fails on refusals goes on."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    with pytest.raises(ArtifactNotFound) as caught:
+        pull_here(store, here=fingerprint(threads="8"), trust=trusting(OTHER))
+
+    assert sorted(item.reason for item in caught.value.trace) == ["fingerprint", "untrusted"]
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("trust", [trusting(KEY), trusting(OTHER), trusting(KEY, OTHER)])
+def test_signing_again_twice_is_signing_once(store: MemoryStore, trust: Trust):
+    """Whichever of the keys is trusted by now, nothing is left to do, and nothing is said to be."""
+    publish(store)
+    supersede(store, created=NEWEST, raw={"cache": b"2"})
+    assert len(sign_again(store, [OTHER], trust=trusting(KEY))) == 2
+    before = dict(store.objects)
+
+    again = sign_again(store, [OTHER], trust=trust)
+
+    assert (again, store.objects) == ([], before)
+
+
+def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
+    """A deployment can be named; otherwise each artifact of the store gets the new key."""
+    publish(store)
+    publish(store, deployment="Other")
+
+    (one,) = sign_again(store, [OTHER], trust=trusting(KEY), deployment="Other")
+    (other,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert one.startswith("statements/Other/")
+    assert other.startswith("statements/Embedder/")
+    with pytest.raises(ArtifactNotFound):
+        sign_again(store, [OTHER], trust=trusting(KEY), deployment="Third")
+
+
+def junk(payload: bytes, *keys: Any) -> bytes:
+    """Return an envelope that is full of signatures, of nobody but `keys`."""
+    strangers = [new_key() for _ in range(MAX_SIGNATURES - len(keys))]
+    return sign(payload, *strangers, *keys)
+
+
+@pytest.mark.parametrize("copied", [(), (KEY,)], ids=["nobody", "copied"])
+def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
+    store: MemoryStore, copied: tuple[Any, ...]
+):
+    """Whoever can write can add envelopes; with a copied good signature one is even believed."""
+    _, manifest = publish(store)
+    for name in ("000", "zzz"):
+        store.create(
+            f"statements/Embedder/{name}.dsse.json", junk(manifest.to_statement(), *copied)
+        )
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    pulled = pull_here(store, trust=trusting(OTHER))
+    assert (pulled.chosen.manifest, pulled.chosen.key) == (manifest, new)
+    assert new in find_published(store, DEPLOYMENT, fingerprint())
+    assert sign_again(store, [OTHER], trust=trusting(KEY)) == []
+
+
+def test_an_envelope_that_is_full_is_followed_by_a_new_one(store: MemoryStore):
+    """Where no signature more would be looked at, another envelope begins, and that once only."""
+    manifest, stored = build()
+    push(store, manifest, stored, [KEY, *(new_key() for _ in range(MAX_SIGNATURES - 1))])
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
+
+    assert pull_here(store, trust=trusting(OTHER)).chosen.key == new
+    for trust in (trusting(KEY), trusting(OTHER)):
+        assert sign_again(store, [OTHER], trust=trust) == []
+
+
+def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
+    """A signature vouches for all of it: a stranger's artifact is left out, and said."""
+    publish(store)
+    foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zz")
+    store.objects["statements/Embedder/junk.dsse.json"] = b"{}"
+    key = new_key()
+
+    done = sign_all(store, [key], trust=trusting(KEY))
+
+    assert len(done.statements) == 1
+    assert [(r.reason, r.statement) for r in done.refused] == [
+        ("bad_statement", "statements/Embedder/junk.dsse.json"),
+        ("untrusted", foreign),
+    ]
+    assert pull_here(store, trust=trusting(key)).chosen.key == done.statements[0]
+
+
+def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
+    """A store of strangers is an error, with the first reason."""
+    publish(store)
+    before = dict(store.objects)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        sign_again(store, [new_key()], trust=trusting(OTHER))
+
+    assert caught.value.reason == "untrusted"
+    assert store.objects == before
+
+
+def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
+    """An exception for one store does not become a signature that holds everywhere."""
+    store.uri = "file:///srv/artifacts"
+    publish(store)
+    allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),), max_age_s=LONG_S)
+    before = dict(store.objects)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        sign_again(store, [OTHER], trust=allowed)
+
+    assert caught.value.reason == "untrusted"
+    assert "pinned = [" in caught.value.hint
+    assert store.objects == before
+
+
+def test_an_unsigned_copy_does_not_stop_a_rotation(store: MemoryStore):
+    """Where a store is believed unsigned, what a trusted key has signed in it is signed again."""
+    store.uri = "file:///srv/artifacts"
+    _, manifest = publish(store)
+    store.create("statements/Embedder/zzz.dsse.json", junk(manifest.to_statement()))
+    allowed = UnsignedOk(store=store.uri, reason="a test")
+
+    (new,) = sign_again(store, [OTHER], trust=trusting(KEY, unsigned_ok=(allowed,)))
+
+    assert pull_here(store, trust=trusting(OTHER)).chosen.key == new
+
+
+def test_signing_without_a_key_changes_nothing(store: MemoryStore):
+    """It is an error, not an artifact without signatures."""
+    publish(store)
+    before = dict(store.objects)
+
+    with pytest.raises(ConfigError):
+        sign_again(store, [], trust=trusting(KEY))
+
+    assert store.objects == before
+
+
+def test_signing_tells_what_was_signed_before(store: MemoryStore):
+    """Of two artifacts of which one has the signature, one is new and one unchanged."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+    publish(store, deployment="Other")
+
+    done = sign_all(store, [OTHER], trust=trusting(KEY))
+
+    assert (len(done.statements), done.unchanged) == (1, 1)
+
+
+# --- copying -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def target() -> MemoryStore:
+    return MemoryStore(uri="memory:target")
+
+
+def test_a_store_is_copied_as_it_is(store: MemoryStore, target: MemoryStore):
+    """Every variant of every deployment arrives byte for byte, signatures included."""
+    publish(store, raw={"cache": b"1", "extra": b"2"})
+    publish(store, built_for=fingerprint(threads="8"))
+    publish(store, deployment="Other")
+    told: list[tuple[str, int, int]] = []
+
+    copied = copy(store, target, trust=trusting(KEY), progress=lambda *at: told.append(at))
+
+    assert target.objects == store.objects
+    assert sorted(copied) == statements(store)
+    assert {name for name, _, _ in told} == {"cache", "extra"}
+    assert all(0 <= done <= total for _, done, total in told)
+    assert {name for name, done, total in told if done == total} == {"cache", "extra"}
+
+
+def test_copying_twice_is_copying_once(store: MemoryStore, target: MemoryStore):
+    """Neither is there anything to write, nor is it an error."""
+    publish(store)
+    copied = copy(store, target, trust=trusting(KEY))
+    before = dict(target.objects)
+
+    assert copy(store, target, trust=trusting(KEY)) == copied
+    assert target.objects == before
+
+
+def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStore):
+    """A store with a history is copied into an empty one without asking for anything."""
+    for created in (OLDER, NEWER, NEWEST):
+        supersede(store, created=created, raw={"cache": created.encode()})
+
+    (copied,) = copy(store, target, trust=trusting(KEY))
+
+    assert copied == f"statements/Embedder/{fingerprint().key}.dsse.json"
+    assert pull_here(target).raw == {"cache": NEWEST.encode()}
+    assert len(target.objects) == 2
+
+
+def test_all_envelopes_of_an_artifact_are_copied(store: MemoryStore, target: MemoryStore):
+    """In the middle of a rotation readers of either key find theirs in the copy, too."""
+    _, manifest = publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    copied = copy(store, target, trust=trusting(KEY))
+
+    assert sorted(copied) == statements(target)
+    for key in (KEY, OTHER):
+        assert pull_here(target, trust=trusting(key)).chosen.manifest == manifest
+
+
+def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
+    store: MemoryStore, target: MemoryStore
+):
+    """Where only the new key is trusted, what it signed is copied and nothing else."""
+    publish(store)
+    sign_again(store, [OTHER], trust=trusting(KEY))
+
+    (copied,) = copy(store, target, trust=trusting(OTHER))
+
+    assert statements(target) == [copied]
+    assert pull_here(target, trust=trusting(OTHER)).chosen.key == copied
+
+
+def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
+    """The others stay where they are; that there is none of the name is said."""
+    publish(store)
+    publish(store, deployment="Other", raw={"cache": b"2"})
+
+    (copied,) = copy(store, target, trust=trusting(KEY), deployment="Other")
+
+    assert statements(target) == [copied]
+    assert len(target.list("blobs/")) == 1
+    with pytest.raises(ArtifactNotFound, match="no artifact for 'Third'"):
+        copy(store, target, trust=trusting(KEY), deployment="Third")
+
+
+def test_a_copy_does_not_replace_what_is_published(store: MemoryStore, target: MemoryStore):
+    """The target is write-once as ever, and superseding is asked for as ever."""
+    publish(store, created=NEWEST)
+    publish(target, created=OLDER, raw={"cache": b"older"})
+    before = dict(target.objects)
+
+    with pytest.raises(AlreadyPublished):
+        copy(store, target, trust=trusting(KEY))
+    assert target.objects == before
+    (copied,) = copy(store, target, trust=trusting(KEY), on_taken="supersede")
+
+    assert copied.endswith("-g2.dsse.json")
+    assert pull_here(target).chosen.manifest.created == NEWEST
+
+
+@pytest.mark.parametrize("name", FORGED_BLOBS)
+def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore, name: str):
+    """A copy checks what a pull would check, and writes nothing of what fails."""
+    forge, reason = FORGED_BLOBS[name]
+    statement, manifest = publish(store, raw={"cache": bytes(range(256)) * 9})
+    key = blob_key(manifest.parts[0])
+    store.objects[key] = forge(store.objects[key])
+
+    with pytest.raises(ArtifactRefused) as caught:
+        copy(store, target, trust=trusting(KEY))
+
+    assert (caught.value.reason, caught.value.statement) == (reason, statement)
+    assert target.objects == {}
+
+
+def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
+    """A stranger's statement is left out and said, and what is trusted is copied beside it."""
+    good, _ = publish(store)
+    foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
+
+    done = copy_all(store, target, trust=trusting(KEY))
+
+    assert done.statements == (good,)
+    assert [(r.reason, r.statement) for r in done.refused] == [("untrusted", foreign)]
+    assert statements(target) == [good]
+
+
+def test_a_damaged_part_is_left_out_and_the_others_are_copied(
+    store: MemoryStore, target: MemoryStore
+):
+    """One bad blob in a store does not hold up its mirror."""
+    bad, manifest = publish(store, deployment="Bad", raw={"cache": b"bad"})
+    good, _ = publish(store, deployment="Good", raw={"cache": b"good"})
+    store.objects[blob_key(manifest.parts[0])] = bytes(manifest.parts[0].stored_bytes)
+
+    done = copy_all(store, target, trust=trusting(KEY))
+
+    assert done.statements == (good,)
+    assert [(r.reason, r.statement) for r in done.refused] == [("digest_mismatch", bad)]
+    assert statements(target) == [good]
+
+
+def test_of_a_denied_newest_the_one_before_is_copied(store: MemoryStore, target: MemoryStore):
+    """Of what may be copied the newest of a variant is."""
+    good, _ = publish(store, created=OLDER, raw={"cache": b"good"})
+    denied, manifest = supersede(store, created=NEWER, raw={"cache": b"denied"})
+    trust = trusting(KEY, denied=frozenset({manifest.parts[0].sha256}))
+
+    done = copy_all(store, target, trust=trust)
+
+    assert [(r.reason, r.statement) for r in done.refused] == [("denied", denied)]
+    assert pull_here(target).chosen.manifest.created == OLDER
+    assert len(done.statements) == 1
+    assert good in store.objects
+
+
+def test_a_statement_under_another_deployment_is_not_spread(
+    store: MemoryStore, target: MemoryStore
+):
+    """What a pull refuses to take from there is not carried to where it would be taken."""
+    manifest, stored = build(deployment="Other")
+    publish_statement(store, manifest.to_statement(), KEY, name="moved")
+    store.create(blob_key(manifest.parts[0]), stored["cache"])
+
+    with pytest.raises(ArtifactRefused) as caught:
+        copy(store, target, trust=trusting(KEY), deployment=DEPLOYMENT)
+
+    assert caught.value.reason == "bad_statement"
+    assert target.objects == {}

@@ -1,0 +1,397 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact that a build leaves without a signature, and its first one by another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from artifacts import DEPLOYMENT, MemoryStore, blob_key, build, fingerprint, new_key, trusting
+from artifacts import packed_cache as packed
+from command_line import KEY, Ended, run_fixture, trust_file_fixture  # noqa: F401 - fixtures
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.push import push
+from serve_warm.artifact.push import sign as sign_again
+from serve_warm.artifact.unsigned import MAX_UNSIGNED, sign_unsigned
+from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
+from serve_warm.stores.local import LocalStore
+from transfers import pull_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serve_warm.fingerprint import Fingerprint
+
+OTHER = new_key()
+LATER = "2026-11-21T10:00:00.000000Z"
+TIMES = (f"2026-11-20T10:00:{second:02}.000000Z" for second in range(60))
+
+
+@dataclass
+class Site:
+    """Where a build left something, and where replicas look."""
+
+    left: MemoryStore = field(default_factory=MemoryStore)
+    fleet: MemoryStore = field(default_factory=lambda: MemoryStore(uri="memory:fleet"))
+
+    def leave(self, *keys: Any, **fields: Any) -> Manifest:
+        manifest, stored = build(**fields)
+        push(self.left, manifest, stored, keys or None)
+        return manifest
+
+    def sign(self, **options: Any) -> Any:
+        chosen = {"trust": trusting(KEY), "deployment": DEPLOYMENT, **options}
+        return sign_unsigned(self.left, self.fleet, [KEY], **chosen)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site()
+
+
+def test_no_replica_loads_what_has_no_signature(site: Site):
+    """It is `untrusted`, and rotation does not sign it."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused, match="has no signature") as pulled:
+        pull_here(site.left, trust=trusting(KEY))
+    with pytest.raises(ArtifactRefused, match="has no signature") as signed:
+        sign_again(site.left, [KEY], trust=trusting(KEY))
+
+    assert pulled.value.reason == signed.value.reason == "untrusted"
+
+
+def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
+    """The parts are the build's own, and the signature is over what it says of them."""
+    made = site.leave(raw={"cache": packed(tmp_path)})
+
+    done = site.sign()
+
+    pulled = pull_here(site.fleet, trust=trusting(KEY))
+    assert pulled.chosen.manifest == made
+    assert pulled.chosen.believed.verified.signers == ("key0",)
+    assert done.statements == (pulled.chosen.key,)
+    assert site.left.written == [blob_key(made.parts[0]), pulled.chosen.key]
+
+
+def test_the_origin_is_what_the_signer_says(site: Site, tmp_path: Path):
+    """The code of a model can write what it likes into the folder, about another pipeline too."""
+    claimed = {"builder": "https://ci/payments", "source": "4f2c"}
+    site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": claimed, "passes": 3})
+
+    site.sign(provenance={"builder": "https://ci/scorer"})
+
+    facts = pull_here(site.fleet, trust=trusting(KEY)).chosen.manifest.facts
+    assert facts == {"provenance": {"builder": "https://ci/scorer"}, "passes": 3}
+
+
+def test_an_origin_that_nobody_says_is_not_signed(site: Site):
+    """A fleet that requires one then refuses it, whatever the build has claimed."""
+    site.leave(facts={"provenance": {"builder": "https://ci/payments"}})
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(KEY, require=frozenset({("builder", "https://ci/*")})))
+
+    assert refused.value.reason == "untrusted"
+
+
+def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
+    """Who signs says which one is meant."""
+    site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
+
+    assert site.sign().statements == ()
+    assert site.fleet.written == []
+
+
+def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
+    """It would win over every honest build until then."""
+    ahead = datetime.now(timezone.utc) + timedelta(hours=23)
+    site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+
+    with pytest.raises(ArtifactRefused, match="in the future by this machine"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
+    """A build leaves one for each rank."""
+    cache = {"cache": packed(tmp_path)}
+    for threads in range(MAX_UNSIGNED + 1):
+        site.leave(raw=cache, built_for=fingerprint(threads=str(threads)))
+
+    with pytest.raises(ArtifactRefused, match="at most 64"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
+    """Without another store the folder has both statements, and a replica takes the signed one."""
+    made = site.leave(raw={"cache": packed(tmp_path)})
+
+    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
+
+    assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
+    with pytest.raises(AlreadyPublished):
+        push(site.left, *build(created=LATER), [KEY])
+
+
+def test_what_a_stranger_signed_is_left_alone(site: Site):
+    """Only what carries no signature at all is signed: the rest is for rotation, and its checks."""
+    site.leave(OTHER)
+
+    with pytest.raises(ArtifactNotFound, match="no unsigned artifact"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_nothing_left_is_nothing_to_sign(site: Site):
+    """A build of an app that compiles nothing leaves no artifact: the Job of it has not failed."""
+    done = site.sign()
+
+    assert (done.statements, done.unchanged, done.refused) == ((), 0, ())
+
+
+def flipped(site: Site, made: Manifest) -> None:
+    key = blob_key(made.parts[0])
+    site.left.objects[key] = bytes([site.left.objects[key][0] ^ 1]) + site.left.objects[key][1:]
+
+
+def missing(site: Site, made: Manifest) -> None:
+    del site.left.objects[blob_key(made.parts[0])]
+
+
+@pytest.mark.parametrize("spoil", [flipped, missing])
+def test_parts_that_are_not_what_the_statement_says_get_no_signature(
+    site: Site, tmp_path: Path, spoil: Callable[..., None]
+):
+    """A signature vouches for every byte."""
+    spoil(site, site.leave(raw={"cache": packed(tmp_path)}))
+
+    with pytest.raises(ArtifactRefused):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_a_part_that_cannot_be_unpacked_gets_no_signature(site: Site):
+    """Nor does one that no replica could load."""
+    site.leave(raw={"cache": b"no archive"})
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign()
+
+    assert refused.value.reason == "bad_archive"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_age_s": 1.0}, "expired"),
+        ({"require": frozenset({("source", "*")})}, "untrusted"),
+    ],
+)
+def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, limits: Any, reason: str):
+    """What every replica would refuse is not published."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(KEY, **limits))
+
+    assert refused.value.reason == reason
+    assert site.fleet.written == []
+
+
+def test_a_key_that_the_fleet_does_not_believe_is_noticed(site: Site):
+    """Where the machine trusts somebody, and not this key, nothing is published."""
+    site.leave()
+
+    with pytest.raises(ArtifactRefused) as refused:
+        site.sign(trust=trusting(OTHER))
+
+    assert refused.value.reason == "untrusted"
+    assert site.fleet.written == []
+
+
+def test_of_a_variant_that_is_published_either_is_kept(site: Site, tmp_path: Path):
+    """Refused by default; kept, or superseded, where that is asked for."""
+    cache = {"cache": packed(tmp_path)}
+    push(site.fleet, *build(raw=cache), [KEY])
+    site.leave(created=LATER, raw=cache)
+
+    with pytest.raises(AlreadyPublished):
+        site.sign()
+    kept, there = site.sign(on_taken="keep"), len(site.fleet.objects)
+    superseded = site.sign(on_taken="supersede")
+
+    assert (kept.statements, kept.unchanged, there) == ((), 1, 2)
+    assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == superseded.statements[0]
+
+
+def test_entries_that_no_replica_runs_any_more_are_not_kept(site: Site, tmp_path: Path):
+    """Made by older rules than the new ones they are superseded, whatever is asked for."""
+    cache = {"cache": packed(tmp_path)}
+    entries = {"entries": [{"level": 2}]}
+    push(site.fleet, *build(raw=cache, facts={**entries, "entries_format": 2}), [KEY])
+    site.leave(created=LATER, raw=cache, facts={**entries, "entries_format": 3})
+
+    done = site.sign(on_taken="keep")
+
+    assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == done.statements[0]
+
+
+def test_what_is_not_believed_is_not_kept(site: Site, tmp_path: Path):
+    """A stranger who took the name of the variant does not keep the fleet cold in silence."""
+    cache = {"cache": packed(tmp_path)}
+    push(site.fleet, *build(raw=cache), [OTHER])
+    site.leave(created=LATER, raw=cache)
+
+    with pytest.raises(AlreadyPublished):
+        site.sign(on_taken="keep")
+
+
+def test_each_variant_and_deployment_is_signed(site: Site, tmp_path: Path):
+    """A gang leaves one for each rank; `deployment` takes those of one."""
+    cache = {"cache": packed(tmp_path)}
+    for rank in ("1 of 2", "0 of 2"):
+        site.leave(raw=cache, built_for=of_rank(rank))
+    site.leave(raw=cache, deployment="Scorer")
+
+    done = site.sign(deployment=DEPLOYMENT)
+
+    assert len(done.statements) == 2
+    assert all(f"/{DEPLOYMENT}/" in key for key in done.statements)
+
+
+def of_rank(rank: str, **factors: str) -> Fingerprint:
+    """Return the fingerprint of a rank; of a process by itself where it is empty."""
+    usual = fingerprint(**factors)
+    return replace(usual, app={**usual.app, **({"rank": rank} if rank else {})})
+
+
+NO_GANG = {
+    "a gap": (["0 of 3", "2 of 3"], "rank 1 of 3 is missing"),
+    "twice": (["0 of 2", "1 of 2", "1 of 2"], "rank 1 of 2 appears 2 times"),
+    "of two sizes": (["0 of 2", "1 of 2", "0 of 4"], "their gangs have 2 and 4 ranks"),
+    "one beside": (["0 of 2", "1 of 2", ""], "one has no rank"),
+    "two of none": (["", ""], "2 have no rank"),
+    "a rank that is none": (["first of 2"], "not a rank"),
+    "beyond": (["0 of 2", "2 of 2"], "not a rank"),
+    "endless": (["0 of 4000000000"], "not a rank"),
+    "alone": (["0 of 9999"], "rank 1 of 9999 is missing"),
+    "other digits": (["0 of 2", "\u0661 of 2"], "not a rank"),
+}
+
+
+@pytest.mark.parametrize("case", NO_GANG)
+def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
+    """The code of a model can leave any number: one for each rank is what a build makes."""
+    cache = {"cache": packed(tmp_path)}
+    ranks, says = NO_GANG[case]
+    for rank in ranks:
+        manifest, stored = build(raw=cache, built_for=of_rank(rank), created=next(TIMES))
+        push(site.left, manifest, stored, None, on_taken="supersede")
+
+    with pytest.raises(ArtifactRefused, match=says) as refused:
+        site.sign()
+
+    assert refused.value.reason == "bad_statement"
+    assert site.fleet.written == []
+
+
+def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, tmp_path: Path):
+    """They could be of two builds, of which each was for another machine."""
+    cache = {"cache": packed(tmp_path)}
+    site.leave(raw=cache, built_for=of_rank("0 of 2"))
+    site.leave(raw=cache, built_for=of_rank("1 of 2", threads="3"))
+
+    with pytest.raises(ArtifactRefused, match="they differ in threads"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+def test_a_gang_of_which_one_cannot_be_signed_is_not_signed(site: Site, tmp_path: Path):
+    """Its ranks start together or not at all."""
+    cache = {"cache": packed(tmp_path)}
+    site.leave(raw=cache, built_for=of_rank("0 of 2"))
+    site.leave(raw={"cache": b"no archive"}, built_for=of_rank("1 of 2"))
+
+    with pytest.raises(ArtifactRefused, match="not a packed directory"):
+        site.sign()
+
+    assert site.fleet.written == []
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ci.key"
+    path.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    return path
+
+
+def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Path, key_file: Path):
+    """`sign --unsigned --publish` is the second of two containers; `verify` says yes afterwards."""
+    left = LocalStore(root=tmp_path / "left")
+    push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
+    fleet = tmp_path / "fleet"
+
+    command = ("sign", left.root, "--unsigned", "--deployment", DEPLOYMENT)
+    command += ("--key", key_file, "--publish", fleet)
+    signed = run(*command, "--builder", "https://ci/scorer")
+    again = run(*command, "--if-published", "keep")
+
+    assert (signed.code, again.code) == (0, 0)
+    assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
+    assert "0 signed, 1 kept as published" in again.err
+    assert "builder https://ci/scorer\n" in run("inspect", fleet).out
+    assert run("verify", fleet).code == 0
+    assert run("verify", left.root).code == 3
+
+
+def test_the_first_signature_needs_the_deployment(
+    run: Callable[..., Ended], tmp_path: Path, key_file: Path
+):
+    """Otherwise the folder would say what the signature is for."""
+    ended = run("sign", tmp_path, "--unsigned", "--key", key_file)
+
+    assert ended.code == 2
+    assert "--unsigned needs --deployment NAME" in ended.err
+
+
+@pytest.mark.parametrize(
+    "option", [("--publish", "x"), ("--if-published", "keep"), ("--builder", "x")]
+)
+def test_where_to_publish_is_for_the_unsigned(
+    run: Callable[..., Ended], tmp_path: Path, key_file: Path, option: tuple[str, str]
+):
+    """Rotation publishes nowhere else, so such an option is a mistake."""
+    ended = run("sign", tmp_path, "--key", key_file, *option)
+
+    assert ended.code == 2
+    assert "work only with --unsigned" in ended.err
+
+
+def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], tmp_path: Path):
+    """Source, image and builder, each in a line of its own; nothing of one that says none."""
+    said = {"builder": "https://ci/acme", "image": "r/app@sha256:1", "source": "4f2c\x1b[2K"}
+    store = LocalStore(root=tmp_path / "store")
+    push(store, *build(facts={"provenance": said}), [KEY])
+    push(store, *build(deployment="Scorer"), [KEY])
+
+    shown = run("inspect", store.root).out
+
+    assert shown.count("builder https://ci/acme\n") == shown.count("image r/app@sha256:1\n") == 1
+    assert "\x1b" not in shown

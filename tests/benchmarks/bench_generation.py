@@ -1,0 +1,221 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which models of `transformers` decode by compiled steps, and what a start and a step cost.
+
+    python tests/benchmarks/bench_generation.py [--json FILE] [--again] [MODEL ...]
+
+One process builds the entries of a small random model, and another loads them and generates under
+a ban on compiling. A third does the same with torch.compile and no entries. A row that FILE has
+stays unless `--again` is given, so a run that was stopped goes on.
+
+    tokens_equal  32 drawn tokens of each prompt are those of the eager model in the same process
+    compiles      compiles after loading; compiler_processes likewise
+    to_proof_s    seconds from loading entries to the end of a pass that may not compile
+    to_proof_cpu_s  the same in CPU seconds
+    torch_s       the same with torch.compile alone, torch's caches empty; torch_cpu_s likewise
+    dispatch_us   CPU time of serve_warm in one decode step, without the code that it dispatches to
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+import torch
+
+import generators
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import entry_function
+from serve_warm.precompile.aoti_graphs import Graphed
+from serve_warm.precompile.aoti_library import Function
+from serve_warm.precompile.session import SESSION
+
+RESULTS = Path(__file__).parent / "results" / "generation.json"
+MODELS = ("llama", "qwen3", "gemma3", "gpt2", "mixtral", "t5", "whisper", "mistral", "bart")
+LEVELS = (2, 3)
+PROMPTS = ((12, 9), (3,))
+"""A batch and a single prompt, of both buckets."""
+
+
+def replay(model: Any, name: str) -> list[list[list[int]]]:
+    return [
+        generators.generate(model, generators.batch_of(name, lengths), max_new_tokens=count)
+        for lengths, count in zip(PROMPTS, (generators.TOKENS, 2), strict=True)
+    ]
+
+
+def build(name: str, level: int, folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    model = generators.load_compiled(name, level=level)
+    with torch.compiler.set_stance("force_eager"), SESSION.building() as building:
+        replay(model, name)
+    table = building.table
+    for file, data in table.to_files(level).items():
+        (folder / file).write_bytes(data)
+    return {
+        "refused": sorted(table.refused.values()),
+        "build_s": round(time.perf_counter() - began, 1),
+        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+    }
+
+
+def start(name: str, level: int, folder: Path) -> dict[str, Any]:
+    watch = watch_process()
+    eager = replay(generators.load(name), name)
+    model = generators.load_compiled(name, level=level)
+    before = watch.counts()
+    began, cpu = time.perf_counter(), cpu_s()
+    why = SESSION.load(folder)
+    replay(model, name)
+    with forbid():
+        made = replay(model, name)
+    took, cpu = time.perf_counter() - began, cpu_s() - cpu
+    counts = watch.counts() - before
+    return {
+        "why": why,
+        "tokens_equal": made == eager,
+        "compiles": counts.compiles,
+        "compiler_processes": counts.compiler_processes,
+        "to_proof_s": round(took, 3),
+        "to_proof_cpu_s": round(cpu, 3),
+        "levels": sorted({use.level for use in SESSION.uses()}),
+        "dispatch_us": round(dispatch_us(model), 1),
+    }
+
+
+def stock(name: str, level: int, folder: Path) -> dict[str, Any]:
+    del level, folder
+    model = generators.load_compiled(name)
+    began, cpu = time.perf_counter(), cpu_s()
+    replay(model, name)
+    with forbid():
+        replay(model, name)
+    took, cpu = time.perf_counter() - began, cpu_s() - cpu
+    return {"torch_s": round(took, 3), "torch_cpu_s": round(cpu, 3)}
+
+
+def cpu_s() -> float:
+    """Return CPU time of this process and of the compilers that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def dispatch_us(model: Any, calls: int = 2000) -> float:
+    """Return the least CPU time of a decode step whose graph returns its last outputs."""
+    decoder = model._serve_warm_decoder
+    step = decoder._decode
+    dispatcher = vars(step)["_serve_warm"]
+    for same in dispatcher.binder.binding.hits.values():
+        for *_, fn, _ in same:
+            compute_nothing(fn)
+    best = float("inf")
+    with torch.inference_mode():
+        tokens = torch.zeros(decoder.slots, dtype=torch.int64, device=decoder.device)
+        positions = torch.full_like(tokens, decoder.max_length)
+        for _ in range(5):
+            began = time.thread_time()
+            for _ in range(calls):
+                step(tokens, positions)
+            best = min(best, (time.thread_time() - began) / calls * 1e6)
+    return best
+
+
+def compute_nothing(fn: Any) -> None:
+    """Have the code of an entry return what it returns once, and launch nothing after that."""
+    if not isinstance(fn, Function):
+        graph = entry_function._graph_of(fn)
+        graph._compiled = _stub_of(graph._compiled)
+    elif isinstance(fn._run, Graphed):
+        # Finding the graph of a call is work of serve_warm; its launch is not.
+        kept = vars(fn._run._local)["kept"]
+        for key, found in kept.items():
+            kept[key] = dataclasses.replace(found, launch=_stub_of(found.launch))
+    else:
+        fn._run = _stub_of(fn._run)
+
+
+def _stub_of(run: Any) -> Any:
+    outputs: list[Any] = []
+
+    def stub(*inputs: Any) -> Any:
+        if not outputs:
+            outputs.append(run(*inputs))
+        return outputs[0]
+
+    return stub
+
+
+def row_of(name: str, level: int, known: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": name, "level": level}
+    # torch.compile alone has no levels.
+    row |= {key: known[key] for key in ("torch_s", "torch_cpu_s") if key in known}
+    with tempfile.TemporaryDirectory() as folder:
+        for do in ("build", "start", *(() if "torch_s" in row else ("stock",))):
+            (Path(folder) / "entries").mkdir(exist_ok=True)
+            question = [name, "--do", do, "--level", str(level), "--in", f"{folder}/entries"]
+            ended = subprocess.run(
+                [sys.executable, __file__, *question],
+                env={
+                    **os.environ,
+                    # As in a replica: the kernels of level 2 are in torch's caches.
+                    "TORCHINDUCTOR_CACHE_DIR": f"{folder}/{'stock' if do == 'stock' else 'cache'}",
+                    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if ended.returncode:
+                sys.exit(f"{name} at level {level} could not {do}:\n{ended.stderr[-3000:]}")
+            row |= json.loads(ended.stdout.splitlines()[-1])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--do", choices=["build", "start", "stock"])
+    parser.add_argument("--level", type=int, action="append")
+    parser.add_argument("--in", type=Path, dest="folder")
+    parser.add_argument("names", nargs="*", metavar="MODEL")
+    asked = parser.parse_args()
+    names, levels = asked.names or MODELS, asked.level or LEVELS
+    if asked.do:
+        torch.set_num_threads(1)
+        do = {"build": build, "start": start, "stock": stock}[asked.do]
+        sys.stdout.write("\n" + json.dumps(do(names[0], levels[0], asked.folder)) + "\n")
+        return
+    import transformers
+
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    rows: dict[tuple[str, int], Any] = {}
+    if asked.json.exists():
+        rows = {(r["model"], r["level"]): r for r in json.loads(asked.json.read_text())["rows"]}
+    for key in [(name, level) for name in names for level in levels]:
+        if key not in rows or asked.again:
+            rows[key] = row_of(*key, rows.get((key[0], 5 - key[1]), {}))
+            sys.stdout.write(json.dumps(rows[key]) + "\n")
+            listed = [rows[key] for key in sorted(rows)]
+            text = json.dumps({"versions": versions, "rows": listed}, indent=1)
+            asked.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

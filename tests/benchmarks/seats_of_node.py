@@ -1,0 +1,26 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What `RAY_preload_python_modules` names in `bench_seats.py`: each worker of the node imports.
+
+SEATS_IMPORTS has the app's modules. A file for each worker that is through comes into the folder
+of SEATS_OF_NODE.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from serve_warm import preload
+
+preload.import_now(
+    *os.environ["SEATS_IMPORTS"].split(","),
+    *(
+        "torch",
+        "ray.serve._private.replica",
+        "serve_warm.replica.warmup",
+        "serve_warm.precompile.compiled",
+    ),
+    *("serve_warm.precompile.aoti_library", "serve_warm.artifact.pull", "serve_warm.stores.local"),
+)
+(Path(os.environ["SEATS_OF_NODE"]) / str(os.getpid())).touch()

@@ -1,0 +1,703 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a build starts from and what it accepts; the build itself is tested on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import yaml
+from ray.exceptions import RayActorError
+
+from artifacts import new_key, trusting
+from believing import public_pem
+from reports import FULL
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.unsigned import sign_unsigned
+from serve_warm.builder.app import load_app
+from serve_warm.builder.build import _settings, build
+from serve_warm.builder.cluster import open_cluster
+from serve_warm.builder.provenance import read_provenance
+from serve_warm.builder.publishing import Destination
+from serve_warm.builder.round_trips import accept
+from serve_warm.builder.signing import Signing
+from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
+from serve_warm.fingerprint import Fingerprint, rank_factor
+from serve_warm.stores import open_store
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.envelope import Envelope
+from serve_warm.trust.policy import signed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KEY = new_key()
+EXAMPLE = Path(__file__).parents[2] / "deployments" / "text_embedder" / "serve.yaml"
+APP = "deployments.text_embedder.app:embedder"
+
+
+# What is accepted -----------------------------------------------------------------------------
+
+
+def round_trip(
+    *,
+    verdict: str = "full_hit",
+    reason: str = "",
+    compiler_processes: int = 0,
+    proven: int = 6,
+) -> dict[str, Any]:
+    """Return the report of a warm start with six inputs, or of one that is less than that."""
+    report = dataclasses.replace(FULL, parity=None).to_json()
+    report["verdict"] = verdict
+    report["artifact"]["reason"] = reason
+    report["warmup"]["compiler_processes"] = compiler_processes
+    report["covered"] = {"expected": 6, "proven": proven}
+    return report
+
+
+def test_a_clean_round_trip_is_accepted():
+    """A full hit that ran no compiler and proved every input is published."""
+    accept(round_trip())
+
+
+@pytest.mark.parametrize(
+    ("report", "problems"),
+    [
+        (
+            round_trip(verdict="partial", reason="2 files of 3"),
+            ["its verdict is partial, not full_hit (2 files of 3)"],
+        ),
+        (
+            round_trip(verdict="miss", reason="none fits here"),
+            ["its verdict is miss, not full_hit (none fits here)"],
+        ),
+        (
+            round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
+            ["its verdict is refused, not full_hit (part cache: sha256 is 9f2c…)"],
+        ),
+        (
+            {**round_trip(verdict="off"), "artifact": None},
+            ["its verdict is off, not full_hit (no reason)"],
+        ),
+        (round_trip(compiler_processes=1), ["it ran the compiler 1 times"]),
+        (round_trip(proven=5), ["it proved 5 of 6 inputs"]),
+        (round_trip(proven=0), ["it proved 0 of 6 inputs"]),
+        (
+            round_trip(verdict="partial", compiler_processes=36, proven=2),
+            [
+                "its verdict is partial, not full_hit (no reason)",
+                "it ran the compiler 36 times",
+                "it proved 2 of 6 inputs",
+            ],
+        ),
+    ],
+    ids=["partial", "miss", "refused", "off", "compiler", "one unproven", "none proven", "all"],
+)
+def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
+    """Each of the three properties is needed, and the error names all that are missing."""
+    with pytest.raises(BuildFailed) as failed:
+        accept(report)
+
+    prefix = "a fresh replica loaded the artifact, but "
+    assert failed.value.message.removeprefix(prefix).split("; ") == problems
+    assert failed.value.hint.startswith("nothing was published")
+
+
+# What is built --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[Any], str]:
+    """Write a Serve configuration and return its path."""
+
+    def write(config: Any) -> str:
+        path = tmp_path / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def example() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    return config
+
+
+def refusal(target: str, **options: str) -> ConfigError:
+    with pytest.raises(ConfigError) as refused:
+        load_app(target, **options)
+    return refused.value
+
+
+def test_a_copied_yaml_loads(written, example):
+    """The example loads from anywhere: what the tests below change in it is what is refused."""
+    app = load_app(written(example))
+
+    assert app.deployment == "TextEmbedder"
+    assert app.num_cpus == 1.0
+
+
+def test_module_and_attribute_load():
+    """An application in code needs no YAML, and a deployment that is named is the one."""
+    assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
+
+
+def test_the_cpus_of_the_yaml_count(written, example):
+    """Ray is started with as many CPUs as the YAML's own options ask for."""
+    example["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 3}
+
+    app = load_app(written(example))
+
+    assert app.num_cpus == 3.0
+
+
+def test_a_missing_yaml_is_named(tmp_path):
+    """A file that is not there is a ConfigError with its path."""
+    path = str(tmp_path / "serve.yaml")
+
+    error = refusal(path)
+
+    assert error.message.startswith(f"{path} cannot be read: ")
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    """A file that does not parse is a ConfigError with its path."""
+    path = tmp_path / "serve.yml"
+    path.write_text("applications: [\n")
+
+    error = refusal(str(path))
+
+    assert error.message.startswith(f"{path} cannot be read: ")
+
+
+@pytest.mark.parametrize("config", [None, {}, [], "applications", {"applications": []}], ids=repr)
+def test_a_yaml_without_applications_is_refused(written, config):
+    """A YAML that is no Serve configuration is not built, whatever else it is."""
+    path = written(config)
+
+    error = refusal(path)
+
+    assert error.message == f"{path} has no applications"
+    assert error.hint == "pass a Serve config file"
+
+
+def test_two_applications_are_refused(written, example):
+    """One artifact is of one deployment: with two applications both are named."""
+    second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}
+    example["applications"].append(second)
+
+    error = refusal(written(example))
+
+    assert "has 2 applications: ['text_embedder', 'second']" in error.message
+    assert "split the file, or pass module:app" in error.hint
+
+
+def test_an_application_without_import_path_is_refused(written, example):
+    """A YAML that Serve would not take either is a ConfigError that names the missing member."""
+    del example["applications"][0]["import_path"]
+    path = written(example)
+
+    error = refusal(path)
+
+    assert error.message.startswith(path)
+    assert "import_path" in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    "import_path",
+    ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"],
+)
+@pytest.mark.parametrize("way", ["yaml", "argument"])
+def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
+    """A module or attribute that is not there is named, with where to run from."""
+    example["applications"][0]["import_path"] = import_path
+
+    error = refusal(written(example) if way == "yaml" else import_path)
+
+    assert error.message.startswith(f"import_path '{import_path}' cannot be imported: ")
+    assert "serve run" in error.hint
+
+
+@pytest.mark.parametrize("attribute", ["configured", "classifier"])
+def test_args_that_an_application_does_not_take_are_refused(written, example, attribute):
+    """An unknown name, or args for what takes none, is said in a line, with where args go."""
+    import_path = f"deployments.image_classifier.app:{attribute}"
+    example["applications"] = [{"import_path": import_path, "args": {"devise": "cuda"}}]
+
+    error = refusal(written(example))
+
+    said = f"import_path '{import_path}' does not accept these args: "
+    assert error.message.startswith(said)
+    assert "\n" not in error.message
+    assert ("devise" in error.message) == (attribute == "configured")
+    assert "import_path" in error.hint
+
+
+def test_what_an_application_raises_without_args_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is said of args that nobody gave: user code has failed, and where is to be seen."""
+    (tmp_path / "failing_application.py").write_text(
+        "def app(args: dict):\n    raise ValueError('no weights')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "failing_application", raising=False)
+
+    with pytest.raises(ValueError, match=r"^no weights$"):
+        load_app("failing_application:app")
+
+
+@pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
+def test_a_target_that_is_neither_is_refused(target):
+    """What is neither a YAML nor module:app is refused with an example of both."""
+    error = refusal(target)
+
+    assert error.message == f"{target!r} is neither a Serve YAML nor module:app"
+    assert "serve.yaml" in error.hint
+    assert APP in error.hint
+
+
+@pytest.mark.parametrize("way", ["yaml", "argument"])
+def test_an_unknown_deployment_is_refused(written, example, way):
+    """A deployment that does not warm up is refused, and those that do are listed."""
+    error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
+
+    assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
+    assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
+
+
+def test_options_for_an_unknown_deployment_are_refused(written, example):
+    """`serve run` refuses them only when it deploys: a build names them before it starts Ray."""
+    options = example["applications"][0]["deployments"]
+    options[0]["name"] = "TextEmbeder"
+    options.append({"name": "Reranker"})
+    path = written(example)
+
+    error = refusal(path)
+
+    assert error.message == (
+        f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
+        "deployment of this name"
+    )
+    assert error.hint == "did you mean 'TextEmbedder'? its deployments: ['TextEmbedder']"
+
+
+@pytest.mark.parametrize(
+    ("what", "raised"),
+    [
+        ("ray.init", Exception("The current node timed out during startup.\nmore lines")),
+        ("ray.init", RuntimeError("Failed to start GCS")),
+        ("ray.serve.start", RayActorError()),
+        ("ray.serve.start", TimeoutError("the controller is not alive")),
+    ],
+)
+def test_ray_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, what: str, raised: Exception
+):
+    """A build ends with what failed and where to look, not with Ray's traceback."""
+    for name in ("ray.init", "ray.serve.start", "ray.shutdown"):
+        monkeypatch.setattr(name, lambda *_, **__: None)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(what, fail)
+
+    with pytest.raises(ConfigError) as caught, open_cluster():
+        pass
+
+    starts = "Ray Serve" if "serve" in what else "Ray"
+    text = str(raised).strip().partition("\n")[0]
+    assert caught.value.message == (
+        f"{starts} could not start on this machine: {type(raised).__name__}: {text}"
+    )
+    assert "session_latest/logs" in caught.value.hint
+
+
+def test_what_is_not_rays_passes_through_a_cluster(monkeypatch: pytest.MonkeyPatch):
+    """What a build raises on a cluster that did start is the build's own."""
+    for name in ("ray.init", "ray.serve.start", "ray.shutdown"):
+        monkeypatch.setattr(name, lambda *_, **__: None)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    client = SimpleNamespace(get_serve_details=dict)
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
+
+    with pytest.raises(RuntimeError, match="of the build"), open_cluster():
+        raise RuntimeError("of the build")
+
+
+def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
+    """Without WarmupMixin there is nothing to build, and the error says what to add."""
+    (tmp_path / "plain_application.py").write_text(
+        "from ray import serve\n\n\n"
+        "@serve.deployment\nclass Plain:\n    def __call__(self): ...\n\n\n"
+        "app = Plain.bind()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # load_app adds the working directory; what it adds and imports goes with the test.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "plain_application", raising=False)
+
+    error = refusal("plain_application:app")
+
+    assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
+    assert error.hint == "add WarmupMixin to its bases"
+
+
+@pytest.mark.parametrize("cpu", [None, "native"])
+def test_a_build_compiles_with_headers_of_its_own(cpu):
+    """Its replicas take nothing from a folder that earlier processes of the user wrote to."""
+    assert _settings(cpu)["headers"] == "own"
+
+
+def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
+    """One replica with the YAML's resources, the settings laid over, and Serve's own retries."""
+    app = load_app(str(EXAMPLE))
+
+    built = app.built("unique", {"artifact": None})
+
+    [deployment] = built.deployments
+    assert (built.name, built.route_prefix) == ("unique", "/unique")
+    assert deployment.num_replicas == 1
+    assert deployment.ray_actor_options["num_cpus"] == 1
+    assert deployment.user_config == {"warmup": {"artifact": None}}
+    # One try would leave a replica that is killed while it starts for dead.
+    assert deployment._deployment_config.max_constructor_retry_count > 1
+
+
+def to(store: Path | str, if_published: Any = "refuse") -> Destination:
+    return Destination(store=open_store(str(store)), if_published=if_published)
+
+
+class NeverStarts:
+    """A cluster of this machine that must not be asked to start anything."""
+
+    place = "here"
+
+    def running(self, *_: Any, **__: Any) -> Any:
+        pytest.fail("a replica was started")
+
+
+def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_path: Path):
+    """The round trip would refuse it minutes later; the error has the lines that trust it."""
+    mine, other = new_key(), new_key()
+    app = dataclasses.replace(load_app(APP), trust=trusting(other))
+
+    with pytest.raises(ConfigError, match="not trusted on this machine") as caught:
+        build(app, to(tmp_path), on=cast("Any", NeverStarts()), signing=Signing(key=mine))
+
+    assert "[[keys]]" in caught.value.hint
+    assert "the code of the deployment" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_is_trusted_gets_as_far_as_a_replica(tmp_path: Path):
+    """The control of the test above: with trust in the key it goes on."""
+    mine = new_key()
+    app = dataclasses.replace(load_app(APP), trust=trusting(mine))
+
+    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
+        build(app, to(tmp_path), on=cast("Any", NeverStarts()), signing=Signing(key=mine))
+
+
+# A build with replicas that compile nothing -----------------------------------------------------
+
+HERE = Fingerprint(machine={"cpu_isa": "avx2"}, app={"threads": "1"})
+
+
+class Ready:
+    """Replicas that are ready: one, or the ranks of a gang."""
+
+    def __init__(
+        self, cache: Path, report: dict[str, Any], ranks: int = 1, group: str = "of ranks"
+    ) -> None:
+        self._cache = cache
+        self._report = report
+        self._ranks = ranks
+        self._group = group
+
+    def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        assert method == "warmup_report"
+        return [self._report] * self._ranks
+
+    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "fingerprint": Fingerprint(
+                    machine=HERE.machine,
+                    app={**HERE.app, **rank_factor((rank, self._ranks) if self._group else None)},
+                ).to_json(),
+                "parts": {"cache": pack_directory(self._cache)},
+                "facts": {},
+                "report": self._report,
+            }
+            for rank in range(self._ranks)
+        ]
+
+
+class Starts:
+    """A cluster of this machine whose replicas compile nothing; notes how each was started."""
+
+    place = "here"
+
+    def __init__(
+        self,
+        cache: Path,
+        *reports: dict[str, Any],
+        ranks: int = 1,
+        group: str = "of ranks",
+    ) -> None:
+        self._cache = cache
+        self._ranks = ranks
+        self._group = group
+        self._reports = list(reports)
+
+    @contextlib.contextmanager
+    def running(
+        self, app: Any, settings: Any, *, progress: Any, look: Any = None
+    ) -> Iterator[Ready]:
+        yield Ready(self._cache, self._reports.pop(0), self._ranks, self._group)
+
+    @contextlib.contextmanager
+    def starting(self, app: Any, settings: Any) -> Iterator[Any]:
+        with self.running(app, settings, progress=None) as ready:
+            yield SimpleNamespace(poll=lambda: ready)
+
+    def has_room(self, resources: Any) -> bool:
+        return True
+
+
+def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
+    key = new_key()
+    app = dataclasses.replace(load_app(APP), trust=trusting(key))
+    return build(app, store, on=cast("Any", starts), signing=Signing(key=key, **signing))
+
+
+# Gangs: a real one is built in integration/test_gang.py ---------------------------------------
+
+
+def test_a_variant_of_each_rank_is_published(tmp_path: Path):
+    """Two ranks are two variants, and sizes are those of both."""
+    (tmp_path / "none").mkdir()
+    one, two = (
+        build_on(
+            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n), to(tmp_path / str(n))
+        )
+        for n in (1, 2)
+    )
+
+    statements = [path for path in (tmp_path / "2").rglob("*") if path.suffix == ".json"]
+    assert one.ranks == ()
+    assert len(set(two.ranks)) == 2
+    assert two.ranks[0] == two.statement
+    assert len(statements) == 2
+    assert two.stored_bytes == 2 * one.stored_bytes
+    assert two.parts == {"cache": 2 * one.parts["cache"]}
+
+
+def test_a_gang_without_a_process_group_has_one_variant(tmp_path: Path):
+    """Its replicas describe themselves alike, and each can start from what any of them made."""
+    (tmp_path / "none").mkdir()
+    one, three = (
+        build_on(
+            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n, group=""),
+            to(tmp_path / str(n)),
+        )
+        for n in (1, 3)
+    )
+
+    assert three.ranks == ()
+    assert (three.variant, three.stored_bytes) == (one.variant, one.stored_bytes)
+
+
+def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
+    """Variants of one build go together: to keep one and make another anew would mix two."""
+    (tmp_path / "none").mkdir()
+    starts = [Starts(tmp_path / "none", round_trip(), round_trip(), ranks=2) for _ in range(3)]
+    store = tmp_path / "store"
+    whole = build_on(starts[0], to(store))
+    kept = build_on(starts[1], to(store, "keep"))
+    (store / whole.ranks[1]).unlink()
+
+    with pytest.raises(AlreadyPublished):
+        build_on(starts[2], to(store, "keep"))
+
+    assert kept.published == "kept"
+
+
+# Whom the round trip believes, and what is said of the origin -----------------------------------
+
+
+def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **signing: Any) -> Any:
+    app = dataclasses.replace(load_app(APP), trust=trust)
+    signed = Signing(key=key, **signing)
+    return build(app, to(store), on=cast("Any", starts or NeverStarts()), signing=signed)
+
+
+class Noted(Starts):
+    """Notes from which store each replica was to start."""
+
+    def __init__(self, cache: Path, *reports: dict[str, Any]) -> None:
+        super().__init__(cache, *reports)
+        self.stores: list[Any] = []
+
+    def running(self, app: Any, settings: Any, **others: Any) -> Any:
+        self.stores.append(settings["artifact"])
+        return super().running(app, settings, **others)
+
+
+def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
+    """A copy elsewhere would be out of the key's scope; nothing is left of it."""
+    (tmp_path / "none").mkdir()
+    key, store = new_key(), tmp_path / "store"
+    scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
+    starts = Noted(tmp_path / "none", round_trip(), round_trip())
+
+    built = build_with(scoped, key, store, starts)
+
+    assert starts.stores[0] is None
+    assert starts.stores[1].startswith(f"{store}/.staging-")
+    assert built.published == "new"
+    assert not list(store.glob(".staging-*"))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [{"deployments": ["Another"]}, {"stores": ["s3://prod/*"]}, {"stores": ["file:///elsewhere"]}],
+)
+def test_a_key_out_of_its_scope_is_refused_before_anything_is_compiled(tmp_path: Path, scope: Any):
+    """The round trip would refuse it minutes later; the error names the scope."""
+    key = new_key()
+
+    with pytest.raises(ConfigError, match=r"is trusted only for ") as caught:
+        build_with(signed_by(public_pem(key), **scope), key, tmp_path)
+
+    assert "extend `deployments`" in caught.value.hint
+
+
+def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path):
+    """It says so first, and with what is required it goes on."""
+    key = new_key()
+    trust = trusting(key, require=frozenset({("builder", "https://ci/*")}))
+
+    with pytest.raises(ConfigError, match="has no builder"):
+        build_with(trust, key, tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
+        build_with(trust, key, tmp_path, provenance={"builder": "https://ci/acme"})
+
+
+class Boasting(Ready):
+    """A replica whose model code says where it comes from."""
+
+    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
+        packed = super().pack(timeout_s=timeout_s, progress=progress)
+        for each in packed:
+            each["facts"] = {"provenance": {"builder": "https://ci/trusted"}, "passes": 2}
+        return packed
+
+
+class BoastingStarts(Starts):
+    @contextlib.contextmanager
+    def running(self, app: Any, settings: Any, **_: Any) -> Iterator[Ready]:
+        yield Boasting(self._cache, self._reports.pop(0))
+
+
+@pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
+def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
+    """What the code of a model puts into the facts under this name is dropped."""
+    (tmp_path / "none").mkdir()
+    starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
+
+    built = build_on(starts, to(tmp_path / "store"), provenance=said)
+
+    payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
+    manifest = Manifest.from_statement(payload)
+    assert manifest.provenance == said
+    assert manifest.facts["passes"] == 2
+
+
+def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
+    """The round trip is signed, what is published is not; then it gets its first signature."""
+    (tmp_path / "none").mkdir()
+    starts = Starts(tmp_path / "none", round_trip(), round_trip())
+    left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
+
+    built = build_on(starts, to(left.root), when="later")
+
+    assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
+    assert built.trust == ""
+    ci = new_key()
+    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci), deployment="TextEmbedder")
+    assert done.statements == (built.statement,)
+
+
+@pytest.mark.parametrize(
+    ("store", "if_published", "problem"),
+    [
+        ("s3://bucket/a", "refuse", "cannot be published in s3://bucket/a"),
+        ("left", "keep", "keep cannot be combined"),
+    ],
+)
+def test_an_unsigned_artifact_is_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, if_published: str, problem: str
+):
+    """Not for a store where replicas look, and nothing is compiled before that is said."""
+    monkeypatch.chdir(tmp_path)
+    app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
+
+    with pytest.raises(ConfigError, match=problem):
+        build(
+            app,
+            to(store, if_published),
+            on=cast("Any", NeverStarts()),
+            signing=Signing(key=KEY, when="later"),
+        )
+
+
+GITHUB = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_SHA": "4f2c",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_WORKFLOW_REF": "acme/app/.github/workflows/build.yml@refs/heads/main",
+}
+WORKFLOW = "https://github.com/acme/app/.github/workflows/build.yml@refs/heads/main"
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "said"),
+    [
+        ({}, {}, {}),
+        (GITHUB, {}, {"source": "4f2c", "builder": WORKFLOW}),
+        (
+            GITHUB,
+            {"source": "mine", "image": "r@sha256:1"},
+            {"source": "mine", "image": "r@sha256:1", "builder": WORKFLOW},
+        ),
+        ({**GITHUB, "GITHUB_ACTIONS": ""}, {}, {}),
+        ({"GITHUB_ACTIONS": "true"}, {}, {}),
+        ({"GITLAB_CI": "true", "CI_COMMIT_SHA": "4f2c"}, {}, {"source": "4f2c"}),
+        ({"CI_COMMIT_SHA": "4f2c", "CI": "true"}, {}, {}),
+    ],
+)
+def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, said: Any):
+    """Only by variables whose meaning is that CI's own, and what is given wins."""
+    assert read_provenance(environ, **given) == said
+
+
+@pytest.mark.parametrize("text", ["a\nb", "x" * 1001])
+def test_an_origin_is_one_line(text: str):
+    """It is shown in terminals, and compared."""
+    with pytest.raises(ConfigError, match="source is not a line"):
+        read_provenance({}, source=text)

@@ -1,0 +1,646 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`serve-warm check`: what is found in an application before Ray is started."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ray
+import yaml
+
+from serve_warm.builder.app import load_application
+from serve_warm.builder.check import check, compare_stores
+from serve_warm.builder.problems import Checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCORER = """
+import torch
+from fastapi import FastAPI
+from ray import serve
+from starlette.requests import Request
+
+import serve_warm
+from serve_warm import Buckets, Input, WarmupMixin, shape_grid
+
+api = FastAPI()
+"""
+
+GOOD = """
+@serve.deployment(max_ongoing_requests=8)
+class Scorer(WarmupMixin):
+    buckets = Buckets(batch=[1, 8], length=[16])
+
+    def __init__(self):
+        raise AssertionError("no __init__ runs")
+
+    def warmup_inputs(self):
+        return [
+            *shape_grid(self.score, self.buckets, concurrency="batch"),
+            Input(target="score", args=(1,)),
+            Input(target="POST /", json={}),
+        ]
+
+    async def __call__(self, request: Request): ...
+
+    async def score(self, ids):
+        return serve_warm.compile(ids)
+
+app = Scorer.bind()
+"""
+
+SILENT = {"AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(name="written")
+def written_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write an application and its YAML, and return the path of the YAML."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(source: str = GOOD, *, application: Any = None, **options: Any) -> str:
+        module = f"checked_application_{next(_numbers)}"
+        (tmp_path / f"{module}.py").write_text(SCORER + textwrap.dedent(source))
+        document = {
+            "applications": [
+                {
+                    "import_path": f"{module}:app",
+                    "deployments": [{"name": "Scorer", **options}],
+                    **(application or {}),
+                }
+            ]
+        }
+        path = tmp_path / "serve.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+    return write
+
+
+def found(target: str, **options: Any) -> Checked:
+    return check(target, environ={}, **options)
+
+
+def one_problem(target: str, **options: Any) -> tuple[str, str, str]:
+    (problem,) = found(target, **options).problems
+    return problem.where, problem.what, problem.fix
+
+
+def warmup(**settings: Any) -> dict[str, Any]:
+    return {"warmup": settings}
+
+
+def test_nothing_is_found_where_nothing_is_wrong(written):
+    """An application that would build and start has no problem and no warning."""
+    assert found(written()) == Checked()
+
+
+def test_an_app_in_code_is_checked_without_a_yaml(written):
+    """`module:app` is what `build` takes too."""
+    document = yaml.safe_load(Path(written()).read_text())
+
+    assert found(document["applications"][0]["import_path"]) == Checked()
+
+
+def test_a_deployment_that_is_not_there_is_named(written):
+    """Serve would refuse the YAML when it deploys; a build would not notice."""
+    path = written(name="Scorrer")
+
+    where, what, fix = one_problem(path)
+
+    assert where == f"{path}: deployments.Scorrer"
+    assert "no deployment of this name" in what
+    assert fix == "did you mean 'Scorer'?"
+
+
+def test_unknown_keys_are_named(written):
+    """Serve ignores them silently, at each level of the file."""
+    path = written(
+        application={"runtime_envs": {}, "x-common": 1},
+        max_ongoing_request=4,
+        ray_actor_options={"num_cpu": 2},
+    )
+
+    problems = found(path).problems
+
+    assert [(each.where, each.fix) for each in problems] == [
+        (f"{path}: runtime_envs", "did you mean 'runtime_env'?"),
+        (f"{path}: deployments.Scorer.max_ongoing_request", "did you mean 'max_ongoing_requests'?"),
+        (f"{path}: deployments.Scorer.ray_actor_options.num_cpu", "did you mean 'num_cpus'?"),
+    ]
+
+
+def test_what_serve_refuses_is_a_problem(written):
+    """A value of the wrong kind is found by Serve's own schema, and nothing is imported then."""
+    path = written("raise AssertionError('not imported')", max_ongoing_requests="many")
+
+    problems = found(path).problems  # of Ray 2.53 one for each type that it may have
+
+    where = f"{path}: applications.0.deployments.0.max_ongoing_requests"
+    assert problems
+    assert all(each.where.startswith(where) for each in problems)
+    assert all("Serve refuses" in each.fix for each in problems)
+
+
+def test_an_unknown_setting_is_a_problem(written):
+    """Settings of serve_warm are checked as a replica would check them."""
+    where, what, fix = one_problem(written(user_config=warmup(artefact="./artifacts")))
+
+    assert where == "Scorer: user_config.warmup"
+    assert "user_config.warmup.artefact" in what
+    assert "artifact" in fix
+
+
+def test_settings_of_the_runtime_env_count(written):
+    """A variable that the replica gets is checked with the file's settings."""
+    environment = {"env_vars": {"SERVE_WARM_DEADLINE_S": "soon"}}
+
+    _, what, _ = one_problem(written(application={"runtime_env": environment}))
+
+    assert "SERVE_WARM_DEADLINE_S" in what
+
+
+def test_settings_that_nothing_reads_are_a_warning(written):
+    """A `warmup` section of a class without the mixin may be the class's own."""
+    source = GOOD + (
+        "\n@serve.deployment\nclass Router:\n    def __init__(self, scorer): ...\n"
+        "app = Router.bind(Scorer.bind())\n"
+    )
+    path = written(source, name="Router", user_config=warmup(artifact="./artifacts"))
+
+    checked = found(path)
+
+    assert checked.problems == ()
+    assert [each.where for each in checked.warnings] == ["Router: user_config.warmup"]
+
+
+def test_an_application_that_does_not_warm_up_is_a_problem(written):
+    """Without the mixin there is nothing to build."""
+    source = "@serve.deployment\nclass Scorer: ...\n\napp = Scorer.bind()\n"
+
+    assert one_problem(written(source))[1] == "no deployment uses WarmupMixin"
+
+
+def test_a_deployment_that_is_asked_for_has_to_be_there(written):
+    """The option is checked as the names of the file are."""
+    where, _, fix = one_problem(written(), deployment="scorer")
+
+    assert where == "--deployment scorer"
+    assert fix == "did you mean 'Scorer'?"
+
+
+# Inputs ---------------------------------------------------------------------------------------
+
+
+def with_inputs(inputs: str, *, more: str = "") -> str:
+    return f"""
+@serve.deployment
+class Scorer(WarmupMixin):
+    buckets = Buckets(batch=[1, 8], length=[16])
+    {more or "pass"}
+
+    def warmup_inputs(self):
+        return {inputs}
+
+    async def score(self, ids):
+        return torch.compile(ids)
+
+app = Scorer.bind()
+"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what", "fix"),
+    [
+        ("[Input(target='scor')]", "no method 'scor'", "did you mean 'score'?"),
+        ("[Input(target=self.scor)]", "no method 'scor'", "did you mean 'score'?"),
+        ("shape_grid(self.scores, self.buckets)", "no method 'scores'", "did you mean 'score'?"),
+        ("[Input(target='post /')]", "'post /'", 'write "POST /"'),
+        ("[Input(target='POST /a b')]", "'POST /a b'", 'write "POST /a%20b"'),
+        ("[Input(target='POST /')]", "does not answer HTTP", "define __call__"),
+        ("[Input(target='score', concurrency=9)]", "9 calls at once", "max_ongoing_requests: 9"),
+        (
+            "shape_grid(self.score, self.buckets, concurrency='batch')",
+            "max_ongoing_requests of the deployment is 5",
+            "max_ongoing_requests: 8 for Scorer, or declare at most 5",
+        ),
+    ],
+)
+def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fix):
+    """Targets and sizes that the source says by itself are held against class and options."""
+    where, found_what, found_fix = one_problem(written(with_inputs(inputs)))
+
+    assert where.startswith("Scorer.warmup_inputs, line ")
+    assert what in found_what
+    assert fix in found_fix
+
+
+def test_the_yaml_says_how_many_requests_there_are_at_once(written):
+    """Its option is the one that counts, above and below what the code says."""
+    inputs = with_inputs("shape_grid(self.score, self.buckets, concurrency='batch')")
+
+    assert found(written(inputs, max_ongoing_requests=8)) == Checked()
+    assert "is 2:" in one_problem(written(GOOD, max_ongoing_requests=2))[1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more"),
+    [
+        ("[Input(target=name, args=(1,)) for name in self.names()]", ""),
+        ("[Input(target=self.scorer, args=(1,))]", "def __init__(self): self.scorer = self.score"),
+        ("[Input(target='scorer')]", "def __getattr__(self, name): return self.score"),
+        ("[Input(target='score', concurrency=self.most())]", ""),
+        ("shape_grid(self.score, self.sizes, concurrency='batch')", ""),
+    ],
+)
+def test_what_the_source_does_not_say_is_no_problem(written, inputs, more):
+    """Only running the class would tell, so nothing is said of it."""
+    assert found(written(with_inputs(inputs, more=more))).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        ("POST /score", None),
+        ("POST /score?verbose=1", None),
+        ("GET /items/7", None),
+        ("POST /scores", "did you mean 'POST /score'?"),
+        ("GET /score", "did you mean 'POST /score'?"),
+    ],
+)
+def test_a_route_has_to_be_there(written, target, fix):
+    """The app of `@serve.ingress` says which requests it answers."""
+    source = f"""
+    @serve.deployment
+    @serve.ingress(api)
+    class Scorer(WarmupMixin):
+        def warmup_inputs(self):
+            return [Input(target={target!r}, json={{}})]
+
+        @api.post("/score")
+        async def score(self): torch.compile(self)
+
+        @api.get("/items/{{item}}")
+        async def item(self, item: int): ...
+
+    app = Scorer.bind()
+    """
+
+    problems = found(written(source)).problems
+
+    assert [each.fix for each in problems] == ([] if fix is None else [fix])
+
+
+@pytest.mark.parametrize(
+    ("body", "returns"),
+    [
+        ("self.inputs = [Input(target='score')]", "None"),
+        ("return", "None"),
+        ("return []", "[]"),
+    ],
+)
+def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
+    """A start would fail after the model is loaded."""
+    path = written(with_inputs("[]").replace("return []", body))
+
+    where, what, fix = one_problem(path)
+
+    assert where == "Scorer.warmup_inputs"
+    assert what == f"it returns {returns}, but a start without inputs fails"
+    assert "return a list of Input" in fix
+
+
+@pytest.mark.parametrize(
+    "body", ["yield Input(target='score')", "return self.given()", "raise NotImplementedError"]
+)
+def test_inputs_that_may_come_are_no_problem(written, body):
+    """A generator, another method's answer, and what a subclass has to define."""
+    assert found(written(with_inputs("[]").replace("return []", body))).problems == ()
+
+
+def test_an_argument_that_an_input_has_not_is_a_problem(written):
+    """Python would raise it in the replica."""
+    _, what, fix = one_problem(written(with_inputs("[Input(target='score', jsn={})]")))
+
+    assert (what, fix) == ("Input has no argument 'jsn'", "did you mean 'json'?")
+
+
+def test_a_batch_that_serve_never_forms_is_a_warning(written):
+    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8.
+
+    Such an application builds and serves, in smaller batches: nothing may stop it.
+    """
+    more = "@serve.batch(max_batch_size=8)\n    async def batched(self, ids): ..."
+    source = with_inputs("[Input(target='score')]", more=more)
+
+    checked = found(written(source))
+
+    (warning,) = checked.warnings
+    assert checked.problems == ()
+    assert "max_batch_size=8, but max_ongoing_requests of the deployment is 5" in warning.what
+    assert warning.fix == "set max_ongoing_requests: 8 for Scorer, or max_batch_size=5"
+    assert found(written(source, max_ongoing_requests=8)) == Checked()
+
+
+def test_a_sync_handler_is_a_warning(written):
+    """Its model is called from a new thread for each request; one that hands it over is not."""
+    source = with_inputs("[Input(target='score')]").replace("async def score", "def score")
+
+    (warning,) = found(written(source)).warnings
+
+    assert "'score' is a sync method" in warning.what
+    assert "on_model_thread" in warning.fix
+
+
+def test_a_sync_dunder_call_behind_a_request_is_a_warning(written):
+    """A request calls `__call__` of a plain class; an ASGI app has Ray's own, which is async."""
+    plain = with_inputs("[Input(target='POST /?max=2')]", more="def __call__(self, request): ...")
+    route = "@api.post('/')\n    def answer(self): ..."
+    routes = with_inputs("[Input(target='POST /')]", more=route)
+    app = routes.replace("class Scorer", "@serve.ingress(api)\nclass Scorer")
+
+    (warning,) = found(written(plain)).warnings
+
+    assert "'__call__' is a sync method" in warning.what
+    assert found(written(app)) == Checked()
+
+
+def test_dunder_call_is_among_the_methods_that_are_named(written):
+    """The mixin's own methods are not: no input calls them."""
+    more = "async def __call__(self): ..."
+    _, _, fix = one_problem(written(with_inputs("[Input(target='zzzz')]", more=more)))
+
+    assert fix == "its methods: __call__, score"
+
+
+def test_settings_below_a_misspelt_key_are_a_warning(written):
+    """Nothing reads them, and the deployment may have a key like that for itself."""
+    (warning,) = found(written(user_config={"warm_up": {"artifact": "./a"}})).warnings
+
+    assert (warning.where, warning.fix) == ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
+
+
+def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
+    """A replica would find nothing there; a folder that build will make is only a warning."""
+    (tmp_path / "artifacts" / "statements").mkdir(parents=True)
+
+    _, what, fix = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/artefacts")))
+
+    assert what == f"{tmp_path}/artefacts does not exist"
+    assert fix == "did you mean 'artifacts'?"
+    assert found(written(user_config=warmup(artifact=f"file://{tmp_path}/new"))).problems == ()
+
+
+def test_a_class_without_inputs_is_a_problem(written):
+    """It would fail its start after the model is loaded."""
+    source = (
+        "@serve.deployment\nclass Scorer(WarmupMixin):\n    x = torch.compile\n\n"
+        "app = Scorer.bind()\n"
+    )
+
+    assert one_problem(written(source))[1] == "it declares no inputs"
+
+
+def test_an_app_that_compiles_nothing_is_a_warning(written):
+    """The source is no proof: a library may compile. So the exit code does not depend on it."""
+    path = written(GOOD.replace("serve_warm.compile(ids)", "ids"))
+
+    checked = found(path)
+
+    assert checked.problems == ()
+    (warning,) = checked.warnings
+    assert "found no torch.compile or serve_warm.compile in the source of" in warning.what
+    assert "a library may still compile" in warning.what
+
+
+# Stores ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("artifact", "what"),
+    [
+        ("s4://bucket/scorer", "s4: is not the scheme of a store address"),
+        ("s3//bucket/scorer", "its colon is missing"),
+    ],
+)
+def test_an_address_of_no_store_is_a_problem(written, artifact, what):
+    """It is refused where settings are read, before a replica would miss."""
+    assert what in one_problem(written(user_config=warmup(artifact=artifact)))[1]
+
+
+def test_a_store_that_cannot_be_read_is_a_problem(written, tmp_path):
+    """What the store says is the problem."""
+    (tmp_path / "file").write_text("")
+
+    where, what, _ = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/file")))
+
+    assert where == f"Scorer: artifact file://{tmp_path}/file"
+    assert what == f"{tmp_path}/file is a file, but a store is a folder"
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
+    """The check ends, whatever the store does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name, value in SILENT.items():
+            monkeypatch.setenv(name, value)
+        path = written(user_config=warmup(artifact="s3://bucket/scorer"))
+
+        where, what, _ = one_problem(path, limit_s=0.5)
+
+    assert where == "Scorer: artifact s3://bucket/scorer"
+    assert "did not answer" in what
+
+
+def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
+    """It is right for `serve run` on one machine, and wrong on most clusters."""
+    checked = found(written(user_config=warmup(artifact="./artifacts")))
+
+    relative, empty = checked.warnings
+    assert checked.problems == ()
+    assert f"here it is file://{tmp_path}/artifacts" in relative.what
+    assert "the replica's working directory" in relative.what
+    assert "the store has no artifact for" in empty.what
+
+
+def test_a_relative_path_beside_a_working_dir_leads_into_its_copy(written):
+    """Ray copies `working_dir`, and the replica works in the copy."""
+    path = written(
+        application={"runtime_env": {"working_dir": "s3://bucket/code.zip"}},
+        user_config=warmup(artifact="./artifacts"),
+    )
+
+    assert "Ray's copy of working_dir" in found(path).warnings[0].what
+
+
+def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path):
+    """`build --store` and the YAML have to name one store, in whichever form."""
+    path = written(user_config=warmup(artifact=f"file://{tmp_path}/artifacts"))
+
+    _, what, fix = one_problem(path, store="./artefacts")
+
+    assert f"file://{tmp_path}/artefacts; replicas look in file://{tmp_path}/artifacts" in what
+    assert fix.startswith(f"set artifact: file://{tmp_path}/artefacts")
+    assert found(path, store="./artifacts").problems == ()
+    assert found(path, store=f"{tmp_path}/artifacts/").problems == ()
+    application = load_application(path)
+    assert compare_stores(application, "Scorer", "artifacts", environ={}) == Checked()
+
+
+# The command ----------------------------------------------------------------------------------
+
+
+def run_check(*arguments: str, command: str = "check") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "serve_warm.cli", command, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.long
+def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
+    """0 for nothing found, 1 for problems; the JSON has all of it, and the seconds."""
+    good = run_check(written(), "--json", str(tmp_path / "good.json"))
+    bad = run_check(written(name="Scorrer"), "--json", "-")
+
+    assert (good.returncode, bad.returncode) == (0, 1)
+    assert json.loads((tmp_path / "good.json").read_text())["problems"] == []
+    data = json.loads(bad.stdout)
+    assert sorted(data) == ["problems", "seconds", "warnings"]
+    assert [sorted(each) for each in data["problems"]] == [["fix", "what", "where"]]
+    assert 0 < data["seconds"] < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise RuntimeError('no weights')", "RuntimeError: no weights"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+    ],
+)
+def test_what_cannot_be_checked_is_exit_code_2(written, source, said):
+    """A module that fails to import has no answer, and its own traceback says why."""
+    ran = run_check(written(source))
+
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert ran.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_missing_file_is_exit_code_2(tmp_path):
+    """Nothing was checked, so the answer is not "nothing found"."""
+    ran = run_check(str(tmp_path / "serve.yaml"))
+
+    assert ran.returncode == 2
+    assert "cannot be read" in ran.stderr
+
+
+def test_ray_is_not_started(written):
+    """Neither a driver nor any process: the check is one import and a look."""
+    before = ray.is_initialized()  # by tests of replicas in the same process
+
+    check(written(), environ={})
+
+    assert ray.is_initialized() is before
+
+
+@pytest.mark.long
+def test_a_build_stops_at_a_problem(written, tmp_path):
+    """Before Ray is started, with every problem and what to do about each."""
+    path = written(name="Scorrer", max_ongoing_request=4)
+
+    ran = run_check(path, "--store", str(tmp_path / "artifacts"), command="build")
+
+    assert ran.returncode == 1
+    assert f"error: {path} has 2 problems:" in ran.stderr
+    assert "did you mean 'Scorer'?" in ran.stderr
+    assert "did you mean 'max_ongoing_requests'?" in ran.stderr
+    assert "starting Ray" not in ran.stderr
+
+
+NOTES_CACHES = """
+import os, pathlib
+with pathlib.Path("seen").open("a") as seen:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        seen.write(os.environ[name] + os.linesep)
+"""
+
+
+@pytest.mark.long
+def test_an_app_that_is_built_is_imported_with_caches_of_its_own(
+    written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it compiles by then takes nothing that an earlier process of the user has left."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "shared"))
+    path = written(NOTES_CACHES + textwrap.dedent(GOOD), name="Scorrer")
+
+    for _ in range(2):
+        run_check(path, "--store", str(tmp_path / "artifacts"), command="build")
+
+    seen = [Path(line) for line in (tmp_path / "seen").read_text().split()]
+    assert len(set(seen)) == 4
+    assert not any(tmp_path / "shared" in (each, *each.parents) for each in seen)
+    for each in seen:
+        assert stat.S_IMODE(each.parents[1].stat().st_mode) == 0o700
+
+
+@pytest.mark.long
+def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
+    """Where replicas look is theirs to decide; where a build publishes has to be there."""
+    (tmp_path / "taken").write_text("")
+    path = written(user_config=warmup(artifact="s3://bucket/scorer"))
+
+    ran = run_check(path, "--store", "taken", command="build")
+
+    assert ran.returncode == 1
+    assert "warning: Scorer: artifact s3://bucket/scorer: --store differs: " in ran.stderr
+    assert "taken is a file, but a store is a folder" in ran.stderr
+    assert "starting Ray" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--all", "--deployment", "Scorer"], ["--working-dir", "."]],
+    ids=["all", "working-dir"],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(written, options):
+    """One of them would be ignored."""
+    ran = run_check(written(), "--store", "artifacts", *options, command="build")
+
+    assert ran.returncode == 2
+    assert "Error: --" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["image_classifier", "image_generator", "speech_to_text", "text_embedder", "text_generator"],
+)
+def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
+    """What the documents tell people to copy passes, before anything is built."""
+    yaml = Path(f"deployments/{name}/serve.yaml").resolve()
+    monkeypatch.chdir(tmp_path)  # the checkout may have a store of an earlier run
+
+    checked = check(str(yaml), environ={})
+
+    assert checked.problems == ()
+    assert [each.where for each in checked.warnings] == [checked.warnings[0].where] * 2

@@ -1,0 +1,575 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that read and copy artifacts: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from artifacts import APP, DEPLOYMENT, MACHINE, blob_key, build, container, fingerprint
+from command_line import (  # noqa: F401 - fixtures
+    ESCAPES,
+    KEY,
+    MAIN,
+    STRANGER,
+    escaped,
+    objects,
+    publish,
+    run_fixture,
+    run_process_fixture,
+    source_fixture,
+    target_fixture,
+    trust_file_fixture,
+)
+from conftest import wait_until
+from serve_warm.cli import screen
+from serve_warm.trust.envelope import sign
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# inspect --------------------------------------------------------------------------------------
+
+
+def test_inspect_lists_what_is_trusted_and_what_is_not(run, source):
+    """Every statement is shown with who signed it, or with the reason it is not believed."""
+    trusted, manifest = publish(source)
+    untrusted, _ = publish(source, STRANGER, built_for=fingerprint(python="CPython 3.12.1"))
+
+    shown = run("inspect", source.root)
+
+    assert shown.code == 0
+    blocks = {
+        statement: shown.out.split(statement + "\n")[1].split("statements/")[0]
+        for statement in (trusted, untrusted)
+    }
+    assert blocks[trusted].startswith("  trusted, signed by ci\n")
+    assert f"part cache: {manifest.parts[0].stored_bytes} B stored" in blocks[trusted]
+    assert blocks[untrusted].startswith("  not trusted (untrusted)\n  signed by ")
+    assert "which is not trusted here\n" in blocks[untrusted]
+    for name, value in {**MACHINE, "python": "CPython 3.12.1"}.items():
+        assert f"  machine {name}: {value}\n" in blocks[untrusted]
+    for name, value in APP.items():
+        assert f"  app {name}: {value}\n" in blocks[untrusted]
+
+
+def test_inspect_prints_json(run, source):
+    """`--json` is one JSON document with the factors by name, for trusted and untrusted alike."""
+    publish(source, deployment="First")
+    publish(source, STRANGER, deployment="Second", facts={"torch": "2.13"})
+
+    shown = run("inspect", source.root, "--json")
+
+    first, second = json.loads(shown.out)
+    assert [first["trusted"], first["signers"], first["reason"]] == [True, ["ci"], ""]
+    assert [second["trusted"], second["signers"], second["reason"]] == [False, [], "untrusted"]
+    assert [first["how"], second["how"]] == ["signature", ""]
+    assert [first["hint"], second["hint"][:7]] == ["", "add the"]
+    assert {len(first["digest"]), len(second["digest"])} == {64}
+    assert first["manifest"]["fingerprint"] == {"machine": MACHINE, "app": APP}
+    assert second["manifest"]["facts"] == {"torch": "2.13"}
+    assert shown.err == ""
+
+
+def test_inspect_says_that_a_store_is_empty(run, source):
+    """A store without artifacts is no error; stdout stays empty for whatever reads it."""
+    shown = run("inspect", source.root)
+
+    assert (shown.code, shown.out) == (0, "")
+    assert shown.err == f"{source.root} has no artifacts\n"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff", "pull", "push", "prune", "sign"])
+def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, command):
+    """A mistyped path is told from a store in which nothing is, with the name that was meant."""
+    publish(source)
+    more = {"pull": [tmp_path / "target"], "push": [tmp_path / "target"]}
+    run("keygen", tmp_path / "ci.key")
+    more["sign"] = ["--key", tmp_path / "ci.key"]
+
+    ended = run(command, tmp_path / "sourse", *more.get(command, []))
+
+    assert (ended.code, ended.out) == (1, "")
+    assert f"error: {tmp_path}/sourse does not exist, and a store is a folder\n" in ended.err
+    assert "hint: did you mean 'source'?" in ended.err
+    assert not (tmp_path / "sourse").exists()
+
+
+def test_a_url_without_its_colon_is_no_folder(run):
+    """`s3//bucket` would be read as a folder, which `build` and `push` would make."""
+    ended = run("inspect", "s3//bucket")
+
+    assert ended.code == 1
+    assert ended.err.startswith("error: s3// is not the scheme of a store address: its colon")
+    assert "write s3://" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [(["instect"], "did you mean 'inspect'?"), (["Verfy"], "did you mean 'verify'?")],
+)
+def test_a_mistyped_command_is_asked_for(run, arguments, question):
+    """The nearest command is named; the exit code is that of wrong usage."""
+    ended = run(*arguments)
+
+    assert ended.code == 2
+    assert f"No such command {arguments[0]!r}: {question}" in ended.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
+def test_a_mistyped_deployment_is_asked_for(run, source, command):
+    """The store knows its deployments: the nearest one is named, or all of them."""
+    publish(source, deployment="Scorer")
+    publish(source, deployment="Ranker")
+
+    near = run(command, source.root, "--deployment", "scorer")
+    far = run(command, source.root, "--deployment", "Embedder")
+
+    assert "has no artifacts for 'scorer': did you mean 'Scorer'?\n" in near.err
+    assert "has no artifacts for 'Embedder': it has Ranker, Scorer\n" in far.err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_a_statement_cannot_write_to_the_terminal(run, source, options):
+    """Control characters in names and values of factors, whoever chose them, are shown escaped."""
+    built_for = fingerprint(python=ESCAPES)
+    built_for.machine[f"gpu{ESCAPES}"] = "none"
+    built_for.app["threads"] = f"4\n  trusted, signed by ci{ESCAPES}"
+    publish(source, STRANGER, built_for=built_for)
+
+    shown = run("inspect", source.root, *options)
+
+    assert shown.code == 0
+    assert shown.out.count("\\x1b" if not options else "\\u001b") == 3
+    assert escaped(shown.out)
+    assert "\n  trusted" not in shown.out
+
+
+def test_a_broken_statement_cannot_write_to_the_terminal(run, source):
+    """What is said about a statement that cannot be read has none of its control characters."""
+    payload = json.loads(build()[0].to_statement())
+    payload["predicate"]["deployment"] = ESCAPES
+    payload["predicate"][ESCAPES] = 1
+    name = f"statements/{DEPLOYMENT}/forged.dsse.json"
+    source.create(name, sign(json.dumps(payload).encode(), KEY))
+
+    shown = run("inspect", source.root)
+
+    assert shown.out.startswith(f"{name}\n")
+    assert "not an artifact statement" in shown.out
+    assert escaped(shown.out)
+
+
+def test_inspect_imports_neither_torch_nor_ray(source):
+    """Looking at artifacts costs no second of imports, and works where neither is installed."""
+    publish(source, STRANGER)
+    program = (
+        "import sys\n"
+        "from serve_warm.cli import serve_warm\n"
+        "serve_warm(['inspect', sys.argv[1]], standalone_mode=False)\n"
+        "print(sorted({'torch', 'ray'} & set(sys.modules)))\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(source.root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    first, *_, last = ran.stdout.splitlines()
+    assert first.startswith(f"statements/{DEPLOYMENT}/")
+    assert last == "[]"
+
+
+# push and pull --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_copies_are_complete(run, source, target, command):
+    """Statements and blobs arrive as they were, and the statements' keys are all of stdout."""
+    first, _ = publish(source, deployment="First")
+    raw = {"cache": b"other", "torch_bytes": container(("inductor", [("key", b"graph")]))}
+    second, _ = publish(source, deployment="Second", raw=raw)
+
+    copied = run(command, source.root, target.root)
+
+    assert (copied.code, copied.out) == (0, f"{first}\n{second}\n")
+    assert objects(target) == objects(source)
+    assert len(objects(target)) == 5
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_one_deployment_can_be_copied(run, source, target, command):
+    """With `--deployment` nothing of the others is read or copied, so that they may be broken."""
+    wanted, manifest = publish(source, deployment="First")
+    publish(source, STRANGER, deployment="Second", raw={"cache": b"other"})
+
+    copied = run(command, source.root, target.root, "--deployment", "First")
+
+    assert (copied.code, copied.out) == (0, f"{wanted}\n")
+    assert set(objects(target)) == {wanted, blob_key(manifest.parts[0])}
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_a_corrupted_blob_is_not_copied(run, source, target, command):
+    """One changed bit in a blob ends the copy with exit code 1, and nothing is published."""
+    _, manifest = publish(source)
+    blob = source.root / blob_key(manifest.parts[0])
+    blob.write_bytes(blob.read_bytes()[:-1] + bytes([blob.read_bytes()[-1] ^ 1]))
+
+    failed = run(command, source.root, target.root)
+
+    assert (failed.code, failed.out) == (1, "")
+    assert "a part does not match the signature: its sha256 is " in failed.err
+    assert "Traceback" not in failed.err
+    assert objects(target) == {}
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_an_untrusted_artifact_is_not_copied(run, source, target, command):
+    """What is signed by a stranger ends the copy with exit code 1, and nothing is published."""
+    publish(source, STRANGER)
+
+    failed = run(command, source.root, target.root)
+
+    assert (failed.code, failed.out) == (1, "")
+    [error] = [line for line in failed.err.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: statements/Embedder/")
+    assert "signed by " in error
+    assert error.endswith(", which is not trusted here")
+    assert "Traceback" not in failed.err
+    assert objects(target) == {}
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_what_is_published_is_superseded_only_when_asked(run, source, target, command):
+    """Of a variant with other content the copy says what is there; nothing is ever replaced."""
+    there, _ = publish(target, raw={"cache": b"older"}, created="2026-11-19T10:00:00.000000Z")
+    publish(source)
+    before = objects(target)
+
+    refused = run(command, source.root, target.root)
+    untouched = objects(target)
+    superseded = run(command, source.root, target.root, "--if-published", "supersede")
+
+    assert (refused.code, refused.out) == (1, "")
+    assert f", as {there} (created 2026-11-19" in refused.err
+    assert untouched == before
+    assert (superseded.code, superseded.out) == (0, there.replace(".dsse", "-g2.dsse") + "\n")
+    assert before.items() <= objects(target).items()
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_copies_are_told_as_json(run, source, target, command):
+    """`--json` is one document on stdout; how far it is goes to stderr."""
+    statement, _ = publish(source)
+
+    copied = run(command, source.root, target.root, "--json")
+
+    assert json.loads(copied.out) == {
+        "source": source.uri,
+        "target": target.uri,
+        "statements": [statement],
+        "refused": [],
+    }
+
+
+def test_what_is_left_out_of_a_copy_is_said(run, source, target):
+    """Junk in a store holds up nothing: the rest is copied, and the exit code is 3."""
+    statement, _ = publish(source)
+    source.create("statements/Embedder/junk.dsse.json", b"{}")
+
+    copied = run("push", source.root, target.root)
+
+    assert copied.code == 3
+    assert copied.out.split() == [statement]
+    assert "skipped (bad_statement): statements/Embedder/junk.dsse.json: not a DSSE" in copied.err
+
+
+# Progress -------------------------------------------------------------------------------------
+
+
+def test_a_log_has_one_line_for_each_part(run, source, target):
+    """Where stderr is no terminal each part is one line when it was read and one when written."""
+    publish(source, deployment="First", raw={"cache": bytes(5_000_000)})
+    _, second = publish(source, deployment="Second")
+
+    copied = run("pull", source.root, target.root)
+
+    lines = [line.partition(" s] ")[2] for line in copied.err.splitlines()[1:]]
+    kinds = [line.partition(" ")[0] for line in lines]
+    assert kinds == ["read", "write", "read", "write"]
+    assert lines[-2:] == [
+        f"read cache: {second.parts[0].stored_bytes} B",
+        f"write {second.parts[0].sha256[:16]}: {second.parts[0].stored_bytes} B",
+    ]
+
+
+def test_a_terminal_has_a_bar(source, target, trust_file):
+    """In a terminal there is a bar with bytes on stderr, and stdout is as it is in a pipe."""
+    statement, manifest = publish(source)
+    count = manifest.parts[0].stored_bytes
+    arguments = [str(trust_file), "pull", str(source.root), str(target.root)]
+    ours, theirs = pty.openpty()
+
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN + "main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(theirs)
+        seen = read_terminal(ours)
+        out = process.stdout.read() if process.stdout else b""
+
+    assert f"0/{count} bytes" in seen
+    assert "✓" in seen
+    assert f"read cache: {count} B" in seen
+    assert (process.returncode, out.decode()) == (0, f"{statement}\n")
+
+
+def read_terminal(descriptor: int) -> str:
+    seen = []
+    # On Linux the end of a terminal is an error.
+    with os.fdopen(descriptor, "rb", buffering=0) as terminal, suppress(OSError):
+        seen += iter(lambda: terminal.read(4096), b"")
+    return b"".join(seen).decode()
+
+
+@pytest.mark.parametrize(
+    ("told", "lines"),
+    [
+        ([("cache", 10, 10), ("cache", 10, 10)], 2),
+        ([("cache", 6, 10), ("cache", 10, 10), ("cache", 6, 10), ("cache", 10, 10)], 2),
+        ([("cache", 5, 10), ("torch_bytes", 10, 10)], 2),
+        ([("cache", n << 20, 64 << 20) for n in (8, 24, 16, 64, 56, 48)], 1),
+        ([("cache", n << 20, 64 << 20) for n in (32, 60, 8, 64)], 2),
+        ([], 0),
+    ],
+    ids=["one piece each", "two pieces each", "cut short", "threads", "two by threads", "nothing"],
+)
+def test_parts_are_told_apart(capsys, told, lines):
+    """Parts of one name and size are counted as they come, in whatever order their pieces do."""
+    with screen.bars() as progress:
+        for what, done, total in told:
+            progress(what, done, total)
+
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+def test_a_log_has_a_line_for_each_stage_of_what_runs_beside_each_other(capsys):
+    """Counters alone give none, wherever they stand, and a long line is one line."""
+    with screen.progress() as progress:
+        for first, second in (
+            ("replaying pass 1, 1/6 inputs", "importing and loading weights"),
+            ("replaying pass 1, 2/6 inputs", "importing and loading weights"),
+            ("replaying pass 2, 2/6 inputs", "replaying pass 1, 3/6 inputs"),
+            ("replaying pass 2, 3/6 inputs", "replaying pass 1, 4/6 inputs"),
+        ):
+            progress(f"round trip: {first}; round trip, libraries: {second}")
+
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "round trip: replaying; round trip, libraries: importing and loading weights",
+        "round trip: replaying; round trip, libraries: replaying",
+    ]
+
+
+def test_a_log_keeps_figures_that_are_no_counters(capsys):
+    """How many libraries there are to come, and the port of a cluster, are no noise."""
+    told = ["connecting to Ray at 10.0.0.7:6379", "pack: entry 1 of 4", "pack: entry 2 of 4"]
+    with screen.progress() as progress:
+        for text in told:
+            progress(text)
+
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == told
+
+
+# Log lines ------------------------------------------------------------------------------------
+
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+def test_log_lines_have_no_secrets_and_no_escapes(run_process, source):
+    """With -v also what other packages log, tracebacks included, is filtered and escaped."""
+    program = f"""
+import logging
+try:
+    main()
+except SystemExit:
+    pass
+try:
+    raise ValueError("PUT https://host/key?X-Amz-Signature=abc123 {TOKEN}")
+except ValueError:
+    logging.getLogger("sdk").exception("failed with %s \x1b[2Ktrusted", "token={TOKEN}")
+"""
+
+    ran = run_process(program, "-v", "inspect", source.root)
+
+    assert "Traceback (most recent call last)" in ran.err
+    assert "failed with token=[hidden]" in ran.err
+    assert "abc123" not in ran.err
+    assert TOKEN not in ran.err
+    assert escaped(ran.err)
+
+
+def test_a_line_of_a_log_is_one_line(run_process, source):
+    """Long log lines are not folded, so that they can be searched."""
+    program = "import logging\ntry: main()\nfinally: logging.getLogger('sdk').error('word ' * 99)"
+
+    ran = run_process(program, "inspect", source.root)
+
+    assert ran.err.splitlines()[-1] == "ERROR sdk: " + "word " * 99
+
+
+# How they end ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["inspect", "a", "b"],
+        ["push", "a"],
+        ["pull", "a", "b", "--deploymnt", "c"],
+        ["publish"],
+        ["--jsn", "inspect", "a"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    """A missing or unknown argument, option or command is named on stderr: exit code 2."""
+    ended = run(*arguments)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("Usage: ")
+    assert "\nError: " in ended.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "push", "pull"])
+def test_our_errors_are_two_lines_on_stderr(run, target, command):
+    """An error says what was found and what to do, on stderr, without a traceback: exit code 1."""
+    folders = ["https://example.com/artifacts", target.root]
+
+    ended = run(command, *folders[: 1 if command == "inspect" else 2])
+
+    assert (ended.code, ended.out) == (1, "")
+    error, hint = ended.err.splitlines()[-2:]
+    assert error.startswith("error: https:// is not a store: ")
+    assert hint.startswith("hint: name a folder (./artifacts, file:///srv/artifacts), s3://")
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_that_of_the_process(tmp_path):
+    """`python -m serve_warm.cli` ends with the codes that scripts rely on: 0, 1 and 2."""
+
+    def process(*arguments: str) -> int:
+        command = [sys.executable, "-m", "serve_warm.cli", *arguments]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    codes = [
+        process("inspect", str(tmp_path)),
+        process("inspect", "https://example.com"),
+        process("inspect"),
+    ]
+
+    assert codes == [0, 1, 2]
+
+
+def test_interruption_is_exit_code_130(source, trust_file, tmp_path):
+    """Ctrl-C ends a command with one line, no traceback, and the code that shells know."""
+    publish(source)
+    key = tmp_path / "key.pem"
+    os.mkfifo(key)
+    arguments = [str(trust_file), "sign", str(source.root), "--key", str(key)]
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN + "main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        # It can be opened for writing as soon as the command waits for somebody to write.
+        writer = wait_until("the command reads the key", lambda: opened_for_writing(key))
+        process.send_signal(signal.SIGINT)
+        # A signal that comes just before it begins to read does not end the reading; this does,
+        # and then Python looks at its signals before it goes on.
+        os.close(writer)
+        out, err = process.communicate()
+
+    assert process.returncode == 130
+    assert out == ""
+    assert err.strip() == "interrupted"
+
+
+def opened_for_writing(fifo: Path) -> int | None:
+    with suppress(OSError):  # nobody reads
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    return None
+
+
+def test_a_full_disk_is_one_sentence(run_process, source, target):
+    """What the system cannot do is told in its words, without a traceback: exit code 1."""
+    publish(source, raw={"cache": os.urandom(100_000)})
+    program = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nmain()"
+
+    ran = run_process(program, "pull", source.root, target.root)
+
+    assert ran.code == 1
+    assert "File too large" in ran.err
+    assert "Traceback" not in ran.err
+    assert objects(target) == {}
+
+
+def test_a_full_disk_under_stdout_is_one_sentence(trust_file, source):
+    """A redirection that fails ends the command with exit code 1, and with no second error."""
+    publish(source)
+    command = [sys.executable, "-c", MAIN + "main()", str(trust_file), "inspect", str(source.root)]
+
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert ran.returncode == 1
+    assert [line.partition(":")[0] for line in ran.stderr.splitlines()] == ["error", "hint"]
+
+
+def test_a_probe_says_the_same_as_json(run, tmp_path):
+    """Words and data have one reason: there is no replica yet."""
+    asked = ["probe", "--state-dir", str(tmp_path), "--raylet", "none", "--proxy", "none"]
+
+    words, plain = run(*asked), run(*asked, "--json")
+
+    assert (words.code, plain.code) == (1, 1)
+    found = json.loads(plain.out)
+    (check,) = found["checks"]
+    assert (found["ready"], found["replicas"]) == (False, [])
+    assert words.out == f"{check['check']}: {check['why']}\n"
+
+
+def test_every_command_has_help_and_json(run):
+    """The commands that help lists all explain themselves, and all can print JSON."""
+    listed = run("--help")
+    names = [
+        line.split()[0]
+        for line in listed.out.partition("Commands:")[2].partition("Exit codes:")[0].splitlines()
+        if line.strip()
+    ]
+
+    helps = {name: run(name, "--help") for name in names}
+
+    assert set(names) == {
+        *("check", "build", "bench", "inspect", "verify", "diff"),
+        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report", "metrics"),
+    }
+    assert {name for name, help_ in helps.items() if "--json" not in help_.out} == set()
+    assert "130  interrupted" in listed.out

@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a build prints of the starts that it made: warnings, seconds, why a replica died."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from reports import FULL
+from serve_warm._spans import Span
+from serve_warm.builder.built import Built, collect_warnings
+from serve_warm.builder.cluster import Cluster, refuse_missing_module
+from serve_warm.cli import starts
+from serve_warm.errors import BuildFailed
+
+
+def report(*warnings: str, to_proof_s: float, waited_s: float = 0.0) -> dict[str, Any]:
+    spans = [Span(name="replaying", began_boot_s=1.0, seconds=waited_s + 0.5)]
+    if waited_s:
+        spans.append(Span(name="waiting for Backbone", began_boot_s=1.0, seconds=waited_s))
+    made = dataclasses.replace(
+        FULL, warnings=warnings, to_proof_s=to_proof_s, spans=tuple(spans), parity=None
+    )
+    return made.to_json()
+
+
+def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
+    return Built(
+        published="new",
+        store="file:///srv/artifacts",
+        statement="statements/Head/147378e2d3f56607.dsse.json",
+        ranks=(),
+        variant="147378e2d3f56607",
+        stored_bytes=1,
+        raw_bytes=1,
+        parts={},
+        portable_libraries=None,
+        trust="",
+        seconds={},
+        warnings=collect_warnings(cold, warm),
+        cold=cold,
+        round_trip=warm,
+    )
+
+
+def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
+    """Of a sync handler, for example: the number of its threads differs from start to start."""
+    cold = report("calls from 2 threads", "pgo: on does nothing here", to_proof_s=9.0)
+    warm = report("calls from 3 threads", to_proof_s=1.0)
+    made = built(cold, warm)
+
+    starts._show_built(made, unsigned=False)
+
+    told = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert told == [
+        "  warning     calls from 3 threads",
+        "  warning     pgo: on does nothing here",
+    ]
+    assert dataclasses.asdict(made)["warnings"] == made.warnings
+
+
+def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.CaptureFixture[str]):
+    """In a composition a start waits for another deployment, which no artifact of its own helps."""
+    cold = report(to_proof_s=12.0, waited_s=4.0)
+    warm = report(to_proof_s=10.2, waited_s=9.8)
+
+    starts._show_built(built(cold, warm), unsigned=False)
+
+    out = capsys.readouterr().out
+    assert "compiled    8.0 s to proof and 4.0 s waiting for Backbone, " in out
+    assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (0.05 of that), " in out
+
+
+DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "working_dir", "hint"),
+    [
+        ("address", None, "--working-dir . has Ray copy this folder"),
+        ("address", "gcs://code.zip", "install it where the replicas run"),
+        ("here", None, "install it where the replicas run"),
+    ],
+)
+def test_a_replica_without_a_module_names_it(place: Any, working_dir: str | None, hint: str):
+    """What to do depends on whether its code was brought along."""
+    on = Cluster(8000, place=place, working_dir=working_dir)
+
+    with pytest.raises(BuildFailed) as caught:
+        refuse_missing_module(DIED, "Head", on=on)
+
+    assert caught.value.message == (
+        "Head did not become ready: its replica cannot import the module 'app'"
+    )
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_replica_that_died_of_something_else_is_not_explained():
+    """Serve's own text is all that is known then."""
+    refuse_missing_module("Traceback ...\nValueError: no\n", "Head", on=Cluster(8000))

@@ -1,0 +1,380 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands for those who keep a store: `keygen`, `sign`, `prune`."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from artifacts import DEPLOYMENT, fingerprint, trusting
+from command_line import (  # noqa: F401 - fixtures
+    KEY,
+    STRANGER,
+    objects,
+    publish,
+    run_fixture,
+    source_fixture,
+    trust_file_fixture,
+)
+from serve_warm._private_folders import user_folder
+from serve_warm.artifact import catalog
+from serve_warm.node import StateFile
+from serve_warm.trust.files import load_trust
+from serve_warm.trust.keys import load_signing_key
+from serve_warm.trust.user_key import user_key
+
+
+@pytest.fixture
+def key_file(run, tmp_path):
+    """A second key, that nobody trusts yet."""
+    file = tmp_path / "second"
+    assert run("keygen", file).code == 0
+    return file
+
+
+# keygen ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
+    """What keygen prints is a trust file that believes what the new key signs."""
+    file = tmp_path / "ci.key"
+
+    ended = run("keygen", file, "--name", "new ci", *options)
+
+    lines = json.loads(ended.out)["trust"] if options else ended.out
+    trust_file = tmp_path / "printed.toml"
+    trust_file.write_text(lines)
+    trust_file.chmod(0o600)
+    [key] = load_trust([trust_file]).keys
+    assert ended.code == 0
+    assert key.name == "new ci"
+    assert key.raw == load_signing_key(file).public_key().public_bytes_raw()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "PRIVATE" not in ended.out + ended.err
+
+
+def test_keygen_names_a_key_after_its_file(run, tmp_path):
+    """Without --name the key is called as the file, without its ending."""
+    ended = run("keygen", tmp_path / "builder.pem", "--json")
+
+    told = json.loads(ended.out)
+    assert told["name"] == "builder"
+    assert (told["private"], told["public"]) == (
+        str(tmp_path / "builder.pem"),
+        str(tmp_path / "builder.pem.pub"),
+    )
+
+
+def test_keygen_overwrites_nothing(run, key_file):
+    """A key that is lost cannot be had back: a second keygen fails and changes nothing."""
+    before = key_file.read_bytes()
+
+    ended = run("keygen", key_file)
+
+    assert (ended.code, ended.out) == (1, "")
+    assert "already exists" in ended.err
+    assert key_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2K"])
+def test_a_key_has_a_name_that_can_be_shown(run, tmp_path, name):
+    """It stands in the output of inspect and verify: exit code 2, and no key is made."""
+    ended = run("keygen", tmp_path / "key", "--name", name)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert not (tmp_path / "key").exists()
+
+
+# sign -----------------------------------------------------------------------------------------
+
+
+def test_sign_lets_both_keys_vouch(run, source, key_file):
+    """After a rotation readers of either key believe the artifact, and no blob was touched."""
+    statement, _ = publish(source)
+    before = objects(source)
+
+    ended = run("sign", source.root, "--key", key_file)
+
+    [new] = ended.out.split()
+    assert ended.code == 0
+    assert ended.err.endswith("1 signed, 0 signed already\n")
+    assert objects(source).keys() - before.keys() == {new}
+    assert before.items() <= objects(source).items()
+    second = trusting(load_signing_key(key_file))
+    believed = {item.statement: item.trusted for item in catalog.describe(source, second)}
+    assert believed == {statement: False, new: True}
+
+
+def test_sign_leaves_what_is_signed(run, source, key_file):
+    """Signing again signs only what the key has not signed, and says how many it has."""
+    publish(source, deployment="First")
+    run("sign", source.root, "--key", key_file)
+    publish(source, deployment="Second")
+
+    second = run("sign", source.root, "--key", key_file, "--json")
+    third = run("sign", source.root, "--key", key_file, "--json")
+
+    told = [json.loads(ended.out) for ended in (second, third)]
+    assert [(len(item["signed"]), item["already"]) for item in told] == [(1, 1), (0, 2)]
+    assert told[0]["signed"][0].startswith("statements/Second/")
+
+
+def test_several_keys_sign_at_once(run, source, key_file, tmp_path):
+    """`--key` may be repeated: one new statement has the signatures of all."""
+    publish(source)
+    user_key(tmp_path / "third")
+    third = tmp_path / "third" / "signing_key.pem"
+
+    ended = run("sign", source.root, "--key", key_file, "--key", third)
+
+    [new] = ended.out.split()
+    for file in (key_file, third):
+        trust = trusting(load_signing_key(file))
+        assert new in [item.statement for item in catalog.describe(source, trust) if item.trusted]
+
+
+def test_what_a_stranger_signed_is_not_signed(run, source, key_file):
+    """A signature vouches for all of it: exit code 1, and the store is as it was."""
+    publish(source, STRANGER)
+    before = objects(source)
+
+    ended = run("sign", source.root, "--key", key_file)
+
+    assert (ended.code, ended.out) == (1, "")
+    assert "which is not trusted here" in ended.err
+    assert objects(source) == before
+
+
+def test_the_public_half_does_not_sign(run, source, key_file):
+    """It is told from a key that others can read, whose mode would have to change."""
+    publish(source)
+
+    ended = run("sign", source.root, "--key", f"{key_file}.pub")
+
+    assert ended.code == 1
+    assert ended.err.splitlines()[0] == (
+        f"error: {key_file}.pub is a public key, but signing needs the private key"
+    )
+    assert f"hint: pass {key_file}, " in ended.err
+    assert "chmod" not in ended.err
+
+
+def test_sign_needs_a_key(run, source):
+    """No key is no signature: wrong usage."""
+    assert run("sign", source.root).code == 2
+
+
+# prune ----------------------------------------------------------------------------------------
+
+
+def ago(days: float) -> str:
+    then = datetime.now(timezone.utc) - timedelta(days=days)
+    return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@pytest.fixture
+def keys(source) -> dict[str, str]:
+    """Artifacts by what they are, each a variant of its own with a part of its own."""
+    return {
+        name: publish(
+            source,
+            built_for=fingerprint(gpu=name, torch=torch),
+            created=ago(days),
+            raw={"cache": name.encode() * 100},
+        )[0]
+        for name, days, torch in (
+            ("old", 100, "2.13.0+cpu abc"),
+            ("dead", 50, "2.11.1+cpu abc"),
+            ("new", 1, "2.13.0+cpu abc"),
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "gone", "why"),
+    [
+        (["--older-than", "90d", "--keep-newest", "0"], ["old"], "age"),
+        (["--older-than", "1300h", "--keep-newest", "0"], ["old"], "age"),
+        (["--torch-before", "2.12"], ["dead"], "torch"),
+        (["--max-size", "30B", "--keep-newest", "0"], ["old", "dead"], "size"),
+        (["--max-size", "1GB", "--keep-newest", "0"], [], ""),
+        (["--older-than", "90d"], [], ""),
+        ([], [], ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone, why):
+    """A dry run says what the next one removes, and why; the parts go with the statements."""
+    before = objects(source)
+
+    shown = json.loads(run("prune", source.root, *rules, "--dry-run", "--json").out)
+    untouched = objects(source)
+    removed = json.loads(run("prune", source.root, *rules, "--json").out)
+
+    wanted = {keys[name]: why for name in gone}
+    lost = before.keys() - objects(source).keys()
+    assert untouched == before
+    assert {item["statement"]: item["why"] for item in removed["removed"]} == wanted
+    assert lost == {*wanted, *removed["blobs"]}
+    assert len(removed["blobs"]) == len(gone)
+    assert removed["freed_bytes"] == sum(len(before[blob]) for blob in removed["blobs"])
+    assert (shown.pop("did"), removed.pop("did")) == ("show", "remove")
+    assert shown == removed
+
+
+def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
+    """The table has a row for each, with the reason; what is in use is named."""
+    used = tmp_path / "used.json"
+    used.write_text(json.dumps([keys["dead"]]))
+    source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
+
+    ended = run(
+        *("prune", source.root, "--torch-before", "2.13.1", "--in-use", used, "--dry-run"),
+    )
+
+    rows = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert ended.code == 0
+    assert rows[0] == "why torch created would remove"
+    assert {row.split()[-1] for row in rows[1:3]} == {keys["old"], keys["new"]}
+    assert {row.split()[0] for row in rows[1:3]} == {"torch"}
+    assert rows[3:7] == [
+        "kept: in use",
+        keys["dead"],
+        "kept: unreadable",
+        f"statements/{DEPLOYMENT}/odd.dsse.json",
+    ]
+    # What cannot be read may name any part.
+    assert rows[7] == "would remove 2 artifacts and 0 parts, 0 B"
+
+
+def test_what_a_replica_here_runs_on_is_kept(run, source, keys, monkeypatch):
+    """The state files of this machine's replicas protect what they name."""
+    monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
+    state = StateFile(user_folder("state"), application="a", deployment="d", replica="r")
+    state.write({"stage": "READY", "statement": keys["old"]})
+
+    ended = run("prune", source.root, "--older-than", "10d", "--keep-newest", "0", "--json")
+
+    told = json.loads(ended.out)
+    assert [item["statement"] for item in told["removed"]] == [keys["dead"]]
+    assert told["in_use"] == [keys["old"]]
+    assert keys["old"] in objects(source)
+
+
+def test_state_files_elsewhere_are_found_as_replicas_find_them(
+    run, source, keys, tmp_path, monkeypatch
+):
+    """`SERVE_WARM_STATE_DIR` is where the replicas of this machine write, and prune looks."""
+    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "elsewhere"))
+    state = StateFile(tmp_path / "elsewhere", application="a", deployment="d", replica="r")
+    state.write({"stage": "READY", "statement": keys["dead"]})
+
+    run("prune", source.root, "--torch-before", "2.12")
+
+    assert keys["dead"] in objects(source)
+
+
+FORMS = {
+    "statement": lambda key: [key],
+    "report": lambda key: {"verdict": "full_hit", "artifact": {"statement": key}},
+    "reports": lambda key: [
+        {"artifact": None},
+        {"artifact": {"statement": ""}},
+        {"artifact": {"statement": key}},
+    ],
+    "state": lambda key: {"stage": "READY", "statement": key},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_reports_name_is_kept(run, source, keys, tmp_path, form):
+    """Replicas of other machines are told of by --in-use, in whatever form their report is."""
+    file = tmp_path / "used.json"
+    file.write_text(json.dumps(form(keys["dead"])))
+
+    ended = run("prune", source.root, "--torch-before", "2.12", "--in-use", file)
+
+    assert ended.code == 0
+    assert keys["dead"] in objects(source)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "7", "{}", '[{"verdict": "miss"}]', '["Embedder"]', '[""]', "[[]]"),
+        *('{"artifact": 1}', '{"artifact": {}}', '{"statement": null}'),
+    ],
+)
+def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
+    run, source, keys, tmp_path, content
+):
+    """It is not taken for "nothing is in use": exit code 2, and nothing is removed."""
+    file = tmp_path / "used.json"
+    file.write_text(content)
+    before = objects(source)
+
+    ended = run("prune", source.root, "--torch-before", "2.12", "--in-use", file)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert f"Invalid value for '--in-use': {file}: " in ended.err
+    assert objects(source) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--older-than", "90"],
+        ["--older-than", "0d"],
+        ["--older-than", "-1d"],
+        ["--older-than", "3 moons"],
+        ["--max-size", "0GB"],
+        ["--max-size", "10GiB"],
+        ["--max-size", "nan"],
+        ["--torch-before", "latest"],
+        ["--keep-newest", "-1", "--older-than", "1d"],
+        ["--keep-newest", "2"],
+        ["--in-use", "/no/such/file"],
+    ],
+    ids=" ".join,
+)
+def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
+    """What could be misunderstood removes nothing: exit code 2, and an example."""
+    before = objects(source)
+
+    ended = run("prune", source.root, *options)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "\nError: " in ended.err
+    assert objects(source) == before
+
+
+def test_prune_needs_a_store(run, tmp_path):
+    """A mistyped folder is no store from which nothing had to be removed."""
+    ended = run("prune", tmp_path / "artefacts", "--older-than", "1d")
+
+    assert ended.code == 1
+    assert f"error: {tmp_path}/artefacts does not exist, and a store is a folder" in ended.err
+
+
+def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):
+    """Without a rule only those parts go that no statement names, and that are a day old."""
+    forgotten = source.root / "blobs/sha256" / ("ab" * 32)
+    forgotten.write_bytes(b"forgotten")
+    recent = source.root / "blobs/sha256" / ("cd" * 32)
+    recent.write_bytes(b"being pushed")
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(forgotten, (two_days_ago, two_days_ago))
+
+    ended = run("prune", source.root)
+
+    assert ended.out == "removed 0 artifacts and 1 part, 9 B\n"
+    assert not forgotten.exists()
+    assert recent.exists()
+    assert set(keys.values()) <= objects(source).keys()

@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`serve-warm report`: a start from its process on, as lines, as JSON and as a trace."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from serve_warm import cli, node
+from serve_warm._seats import SeatUse
+from serve_warm.cli import reporting
+from serve_warm.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SPANS = [
+    ["process", 100.0, 1.5, False],
+    ["imports", 101.5, 4.0, False],
+    ["__init__", 105.5, 2.0, False],
+    ["pull", 105.6, 0.5, True],
+    ["torch's compiler", 107.6, 1.0, False],
+    ["pending", 107.5, 1.5, False],
+    ["replaying", 109.0, 0.25, False],
+]
+
+FACTS: dict[str, Any] = {
+    "stage": "READY",
+    "verdict": "full_hit",
+    "traced": "some",
+    "levels": {"1": 1, "2": 3, "3": 0},
+    "spans": SPANS,
+    "doing": "",
+    "reason": "",
+    "degraded": ["uncovered: 1 of 4 inputs"],
+    "warnings": [],
+    "error": "",
+}
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Path]:
+    """Return the state directory of a replica that is ready, and of one that failed and ended."""
+    folder = tmp_path / "state"
+    names = {"application": "shop", "deployment": "Ranker"}
+    ready = node.StateFile(folder, **names, replica="a")
+    ready.write(FACTS)
+    failed = node.StateFile(folder, **names, replica="b")
+    failed.write({**FACTS, "stage": "FAILED", "error": "no memory\nhint: less", "spans": SPANS[:2]})
+    failed.close()
+    yield folder
+    ready.close()
+
+
+def run(*options: str) -> str:
+    ended = CliRunner().invoke(cli.serve_warm, ["report", *options], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def test_the_first_line_splits_the_whole_start(replicas: Path):
+    """What is part of another one is not counted twice, and what ran beside takes no time."""
+    lines = run("--state-dir", str(replicas)).splitlines()
+
+    assert lines[0] == (
+        "shop#Ranker a: READY 9.2 s after its process began: process 1.5, imports 4.0, "
+        "__init__ 2.0, pending 0.5, torch's compiler 1.0, replaying 0.2; "
+        "in other threads: pull 0.5 (0.5 during __init__)"
+    )
+    assert lines[1] == "  verdict=full_hit traced=some calls: 1 at level 1, 3 at level 2"
+    assert lines[2] == "  degraded: uncovered: 1 of 4 inputs"
+
+
+def test_what_came_of_a_seat_is_told(tmp_path: Path):
+    """As a line of a state file, and of a record of another release with more fields."""
+    use = SeatUse(count=1, miss="hung", note="importing app took over 60 s", waiting=0)
+    state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
+    state.write({**FACTS, "seat": use.text()})
+
+    lines = run("--state-dir", str(tmp_path / "s")).splitlines()
+    state.close()
+    of_report = reporting._start(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
+
+    assert "  seat: no (hung): importing app took over 60 s; 0 waiting for the next start" in lines
+    assert of_report.seat == use.text()
+
+
+def test_a_replica_that_has_ended_is_told_too(replicas: Path):
+    """With its error: nobody can ask it any more."""
+    lines = run("--state-dir", str(replicas)).splitlines()
+
+    first = next(line for line in lines if line.startswith("shop#Ranker b"))
+    assert first.startswith("shop#Ranker b: FAILED 5.5 s after")
+    assert first.endswith("and its process has ended")
+    assert "  error: no memory" in lines
+    assert "  hint: less" in lines
+
+
+def test_json_and_trace_are_written(replicas: Path, tmp_path: Path):
+    """Seconds from the process on; in the trace all starts are on one clock, a process each."""
+    data, trace = tmp_path / "starts.json", tmp_path / "trace.json"
+
+    run("--state-dir", str(replicas), "--json", str(data), "--trace", str(trace))
+
+    first, second = json.loads(data.read_text())["starts"]
+    assert (first["replica"], second["replica"], second["ended"]) == ("a", "b", True)
+    assert first["spans"][3] == {"name": "pull", "began_s": 5.6, "seconds": 0.5, "beside": True} | {
+        "began_s": pytest.approx(5.6)
+    }
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == [
+        "shop#Ranker a",
+        "shop#Ranker b",
+    ]
+    pull = next(e for e in events if e["name"] == "pull")
+    assert (pull["ts"], pull["dur"], pull["tid"], pull["pid"]) == (5_600_000, 500_000, 1, 1)
+
+
+def test_what_another_release_wrote_is_no_error(tmp_path: Path):
+    """Fields that are not there or of another kind are left out."""
+    state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
+    state.write({"stage": "READY", "spans": [["x"], None, 3, ["y", "z", 1, 2]], "levels": 7})
+
+    lines = run("--state-dir", str(tmp_path / "s")).splitlines()
+    state.close()
+
+    assert lines[0] == "a#D r: READY"
+
+
+def test_a_directory_without_replicas_is_said(tmp_path: Path):
+    """As for every command: exit code 1, what was looked at, and what to do."""
+    with pytest.raises(StoreError, match="no replica has written to") as caught:
+        run("--state-dir", str(tmp_path))
+
+    assert "--address" in caught.value.hint

@@ -1,0 +1,378 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels: what is built and tuned is counted, travels, and is found where it lands.
+
+Without a GPU: built for GPUs that are not here, launched by Triton's interpreter, and tuned by
+stand-ins for what measures. With one: tests/gpu.
+Templates on a CPU: tests/replica/test_cold_warm.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import shutil
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from artifacts import MemoryStore
+from components import require_folder
+from processes import answer_of
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.compiler import triton_kernels
+from serve_warm.compiler.watch import watch_process
+from serve_warm.errors import ArtifactRefused
+from serve_warm.replica.prefetch import unpack
+from transfers import publish, pull_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRITON = "pip install --target build/components/triton triton==3.6.0 (.ci/install-components does)"
+
+
+def kernel(folder: Path, name: str) -> None:
+    """Put down what Triton leaves of one kernel."""
+    (folder / name).mkdir(parents=True)
+    for suffix in ("ttir", "ptx", "cubin", "json"):
+        (folder / name / f"add.{suffix}").write_bytes(b"x")
+
+
+def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
+    """What an artifact brought was built elsewhere."""
+    kernel(tmp_path, "of the artifact")
+    built = triton_kernels.Built()
+    built.look_at(tmp_path)
+
+    assert built.count() == 0
+    kernel(tmp_path, "new")
+    assert built.count() == 1
+    assert built.count() == 1
+
+
+def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
+    """Triton makes it with the first kernel."""
+    built = triton_kernels.Built()
+    built.look_at(tmp_path / "triton")
+
+    assert built.count() == 0
+    kernel(tmp_path / "triton", "new")
+    assert built.count() == 1
+
+
+def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
+    """A load that fails starts over in a new directory, and time was spent all the same."""
+    built = triton_kernels.Built()
+    built.look_at(tmp_path / "first")
+    kernel(tmp_path / "first", "new")
+    assert built.count() == 1
+
+    kernel(tmp_path / "second", "of the artifact")
+    built.look_at(tmp_path / "second")
+
+    assert built.count() == 1
+    kernel(tmp_path / "second", "new")
+    assert built.count() == 2
+
+
+def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A kernel remembers the path of its source; what was found lies beside it, and travels."""
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    watch_process()
+    configurations = [
+        SimpleNamespace(kwargs={"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)
+    ]
+    built, landed = tmp_path / "built", tmp_path / "landed"
+    (built / "ab").mkdir(parents=True)
+    source = str(built / "ab" / "cab.py")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(built))
+    _, cache, _ = heuristics.check_autotune_cache(configurations, source, {})
+    cache.save(configurations[1], 1000)
+    built.rename(landed)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(landed))
+    kernel: Any = SimpleNamespace(
+        filename=source,
+        inductor_meta={},
+        compile_results=[SimpleNamespace(config=each) for each in configurations],
+        is_statically_launchable=lambda: True,
+        _could_rblock_scale=False,  # 2.15 asks for it
+        save_cache_hook=cache.save,
+    )
+
+    heuristics.CachingAutotuner.recheck_autotune_cache(kernel, lambda: None)
+
+    assert [result.config for result in kernel.compile_results] == [configurations[1]]
+    # What is found from now on is kept here too.
+    [kept] = landed.glob("*/*.best_config")
+    kept.unlink()
+    kernel.save_cache_hook(configurations[0], 1000)
+    assert kept.exists()
+    assert not built.exists()
+
+
+def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
+    """An autotuner is made when its module is imported: what it was told then does not count."""
+
+    class Autotuner:
+        cache_results = False
+
+        def __init__(self) -> None:
+            self.cache_results = False
+            self.base_fn = SimpleNamespace(__name__="add")
+
+        def check_disk_cache(self, key: Any, configs: Any, bench: Any) -> bool:
+            bench()
+            return False
+
+    knobs = SimpleNamespace(runtime=SimpleNamespace(interpret=False))
+    module: Any = SimpleNamespace(Autotuner=Autotuner, knobs=knobs)
+    early = Autotuner()
+    events: list[Any] = []
+    triton_kernels._hook_triton(events.append, module)
+    late = Autotuner()
+    benched: list[str] = []
+
+    early.check_disk_cache((1000,), [1, 2, 3], lambda: benched.append("all"))
+
+    assert (early.cache_results, late.cache_results) == (True, True)
+    assert benched == ["all"]
+    assert [str(event) for event in events] == ["tuning of add: 3 configurations for (1000,)"]
+    knobs.runtime.interpret = True
+    assert early.cache_results is False
+
+
+class Measured:
+    """Inductor's tuner, without a device: what it measures is known."""
+
+    def __init__(self, *blocks: int, descends: bool = False, filename: str | None = None) -> None:
+        self.fn = SimpleNamespace(__name__="triton_poi_0", fn="source")
+        self.inductor_meta = {"coordinate_descent_tuning": descends}
+        self.filename, self.save_cache_hook = filename, None
+        self.compile_results = [result(block) for block in blocks]
+
+    def bench(self, launcher: int) -> float:
+        return float(launcher)
+
+    def autotune_to_one_config(self) -> None:
+        for block in (256, 512):
+            self.bench(block)
+
+    def coordinate_descent_tuning(self, launcher: int) -> int:
+        return launcher  # as for a template, of which nothing can be changed
+
+    def recheck_autotune_cache(self, reload_kernel_from_src: Any) -> None: ...
+
+    def _precompile_config(self, config: Any) -> Any:
+        return SimpleNamespace(config=config)
+
+
+def result(block: int) -> Any:
+    return SimpleNamespace(config=Block(block))
+
+
+class Block:
+    """A configuration, as equal to another one as its text."""
+
+    def __init__(self, size: int, *, descended: bool = False) -> None:
+        self.size, self.found_by_coordesc = size, descended
+        self.kwargs, self.num_warps, self.num_stages = {"XBLOCK": size}, 4, 1
+
+    def __str__(self) -> str:
+        return f"XBLOCK: {self.size}"
+
+
+def hooked(*found: Block, best: Any = None) -> tuple[type[Measured], list[Any]]:
+    """Return a tuner of its own, hooked, and where its events go; `found` is what is cached.
+
+    `best` is what stands in the file beside the kernel.
+    """
+    tuner, events = type("Hooked", (Measured,), {}), []
+    cached = (list(found), None, {})
+    module: Any = SimpleNamespace(
+        CachingAutotuner=tuner,
+        check_autotune_cache=lambda *_: cached,
+        AutotuneCache=SimpleNamespace(create=lambda *_: SimpleNamespace(_read=lambda: best)),
+        Config=lambda blocks, **_: Block(blocks["XBLOCK"]),
+    )
+    triton_kernels._hook_inductor(events.append, module)
+    return tuner, events
+
+
+def test_only_what_is_measured_is_a_tuning():
+    """A kernel of a template is asked for its coordinate descent at each launch, and has none."""
+    tuner, events = hooked()
+
+    tuner().autotune_to_one_config()
+    assert tuner().coordinate_descent_tuning(7) == 7
+
+    told = [str(event) for event in events]
+    assert told == ["tuning of triton_poi_0: 2 configurations, autotune_to_one_config"]
+
+
+@pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])
+def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
+    """Where it ended, it began, or went from: torch 2.11 forgets it in these three cases."""
+    tuner, _ = hooked(Block(256, descended=True))
+    loaded = tuner(*blocks, descends=True)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    [left] = loaded.compile_results
+    assert (left.config.size, left.config.found_by_coordesc) == (256, True)
+
+
+def test_what_no_descent_found_is_left_to_torch():
+    """A descent may still find something better than the best of some configurations."""
+    tuner, _ = hooked(Block(256))
+    loaded = tuner(128, 256, descends=True)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [128, 256]
+
+
+@pytest.mark.parametrize("blocks", [(256,), (128, 256), (512,)])
+def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
+    """The best one may have been made after the graph was saved: torch 2.11 measures once more."""
+    best = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
+    tuner, _ = hooked(best=best)
+    loaded = tuner(*blocks)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [256]
+    assert loaded.inductor_meta["dynamic_scale_rblock"] is False
+
+
+def test_what_was_never_measured_is_left_to_torch():
+    """A kernel that the build did not launch is tuned when it is."""
+    tuner, _ = hooked(best=None)
+    loaded = tuner(128, 256)
+
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+
+    assert [each.config.size for each in loaded.compile_results] == [128, 256]
+
+
+def test_templates_measured_in_another_process_are_a_tuning():
+    """Once for each choice of them: another graph may wait for the same measurements."""
+
+    class AsyncAutotuner:
+        @staticmethod
+        def get_choice_hash(choice: str, inputs_key: str) -> str:
+            return choice + inputs_key
+
+        @classmethod
+        def get_results(cls, choices: list[str], inputs_key: str) -> dict[str, float]:
+            return dict.fromkeys(choices, 1.0)
+
+    module: Any = SimpleNamespace(AsyncAutotuner=AsyncAutotuner)
+    events: list[Any] = []
+    triton_kernels._hook_pipelined(events.append, module)
+
+    for key in ("8x8", "8x8", "9x9"):
+        assert AsyncAutotuner.get_results(["mm", "triton_mm_0"], key)["mm"] == 1.0
+
+    assert [event.reason for event in events] == ["2 templates, in another process"] * 2
+
+
+def test_torch_has_what_is_hooked():
+    """The names are in this version of torch, with the parameters they had."""
+    from torch._inductor import autotune_process, select_algorithm
+    from torch._inductor.runtime import triton_heuristics
+
+    tuner = triton_heuristics.CachingAutotuner
+    autotune = select_algorithm.AlgorithmSelectorCache.autotune
+    there = [name for name in triton_kernels.TUNINGS if hasattr(tuner, name)]
+    waiting = autotune_process.AsyncAutotuner
+
+    assert {"autotune_to_one_config", "coordinate_descent_tuning"} <= set(there)
+    assert parameters(tuner.recheck_autotune_cache) == ["self", "reload_kernel_from_src"]
+    assert parameters(triton_heuristics.check_autotune_cache)[:3] == [
+        *("configs", "filename", "inductor_meta")
+    ]
+    assert parameters(autotune)[:2] == ["self", "name"]
+    assert parameters(waiting.get_choice_hash) == ["choice", "inputs_key"]
+    assert parameters(waiting.get_results) == ["choices", "inputs_key"]
+
+
+def parameters(function: Any) -> list[str]:
+    # Through what `functools.wraps` has wrapped.
+    return list(inspect.signature(function).parameters)
+
+
+def counted(answer: dict[str, Any]) -> tuple[int, int]:
+    return answer["counts"]["kernels"], answer["counts"]["tunings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["double", "add", "accumulate"])
+def test_the_interpreter_builds_and_keeps_nothing(launched: dict[str, Any], kernel: str):
+    """Kernels with one configuration, with several, and with a hook that goes before each."""
+    answer = launched["launched"][kernel]
+
+    assert answer["error"] == 0.0
+    assert [(each["kernels"], each["tunings"]) for each in answer["spans"]] == [(0, 0), (0, 0)]
+    assert launched["events"] == []
+    assert launched["files"] == []
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Each hand-written kernel, launched twice by the interpreter, and what is cached then."""
+    cache = tmp_path_factory.mktemp("interpreted")
+    answer = answer_of(
+        "handwritten.py",
+        {"do": "launch", "cache": str(cache)},
+        require_folder("triton", TRITON),
+        TRITON_INTERPRET="1",
+    )
+    return {**answer, "files": [str(path) for path in cache.rglob("*") if path.is_file()]}
+
+
+TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
+"""An A100, an H100 or H200, and an MI300: what they are to Triton, and their threads per warp."""
+
+
+@pytest.mark.slow
+def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
+    """They are in an artifact, and once it has landed, at another path, they are built no more."""
+    triton, store = require_folder("triton", TRITON), MemoryStore()
+    cold_folder, warm_folder = tmp_path / "cold", tmp_path / "warm"
+    warm_folder.mkdir(mode=0o700)
+    question = {"do": "build", "targets": TARGETS}
+    cold = answer_of("handwritten.py", {**question, "cache": str(cold_folder)}, triton)
+    publish(store, raw={"cache": pack_directory(cold_folder)})
+    shutil.rmtree(cold_folder)
+    unpack(io.BytesIO(pull_here(store).raw["cache"]), warm_folder)
+    landed = identities(warm_folder)
+
+    warm = answer_of("handwritten.py", {**question, "cache": str(warm_folder)}, triton)
+
+    assert counted(cold) == (3, 0)
+    assert counted(warm) == (0, 0)
+    assert len(landed) == 3
+    # A kernel that is built once more lands in the same place, and is not counted.
+    assert identities(warm_folder) == landed
+    assert cold["bytes"] == warm["bytes"]
+
+
+def identities(folder: Path) -> set[tuple[str, int, int]]:
+    """Return the binaries in a cache directory, each with what is another file's for another."""
+    found = (file for file in folder.rglob("*") if file.suffix in triton_kernels.BINARY_SUFFIXES)
+    return {(file.name, file.stat().st_ino, file.stat().st_mtime_ns) for file in found}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"x"', "{}", '{"child_paths": null}', "{" * 9])
+def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
+    """As an archive that cannot be unpacked: the start compiles."""
+    kernel(tmp_path / "triton", "add")
+    (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
+
+    with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
+        triton_kernels.relocate(tmp_path)

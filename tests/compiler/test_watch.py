@@ -1,0 +1,1002 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The watch over torch.compile, the proof's stance, and what is read of compiled callables.
+
+Compiler processes are counted in test_cold_warm.py, where some are run anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config
+from torch._inductor.codecache import FxGraphCache
+
+import serve_warm
+from artifacts import container
+from compiled import compiled, double, fresh, stance
+from serve_warm import _private_folders
+from serve_warm import compile as serve_warm_compile
+from serve_warm.compiler import evidence
+from serve_warm.compiler.caches import header_directory, load_torch_bytes, private_directory
+from serve_warm.compiler.compiled_objects import (
+    compile_arguments,
+    how_to_raise_the_limit,
+    reaches_compiled,
+    uses_cuda_graphs,
+)
+from serve_warm.compiler.cpu_target import pin_portable_cpu, require_compiler
+from serve_warm.compiler.cuda_graphs import clone_outputs
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import EVENTS_KEPT, Watch, watch_process
+from serve_warm.errors import CompilerMissing, ConfigError
+from serve_warm.fingerprint import lacking, read_cpu_isa
+from serve_warm.report import CompileEvent, Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RECOMPILE_LIMIT = 8
+"""Variants of one code object that Dynamo compiles unless it is told otherwise."""
+
+
+@pytest.fixture
+def seen() -> Iterator[Watch]:
+    watch = watch_process()
+    yield watch
+    watch.forbidden = watch.on_event = None
+
+
+def change(seen: Watch, action: Callable[[], Any]) -> Counts:
+    before = seen.counts()
+    action()
+    return seen.counts() - before
+
+
+# --- counting ------------------------------------------------------------------------------
+
+
+def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
+    """What is compiled for the first time is named with its input, and has no guard to blame."""
+    model = compiled(double)
+
+    counted = change(seen, lambda: model(torch.ones(2, 3)))
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.recompiles, counted.eager_falls) == (1, 0, 0)
+    assert (event.kind, event.reason, event.signature) == ("compile", "", "x=float32[2, 3]")
+    assert event.function.startswith("double (compiled.py:")
+    assert event.thread == threading.get_native_id()
+
+
+def test_a_warm_call_counts_nothing(seen: Watch):
+    """A span without a compile is quiet, however many calls are in it."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    counted = change(seen, lambda: [model(torch.ones(2)) for _ in range(50)])
+
+    assert counted == Counts()
+    assert counted.quiet
+
+
+def test_a_recompile_names_the_guard_that_failed(seen: Watch):
+    """The event of a new variant has torch's reason, and the input that caused it."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    counted = change(seen, lambda: model(torch.ones(5)))
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.recompiles) == (1, 1)
+    assert not counted.quiet
+    assert (event.kind, event.signature) == ("recompile", "x=float32[5]")
+    assert "expected 2, actual 5" in event.reason
+
+
+def test_a_stride_is_named_as_the_cause(seen: Watch):
+    """A transposed input differs in nothing but its strides: the event shows them."""
+    model = compiled(double)
+    model(torch.ones(2, 3))
+
+    counted = change(seen, lambda: model(torch.ones(3, 2).T))
+
+    event = seen.events()[-1]
+    assert counted.recompiles == 1
+    assert event.signature == "x=float32[2, 3] strides [1, 2]"
+    assert "stride" in event.reason
+
+
+def named(x: torch.Tensor, user: str, opts: dict[str, str]) -> torch.Tensor:
+    if opts and opts[next(iter(opts))] == "fast":
+        return x + 1
+    return x * len(user)
+
+
+def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
+    """The attribute or argument and the line of code stay: they say what to change."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c", {})
+
+    model(torch.ones(2), "d@e.f.g", {})
+    by_text = seen.events()[-1]
+    model(torch.ones(2), "a@b.c", {"h@i.j": "fast"})
+    model(torch.ones(2), "a@b.c", {"h@i.j": "slow"})
+    by_key = seen.events()[-1]
+
+    assert "user == str[5]" in by_text.reason
+    assert "in named" in by_text.reason
+    assert by_text.signature == "x=float32[2], user=str[7]"
+    assert by_key.signature == "x=float32[2], user=str[5], opts.str[5]=str[4]"
+    for event in (by_text, by_key):
+        assert "@" not in str(event) + event.signature
+
+
+def test_a_guard_on_a_long_text_is_cut(seen: Watch):
+    """A megabyte in a request is no megabyte in the log."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c" * 300_000, {})
+
+    model(torch.ones(2), "z", {})
+
+    event = seen.events()[-1]
+    assert event.kind == "recompile"
+    assert "user == str[1500000]" in event.reason
+    assert len(event.reason) <= 1000
+
+
+def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
+    """In the proof torch quotes its guards in what it raises."""
+    model = compiled(named)
+    model(torch.ones(2), "a@b.c", {})
+
+    with evidence.note_calls(), forbid(), pytest.raises(RuntimeError):
+        model(torch.ones(2), "d@e.f", {})
+
+    event = seen.events()[-1]
+    assert event.kind == "forbidden"
+    assert "function name: 'named'" in event.reason
+    assert "user == str[5]" in event.reason
+    assert "@" not in event.reason
+
+
+def test_the_recompile_limit_is_an_event(seen: Watch):
+    """Where Dynamo gives up and stays eager, that is counted once, and not as a compile."""
+    model = compiled(double)
+
+    counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
+
+    event = seen.events()[-1]
+    assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT, 1)
+    assert (event.kind, event.signature) == ("eager", f"x=float32[{RECOMPILE_LIMIT + 1}]")
+    assert event.reason.startswith("recompile limit reached; ")
+
+
+def limit_in_settings(limit: int) -> Any:
+    return torch._dynamo.config.patch(recompile_limit=limit)
+
+
+def test_a_raised_recompile_limit_is_no_event(seen: Watch):
+    """The fix that is recommended is one."""
+    by_argument = "torch.compile" in how_to_raise_the_limit(16)
+    model = compiled(double, **({"recompile_limit": 16} if by_argument else {}))
+    by_setting = contextlib.nullcontext() if by_argument else limit_in_settings(16)
+
+    with by_setting:
+        counted = change(
+            seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)]
+        )
+
+    assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT + 3, 0)
+
+
+def test_every_frame_is_counted_once(seen: Watch):
+    """Graph breaks and compiled functions within others count as often as torch itself says."""
+    inner = torch.compiler.disable(compiled(double))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return inner(y) * 2
+
+    model = torch.compile(outer, backend="eager", dynamic=False)
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["ok"]
+
+    counted = change(seen, lambda: [model(torch.ones(n)) for n in (2, 3, 2)])
+
+    assert counted.compiles == frames["ok"] - before
+    assert counted.compiles >= 6  # two shapes of two parts of `outer` and of `inner`
+
+
+def test_there_is_one_watch(seen: Watch):
+    """Asking for the watch again neither replaces it nor makes it count twice."""
+    again = watch_process()
+
+    counted = change(seen, lambda: compiled(double)(torch.ones(2)))
+
+    assert again is seen
+    assert counted.compiles == 1
+
+
+def test_compiles_of_all_threads_are_counted(seen: Watch):
+    """The watch is the process', whichever thread compiles."""
+    models = [compiled(double) for _ in range(8)]
+
+    with ThreadPoolExecutor(4) as threads:
+        counted = change(seen, lambda: list(threads.map(lambda m: m(torch.ones(2)), models)))
+
+    assert counted.compiles == 8
+
+
+@pytest.mark.slow
+def test_events_are_bounded_and_counts_are_not(seen: Watch):
+    """A process that compiles for ever does not fill its memory with events."""
+    surplus = 6
+
+    counted = change(
+        seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(EVENTS_KEPT + surplus)]
+    )
+
+    assert len(seen.events()) == EVENTS_KEPT
+    assert counted.compiles == EVENTS_KEPT + surplus
+
+
+def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
+    """`on_event` sees each event as it happens."""
+    told: list[tuple[str, int]] = []
+    seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
+    model = compiled(double)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(model, torch.ones(2)).result()
+        native_id = thread.submit(threading.get_native_id).result()
+
+    assert told == [("compile", native_id)]
+    assert seen.events()[-1].thread == native_id
+
+
+# --- forbidding ----------------------------------------------------------------------------
+
+
+def test_forbid_raises_on_an_unseen_shape(seen: Watch):
+    """In the proof a compile is an error, and none is made."""
+    model = compiled(double)
+    model(torch.ones(2))
+    before = seen.counts()
+
+    with forbid(), pytest.raises(RuntimeError, match="expected 2, actual 3"):
+        model(torch.ones(3))
+
+    assert (seen.counts() - before).compiles == 0
+
+
+def test_forbid_raises_on_what_was_never_called():
+    """In the proof a first compile is an error as well."""
+    model = compiled(double)
+
+    with forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        model(torch.ones(3))
+
+
+def test_forbid_lets_a_seen_shape_through():
+    """What is compiled works in the proof as it does without."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    with forbid():
+        result = model(torch.ones(2))
+
+    assert torch.equal(result, torch.full((2,), 3.0))
+
+
+def test_forbid_ends_with_its_block(seen: Watch):
+    """After the proof compiling is allowed again, also when the proof ended in an exception."""
+    model = compiled(double)
+
+    with pytest.raises(ZeroDivisionError), forbid():
+        _ = 1 / 0
+    counted = change(seen, lambda: model(torch.ones(3)))
+
+    assert counted.compiles == 1
+    assert stance() == "default"
+
+
+def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
+    """What would run eagerly without a word is found by the proof, and left as it was after it."""
+    model = compiled(double)
+    for n in range(1, RECOMPILE_LIMIT + 2):
+        model(torch.ones(n))
+
+    with forbid():
+        model(torch.ones(RECOMPILE_LIMIT))
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            model(torch.ones(RECOMPILE_LIMIT + 1))
+    after = change(seen, lambda: model(torch.ones(RECOMPILE_LIMIT + 1)))
+
+    assert after == Counts()
+
+
+def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
+    """A handler that catches what the proof raises, and answers something else, is not proven."""
+    model = compiled(double)
+
+    def handler() -> str:
+        try:
+            model(torch.ones(7))
+        except RuntimeError:
+            return "something else"
+        return "computed"
+
+    met = seen.counts().forbidden
+    with evidence.note_calls(), forbid():
+        answer = handler()
+
+    event = seen.events()[-1]
+    assert answer == "something else"
+    assert seen.counts().forbidden - met == 1
+    assert (event.kind, event.signature) == ("forbidden", "x=float32[7]")
+
+
+def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
+    """`forbidden` gives the exception, knows the event, and no compile is made."""
+
+    class Refused(Exception):
+        pass
+
+    asked: list[CompileEvent] = []
+
+    def refuse(event: CompileEvent) -> Refused:
+        asked.append(event)
+        return Refused(event.signature)
+
+    model = compiled(double)
+    model(torch.ones(2))
+    before = seen.counts()
+    seen.forbidden = refuse
+
+    with pytest.raises(Refused, match="3"):
+        model(torch.ones(3))
+
+    assert [(event.kind, event.signature) for event in asked] == [("forbidden", "x=float32[3]")]
+    assert seen.counts() - before == Counts(forbidden=1)
+
+
+def test_after_ready_a_declared_shape_works(seen: Watch):
+    """Forbidding compiles refuses nothing that is warm, before or after a refusal."""
+    model = compiled(double)
+    model(torch.ones(2))
+    seen.forbidden = lambda event: LookupError(event.signature)
+
+    first = model(torch.ones(2))
+    with pytest.raises(LookupError):
+        model(torch.ones(3))
+    second = model(torch.ones(2))
+
+    assert first.tolist() == second.tolist() == [3.0, 3.0]
+
+
+def test_allowing_again_compiles_again(seen: Watch):
+    """What was refused is compiled as soon as it may be: a refusal spoils nothing."""
+    model = compiled(double)
+    seen.forbidden = lambda event: LookupError(event.signature)
+    with pytest.raises(LookupError):
+        model(torch.ones(3))
+
+    seen.forbidden = None
+    counted = change(seen, lambda: model(torch.ones(3)))
+
+    assert counted.compiles == 1
+
+
+# --- threads -------------------------------------------------------------------------------
+
+
+def test_calling_threads_are_collected(seen: Watch):
+    """The native ids of the threads that call compiled functions, of these and of no others."""
+    model = compiled(double)
+    model(torch.ones(2))
+
+    with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
+        calling = caller.submit(threading.get_native_id).result()
+        bystander.submit(double, torch.ones(2)).result()
+        with evidence.note_calls() as calls:
+            caller.submit(model, torch.ones(2)).result()
+            bystander.submit(double, torch.ones(2)).result()
+        bystander.submit(model, torch.ones(2)).result()
+
+    assert calls.threads == {calling}
+
+
+def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
+    """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
+    plain = torch.compiler.disable(fresh(double))
+
+    with evidence.note_calls() as calls:
+        plain(torch.ones(2))
+
+    assert calls.threads == set()
+
+
+def test_a_wrapper_of_a_compiled_function_is_not_taken_for_it():
+    """`functools.wraps` gives it all attributes, and what it is called with is its own affair."""
+    ours = serve_warm.compile(fresh(double), level=3)
+    wrapper = functools.wraps(ours)(lambda x: x)
+
+    assert wrapper._serve_warm is ours._serve_warm
+    assert compile_arguments(Empty(function=wrapper)) == {}
+    assert list(compile_arguments(Empty(function=ours))) == ["function"]
+
+
+# --- whether anything is compiled ----------------------------------------------------------
+
+
+def module_level(x: torch.Tensor) -> torch.Tensor:
+    return at_module_level(x)
+
+
+at_module_level = compiled(double)
+
+
+class Empty:
+    """An app that compiles nothing, in a module that does."""
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+        self.buckets = {"batch": [1, 2], "text": ("a", "b")}
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Naming(Empty):
+    """Calls what is compiled at the top of its module, through a function there."""
+
+    async def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return module_level(x)
+
+
+def in_closure() -> Any:
+    model = compiled(double)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    return run
+
+
+def block_compiled_in_place() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].compile(backend="eager")
+    return model
+
+
+REACHABLE = {
+    "attribute": lambda: Empty(model=compiled(double)),
+    "inside an object": lambda: Empty(engine=Empty(model=compiled(double))),
+    "in a namespace": lambda: Empty(engine=SimpleNamespace(model=compiled(double))),
+    "in containers": lambda: Empty(models={"a": [(compiled(double),)]}),
+    "a module": lambda: Empty(model=torch.compile(nn.Linear(2, 2), backend="eager")),
+    "a block of a module": lambda: Empty(model=block_compiled_in_place()),
+    "in a closure": lambda: Empty(run=in_closure()),
+    "a partial": lambda: Empty(run=functools.partial(compiled(double), torch.ones(2))),
+    "named by a method": Naming,
+    "a library to be": lambda: Empty(model=serve_warm.compile(nn.Linear(2, 2), level=3)),
+    "handed over": lambda: Empty(model=serve_warm.compile(fresh(double), backend="eager")),
+}
+
+
+@pytest.mark.parametrize("where", REACHABLE)
+def test_something_compiled_is_found_from_the_owner(where: str):
+    """Wherever an app keeps it: an input that does not call it proves nothing about it."""
+    assert reaches_compiled(REACHABLE[where]())
+
+
+def test_an_app_that_compiles_nothing_reaches_nothing():
+    """Neither what else its module compiles, nor an object with every attribute, is its own."""
+    owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
+    owner.itself = owner
+
+    assert not reaches_compiled(owner)
+
+
+# --- what is compiled how ------------------------------------------------------------------
+
+
+class Everything:
+    """Has every attribute that it is asked for, as Serve's DeploymentHandle has."""
+
+    def __getattr__(self, name: str) -> Everything:
+        return self
+
+
+def test_compile_arguments_are_named_by_attribute():
+    """Modules, functions and modules compiled in place, with mode, dynamic and options."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.module = torch.compile(torch.nn.Linear(2, 2), dynamic=False)
+            self.function = torch.compile(fresh(double), options={"max_autotune": True})
+            self.mode = torch.compile(fresh(double), mode="reduce-overhead")
+            self.in_place = torch.nn.Linear(2, 2)
+            self.in_place.compile(dynamic=True, backend="inductor")
+            self.eager = torch.compile(fresh(double), backend="eager")
+            self.plain = torch.nn.Linear(2, 2)
+            self.sizes = [1, 2]
+            self.other = Everything()
+
+    found = compile_arguments(Owner())
+
+    assert found.keys() == {"module", "function", "mode", "in_place", "eager"}
+    assert "dynamic=False" in found["module"]
+    assert "max_autotune=True" in found["function"]
+    assert "triton.cudagraphs=True" in found["mode"]
+    assert "dynamic=True" in found["in_place"]
+    assert "eager" in found["eager"]
+    assert all("inductor" in found[name] for name in found.keys() - {"eager"})
+
+
+@pytest.mark.parametrize("compile_", [torch.compile, serve_warm_compile], ids=["torch", "ours"])
+def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
+    """A compiled step in the place of a method has its arguments seen, as a whole module has."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(2, 2)
+            self.model.forward = compile_(self.model.forward, mode="reduce-overhead")
+
+    found = compile_arguments(Owner())
+
+    assert "triton.cudagraphs=True" in found["model"]
+
+
+class Codec(torch.nn.Module):
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [torch.compiler.disable, functools.partial(torch.compile, dynamic=True)],
+    ids=["disabled", "compiled"],
+)
+def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
+    """What captures among several methods is seen, since its outputs have to be copied."""
+    owner = SimpleNamespace(model=Codec())
+    owner.model.encode = first(owner.model.encode)
+    owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert uses_cuda_graphs(owner)
+    assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
+
+
+def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
+    """Having been called, and watched while it was, changes nothing about the arguments."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.model = compiled(double)
+
+    owner = Owner()
+    before = compile_arguments(owner)
+
+    counted = change(seen, lambda: owner.model(torch.ones(2)))
+
+    assert counted.compiles == 1
+    assert compile_arguments(owner) == before
+
+
+# --- the rest ------------------------------------------------------------------------------
+
+
+def test_the_missing_compiler_is_named(tmp_path: Path):
+    """What was looked for is said, and what to install."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU a C++ compiler is not required")
+
+    with pytest.raises(CompilerMissing, match=r"looked for g\+\+[\s\S]*apt-get install g\+\+"):
+        require_compiler({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("named", "trouble"),
+    [
+        ("/nonexistent", "does not exist"),
+        ("other-cc", "is not on PATH"),
+        ("{}/text", "cannot be executed"),
+    ],
+)
+def test_a_wrong_cxx_is_named_and_to_be_corrected(tmp_path: Path, named: str, trouble: str):
+    """Nobody is told to install a compiler, or to set what is set already."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU a C++ compiler is not required")
+    (tmp_path / "text").touch(mode=0o600)
+    named = named.format(tmp_path)
+
+    with pytest.raises(CompilerMissing) as raised:
+        require_compiler({"PATH": os.environ["PATH"], "CXX": named})
+
+    assert raised.value.message == f"no C++ compiler: CXX={named} {trouble}"
+    assert raised.value.hint.startswith("correct CXX, or unset it to use g++")
+    assert "install" not in raised.value.hint
+
+
+def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
+    """CXX is looked for on the PATH that is given, as one word."""
+    program = tmp_path / "other-cc"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+
+    require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
+
+
+def test_cache_directories_are_private(tmp_path: Path):
+    """Each is new and empty, and nobody else can look into it."""
+    first = private_directory(tmp_path)
+    second = private_directory(tmp_path)
+
+    assert first != second
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
+    assert list(first.iterdir()) == list(second.iterdir()) == []
+
+
+def left_behind(root: Path) -> Path:
+    """Return the cache directory of a process that was killed a moment ago."""
+    program = (
+        "import os, pathlib, signal, sys\n"
+        "from serve_warm.compiler.caches import private_directory\n"
+        "print(private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    directory = Path(ended.stdout.strip())
+    (directory / "kernel.so").write_bytes(b"\x7fELF")
+    return directory
+
+
+def age(directory: Path) -> None:
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
+    os.utime(directory.parent / "owner.lock", (long_ago, long_ago))
+
+
+def test_directories_of_killed_processes_are_swept(tmp_path: Path):
+    """A node does not fill up with the caches of replicas that are gone; living ones stay."""
+    dead = left_behind(tmp_path)
+    alive = private_directory(tmp_path)
+    age(dead)
+    age(alive)
+
+    new = private_directory(tmp_path)
+
+    assert not dead.parent.exists()
+    assert alive.is_dir()
+    assert new.is_dir()
+
+
+def test_what_was_just_made_is_not_swept(tmp_path: Path):
+    """Between making a directory and locking it there is a moment: its owner gets a minute."""
+    young = left_behind(tmp_path)
+
+    private_directory(tmp_path)
+
+    assert (young / "kernel.so").exists()
+
+
+def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
+    """What has the right name and may be somebody else's doing is left alone."""
+    dead = left_behind(tmp_path)
+    age(dead)
+    dead.parent.chmod(0o777)
+
+    private_directory(tmp_path)
+
+    assert (dead / "kernel.so").exists()
+
+
+# --- precompiled headers ------------------------------------------------------------------
+
+
+def test_headers_are_kept_for_the_user(tmp_path: Path):
+    """All processes of a user share one folder that nobody else may write to."""
+    first = header_directory(tmp_path)
+
+    assert first == tmp_path / f"serve_warm-{os.geteuid()}" / "headers"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
+    assert header_directory(tmp_path) == first
+
+
+def writable(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def linked(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
+
+
+def dangling(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("nowhere"))
+
+
+def no_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.touch()
+
+
+def foreign(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 65534, 65534)
+
+
+@pytest.mark.parametrize("spoil", [writable, linked, dangling, no_folder, foreign])
+@pytest.mark.parametrize("depth", [0, 1], ids=["headers", "parent"])
+def test_headers_that_others_could_have_made_are_not_used(
+    tmp_path: Path, spoil: Callable[[Path], None], depth: int, caplog: pytest.LogCaptureFixture
+):
+    """The process gets an empty folder of its own instead, and says so."""
+    usual = header_directory(tmp_path)
+    spoil([usual, usual.parent][depth])
+
+    found = header_directory(tmp_path)
+
+    assert found.resolve() != usual.resolve()
+    assert list(found.iterdir()) == []
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    assert "this process compiles its own C++ headers" in caplog.text
+    assert str([usual, usual.parent][depth]) in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+):
+    """A folder for temporary files that others can rename in is not used, nor one below such."""
+    temporary, home = tmp_path / "a" / "tmp", tmp_path / "home"
+    temporary.mkdir(parents=True)
+    home.mkdir(mode=0o700)
+    [temporary, temporary.parent][depth].chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
+
+    made = [private_directory(), header_directory()]
+
+    assert [_private_folders.problems(each) for each in made] == [(), ()]
+    assert all(each.is_relative_to(home / ".cache" / "serve_warm") for each in made)
+    assert list(temporary.iterdir()) == []
+
+
+def test_headers_are_not_kept_where_others_can_rename_folders(tmp_path: Path):
+    """A temp directory that all may write to must be sticky, as /tmp is."""
+    usual = header_directory(tmp_path)
+    tmp_path.chmod(0o777)
+    exposed = header_directory(tmp_path)
+    tmp_path.chmod(0o1777)
+
+    assert exposed != usual
+    assert header_directory(tmp_path) == usual
+
+
+SOFTMAX = """
+import sys
+if "private" in sys.argv:
+    from serve_warm.compiler.caches import keep_headers_private
+    if "late" in sys.argv:
+        import torch._inductor.codecache
+    keep_headers_private()
+    assert "late" in sys.argv or "torch._inductor" not in sys.modules
+import torch
+print(torch.compile(torch.nn.Softmax(-1), dynamic=False)(torch.zeros(2, 4)).sum().item())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="headers are for kernels of the CPU")
+def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
+    """What lies in torch's folder of a known name reaches torch's kernels, and none of ours."""
+    runs = iter(range(9))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", SOFTMAX, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("TORCH")},
+                "TMPDIR": str(tmp_path),
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"caches{next(runs)}"),
+                "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no probes: they take five seconds a run
+            },
+        )
+
+    assert run().stdout == "2.0\n"
+    [folder] = tmp_path.glob("torchinductor_*/precompiled_headers")
+    for header in folder.rglob("*.h"):
+        header.with_name(header.name + ".gch").unlink()
+        header.write_text('#error "poisoned"\n')
+
+    stock, private, late = run(), run("private"), run("private", "late")
+
+    assert "poisoned" in stock.stderr
+    assert private.stdout == late.stdout == "2.0\n"
+
+
+# --- a portable CPU -----------------------------------------------------------------------
+
+PINNED = """
+import os, sys, threading
+from serve_warm.compiler.cpu_target import pin_portable_cpu
+if "late" in sys.argv:
+    import torch._inductor.config, torch._inductor.cpu_vec_isa
+    torch._inductor.config.cpp.simdlen = 512
+    torch._inductor.cpu_vec_isa.valid_vec_isa_list()
+assert list(pin_portable_cpu()) == []
+assert "late" in sys.argv or "torch" not in sys.modules
+import torch
+from torch._inductor import config, cpp_builder, cpu_vec_isa
+
+def show():
+    isas = [str(isa) for isa in cpu_vec_isa.valid_vec_isa_list()]
+    key = config.save_config_portable()
+    flags = [f for f in cpp_builder._get_optimization_cflags("g++")[0] if "march" in f]
+    print(cpu_vec_isa.pick_vec_isa(), isas, key["cpp.simdlen"], key["cpp.march"], flags)
+
+show()
+config.cpp.simdlen = 512
+with config.patch({"cpp.simdlen": 512, "cpp.march": "native"}):
+    show()
+thread = threading.Thread(target=show)
+thread.start()
+thread.join()
+"""
+
+
+CAN_PIN = "cpp.march" in config._config
+
+
+def has_portable_isa() -> bool:
+    return platform.machine() == "x86_64" and not lacking(read_cpu_isa())
+
+
+def pinned(order: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PINNED, order],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "TORCHINDUCTOR_CPP_MARCH": "native",
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        },
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
+@pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
+    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
+    completed = pinned(order)
+
+    shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
+    assert completed.stdout.splitlines() == [shown] * 3, completed.stderr
+
+
+@pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
+@pytest.mark.skipif(CAN_PIN, reason="this torch has the setting cpp.march")
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
+    """2.11 has no setting for the compiler's own instructions: it says so and ends."""
+    completed = pinned(order)
+
+    assert completed.stdout == ""
+    assert f"torch {torch.__version__} has no setting cpp.march" in completed.stderr
+
+
+def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
+    """Elsewhere it is a mistake in the configuration, said in one sentence."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+    with pytest.raises(ConfigError, match="is for Linux x86_64, and this is Linux aarch64"):
+        pin_portable_cpu()
+
+
+def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch):
+    """It could not run the kernels: it says what it lacks and compiles for itself."""
+    before = list(sys.meta_path)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
+
+    missing = pin_portable_cpu()
+
+    assert {"avx2", "fma", "bmi2"} <= set(missing)
+    assert sys.meta_path == before
+    assert config.cpp.simdlen is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(container(("no_such_kind", [("key", b"x")])), id="unknown kind"),
+    ],
+)
+def test_bytes_that_torch_cannot_read_are_said_to_be_so(
+    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A broken part is an answer, not an exception: it costs time and not the replica."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    assert load_torch_bytes(raw) is False
+
+
+@pytest.mark.parametrize("content", [b"not a pickle", b"cno.such.module\nx\n."])
+def test_an_entry_that_torch_cannot_read_is_found_at_load_or_is_a_miss(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Up to 2.13 loading opens every entry; later ones are opened, and passed over, on look-up."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    loaded = load_torch_bytes(container(("inductor", [("fkey", content)])))
+
+    found = list(FxGraphCache.iterate_over_candidates(True, None, "fkey")) if loaded else []
+    assert not found
+    assert not loaded or any(file.is_file() for file in tmp_path.rglob("*"))
+
+
+def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """A call that has no library is torch.compile's, and its graph overwrites what it returned."""
+    owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert uses_cuda_graphs(owner)
+
+
+def test_outputs_of_the_cpu_are_not_copied():
+    """Cloning is for what CUDA graphs own: other tensors and values stay the same objects."""
+    outputs = {"scores": torch.ones(2), "names": ["a"]}
+
+    assert clone_outputs(outputs)["scores"] is outputs["scores"]
+
+
+def test_a_module_of_torch_is_named_and_not_torchs_wrapper():
+    """Dynamo traces modules of torch.nn through a function of its own, whose name says nothing."""
+    watch = watch_process()  # sees nothing of what was compiled before the first call of it
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4)).eval(), backend="eager", dynamic=False)
+
+    with torch.inference_mode():
+        model(torch.ones(2, 4))
+
+    event = watch.events()[-1]
+    assert event.function.startswith("Sequential.forward (container.py:")

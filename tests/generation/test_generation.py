@@ -1,0 +1,241 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models of `transformers` that decode by compiled steps: eager's tokens, by entries of a build."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import generators
+import serve_warm
+from components import require_module
+from generators import (  # noqa: F401 - a fixture
+    MODELS,
+    batch_of,
+    draw,
+    eagerly,
+    generate,
+    load,
+    load_compiled,
+)
+from levels import in_a_process
+from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
+from serve_warm.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "generation.json"
+
+APP = """
+import generators
+
+FORBID = True
+def make():
+    models = {{"eager": generators.load("{name}")}}
+    models["compiled"] = generators.load_compiled("{name}", level={level}, lengths=(16,))
+    def run(side, lengths, count):
+        inputs = generators.batch_of("{name}", lengths)
+        return generators.generate(models[side], inputs, max_new_tokens=count)
+    return run
+
+def calls():
+    return [
+        (side, lengths, count)
+        for lengths, count in (((12, 9), {tokens}), ((3,), 4))
+        for side in ("eager", "compiled")
+    ]
+"""
+
+
+@pytest.fixture(params=list(MODELS))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_tokens_and_logits_are_those_of_eager(name: str):
+    """Prefill and 32 steps agree with `generate` of the model itself, whatever the padding."""
+    inputs = batch_of(name, (16, 9, 1))
+    options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
+
+    theirs = draw(load(name), inputs, **options)
+    ours = draw(load_compiled(name), inputs, **options)
+
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    expected = torch.stack(theirs.logits)
+    assert (torch.stack(ours.logits) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_attention_without_kernels_takes_other_masks():
+    """`attn_implementation="eager"` adds its masks, where the default takes bools."""
+    models = [load("gemma3"), load("gemma3")]
+    for model in models:
+        model.set_attn_implementation("eager")
+    inputs = batch_of("gemma3")
+    compiled = serve_warm.compile_generation(models[1], batch=2, max_length=60, prompt_lengths=[16])
+
+    assert generate(compiled, inputs) == generate(models[0], inputs)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [2, 3])
+def test_another_process_decodes_without_a_compile(level: int, tmp_path: Path):
+    """A build makes an entry for each bucket and one for decode steps; a start loads them all."""
+    assert_served("llama", level, tmp_path)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("other", [each for each in MODELS if each != "llama"])
+def test_other_models_decode_without_a_compile(other: str, level: int, tmp_path: Path):
+    """Sliding windows, experts, and encoder-decoders, likewise."""
+    assert_served(other, level, tmp_path)
+
+
+def assert_served(name: str, level: int, folder: Path) -> None:
+    source = APP.format(name=name, level=level, tokens=generators.TOKENS)
+    (folder / "app.py").write_text(source)
+
+    built = in_a_process(folder, "build", level=level)
+    start = in_a_process(folder, "start")
+
+    assert built["refused"] == {}
+    assert (start["why"], start["reasons"], start["compiles"]) == ("", [""], 0)
+    assert start["compiler_processes"] == 0
+    assert set(start["levels"]) == {level}
+    assert start["outputs"][1::2] == start["outputs"][0::2]
+
+
+def test_the_committed_table_is_of_what_was_served():
+    """Each row of the guide has eager's tokens, no compile, and its level for every call."""
+    rows = json.loads(RESULTS.read_text())["rows"]
+
+    assert {row["model"] for row in rows} <= MODELS.keys()
+    for row in rows:
+        assert (row["tokens_equal"], row["compiles"], row["refused"], row["why"]) == (
+            True,
+            0,
+            [],
+            "",
+        )
+        assert row["levels"] == [row["level"]]
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_the_model_stays_as_it_was():
+    """The result shares the weights; the model gets no attribute and its state no new name."""
+    model = load("llama")
+    attributes, names = set(vars(model)), list(model.state_dict())
+
+    compiled = serve_warm.compile_generation(model, batch=1, max_length=32, prompt_lengths=[16])
+    generate(compiled, batch_of("llama", (5,)), max_new_tokens=4)
+
+    assert set(vars(model)) == attributes
+    assert list(compiled.state_dict()) == list(model.state_dict()) == names
+    assert compiled.lm_head.weight is model.lm_head.weight
+    assert isinstance(compiled, type(model))
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_a_call_without_a_cache_is_the_model_own():
+    """Only `generate` and streams run steps: a plain call gives what the model gives."""
+    model, compiled = load("llama"), load_compiled("llama")
+    ids = batch_of("llama", (7,))["input_ids"]
+
+    with torch.no_grad():
+        ours, theirs = compiled(input_ids=ids), model(input_ids=ids)
+
+    torch.testing.assert_close(ours.logits, theirs.logits)
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_the_fingerprint_sees_how_the_steps_are_compiled(level: int):
+    """Else an artifact of another level or mode would fit, and no call would have its entry."""
+    options = {"epilogue_fusion": False}
+    owner = SimpleNamespace(model=load_compiled("llama", level=level, options=options))
+
+    arguments = compile_arguments(owner)
+
+    assert reaches_compiled(owner)
+    assert list(arguments) == ["model"]
+    assert "epilogue_fusion" in arguments["model"]
+    assert ("level=3" in arguments["model"]) == (level == 3)
+
+
+def llama4() -> Any:
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    settings = {**generators.TEXT, "intermediate_size_mlp": 48, "num_local_experts": 2}
+    kinds = ["chunked_attention", "full_attention"]
+    config = transformers.Llama4TextConfig(
+        **settings, head_dim=8, attention_chunk_size=8, layer_types=kinds
+    )
+    return transformers.Llama4ForCausalLM(config).eval()
+
+
+def mamba() -> Any:
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    return transformers.MambaForCausalLM(
+        transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    ).eval()
+
+
+def flash() -> Any:
+    model = load("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "message"),
+    [
+        (mamba, {}, "something other than a key-value cache"),
+        (llama4, {}, "layer 0 of Llama4ForCausalLM has no static cache .* chunked attention"),
+        (lambda: torch.nn.Linear(2, 2), {}, r"a Linear, which has no generate\(\)"),
+        (lambda: load("llama").model, {}, r"a LlamaModel, which has no generate\(\)"),
+        (lambda: load("llama").train(), {}, "in training mode"),
+        (flash, {}, "attention 'flash_attention_2', whose masks are not tensors"),
+        (lambda: load("llama"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
+        (lambda: load("whisper"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
+        (lambda: load("llama"), {"prompt_lengths": []}, "got no prompt_lengths"),
+        (lambda: load("llama"), {"prompt_lengths": [32]}, "leaves no token of max_length=32"),
+        (lambda: load("llama"), {"batch": 0}, "got batch with 0"),
+        (lambda: load("llama"), {"prompt_lengths": [4, "8"]}, "got prompt_lengths with '8'"),
+    ],
+)
+def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any], message: str):
+    """What cannot be compiled is refused when the replica is made, with the reason and advice."""
+    with pytest.raises(ConfigError, match=message) as refused:
+        serve_warm.compile_generation(make(), **{**SIZES, **sizes})
+
+    assert refused.value.hint
+
+
+def test_a_changed_graph_raises_its_version():
+    """Facts never digest code of this package. So GRAPH must change with what is traced.
+
+    If this fails because a step computes otherwise: raise GRAPH and record both. If it computes the
+    same graph: record the digest alone.
+    """
+    steps = require_module("serve_warm.generation.steps", "pip install 'serve-warm[generation]'")
+    tree = ast.parse(Path(steps.__file__).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+    text = "\n".join(ast.unparse(node) for node in tree.body)
+
+    assert (steps.GRAPH, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "447e63647e940d55")

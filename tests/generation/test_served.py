@@ -1,0 +1,360 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to a compiled model: batches, streams, and what is refused without harm to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from components import require_module
+from generators import (  # noqa: F401 - a fixture
+    BATCH,
+    MAX_LENGTH,
+    batch_of,
+    best,
+    draw,
+    eagerly,
+    generate,
+    load,
+    load_compiled,
+)
+from serve_warm.errors import GenerationRefused
+
+pytestmark = pytest.mark.usefixtures("eagerly")
+
+
+@pytest.fixture
+def model() -> Any:
+    return load_compiled("llama")
+
+
+def free(model: Any) -> int:
+    """Return the number of free slots: as many can be taken."""
+    decoder = model._serve_warm_decoder
+    for count in range(decoder.slots, 0, -1):
+        try:
+            slots = decoder.take(count)
+        except GenerationRefused:
+            continue
+        decoder.release(slots)
+        return count
+    return 0
+
+
+def streamed(stream: Any) -> list[list[int]]:
+    """Return the tokens of each row."""
+    return [list(row) for row in zip(*(tokens.tolist() for tokens in stream), strict=True)]
+
+
+# Batches and streams --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
+def test_a_row_does_not_depend_on_its_batch(name: str):
+    """Each prompt of a batch is followed by the tokens that follow it alone."""
+    model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
+
+    together = best(model, batch, max_new_tokens=12)
+
+    for row, keep in enumerate(batch["attention_mask"].bool()):
+        alone = {"input_ids": batch["input_ids"][row : row + 1, keep]}
+        assert best(model, alone, max_new_tokens=12)[0] == together[row]
+
+
+def test_a_stream_yields_the_tokens_of_generate(model: Any):
+    """Token by token, with and without padding."""
+    batch = batch_of("llama")
+
+    rows = streamed(model.stream(**batch, max_new_tokens=32))
+
+    assert rows == best(load("llama"), batch)
+    assert free(model) == BATCH
+
+
+def test_a_stream_chooses_as_it_is_told(model: Any):
+    """`choose` gets the logits of all rows, and what it returns is what the next step takes."""
+    batch = batch_of("llama", (5, 5))
+
+    def choose(logits: torch.Tensor) -> torch.Tensor:
+        return logits.neg_().argmax(-1)  # in place, as processors of logits do
+
+    rows = streamed(model.stream(**batch, max_new_tokens=6, choose=choose))
+
+    ids, expected = batch["input_ids"], []
+    for _ in range(6):
+        with torch.no_grad():
+            worst = load("llama")(input_ids=ids).logits[:, -1].argmin(-1)
+        expected.append(worst.tolist())
+        ids = torch.cat([ids, worst[:, None]], 1)
+    assert rows == [list(row) for row in zip(*expected, strict=True)]
+
+
+def test_streams_and_batches_share_the_cache(model: Any):
+    """Two streams and a batch take turns, and none sees what the others wrote."""
+    prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
+    expected = [best(load("llama"), prompt) for prompt in prompts]
+    streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
+
+    made: list[list[int]] = [[], []]
+    for step in range(32):
+        for number, stream in enumerate(streams):
+            made[number] += next(stream).tolist()
+        if step % 10 == 5:
+            assert best(model, prompts[2]) == expected[2]
+
+    assert made == [expected[0][0], expected[1][0]]
+
+
+def test_a_client_that_leaves_frees_its_slots(model: Any):
+    """A closed stream gives its slots back at once, and the others go on."""
+    batch = batch_of("llama", (5, 9))
+    stays = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
+    begun = next(stays).tolist()
+    leaves = model.stream(**batch, max_new_tokens=32)
+    next(leaves)
+    assert free(model) == 0
+
+    leaves.close()
+
+    assert free(model) == 2
+    rest = [token for tokens in stays for token in tokens.tolist()]
+    assert [begun + rest] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+
+
+def test_a_streamer_that_raises_frees_the_slots(model: Any):
+    """`generate` with a streamer whose client has left ends, and gives its slots back."""
+    streamers = require_module("transformers", "pip install 'serve-warm[generation]'")
+
+    class Left(streamers.TextStreamer):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def put(self, value: torch.Tensor) -> None:
+            self.calls += 1
+            if self.calls == 4:
+                raise ConnectionError("the client has left")
+
+    with pytest.raises(ConnectionError, match="has left"):
+        generate(model, batch_of("llama", (5,)), streamer=Left())
+
+    assert free(model) == BATCH
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
+    """`num_return_sequences` is a batch like any other."""
+    batch, options = batch_of(name, (5,)), {"num_return_sequences": 3, "max_new_tokens": 12}
+
+    made = generate(load_compiled(name), batch, **options)
+
+    assert made == generate(load(name), batch, **options)
+    assert len({tuple(row) for row in made}) > 1
+
+
+@pytest.mark.parametrize("pads", ["right", "left"])
+def test_states_of_the_encoder_may_be_handed_over(pads: str):
+    """Without padding, or with padding on the right; other padding is refused."""
+    model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
+    if pads == "left":
+        batch = {name: rows.flip(1) for name, rows in batch.items()}
+    with torch.no_grad():
+        given = {
+            "encoder_outputs": eager.get_encoder()(**batch),
+            "attention_mask": batch["attention_mask"],
+        }
+
+    if pads == "left":
+        with pytest.raises(GenerationRefused, match="their padding must be on the right"):
+            best(model, given)
+    else:
+        assert best(model, given, max_new_tokens=8) == best(eager, batch, max_new_tokens=8)
+
+
+def test_logits_processors_and_stops_work_as_before(model: Any):
+    """Penalties, a minimum length and an end token are outside the compiled steps."""
+    batch = batch_of("llama")
+    options: dict[str, Any] = {
+        "repetition_penalty": 1.7,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 3,
+        "eos_token_id": best(load("llama"), batch)[0][5],
+    }
+
+    ours, theirs = draw(model, batch, **options), draw(load("llama"), batch, **options)
+
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_the_cache_stays_where_it_is(model: Any):
+    """CUDA graphs read the addresses of their capture: no step replaces a buffer."""
+    buffers = model._serve_warm_buffers
+    before = [buffer.data_ptr() for buffer in buffers.buffers()]
+
+    generate(model, batch_of("llama"), cache_implementation="static")
+
+    assert [buffer.data_ptr() for buffer in buffers.buffers()] == before
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_step_leaves_the_slots_of_others(name: str):
+    """Only the rows of running sequences are written."""
+    model = load_compiled(name)
+    decoder, buffers = model._serve_warm_decoder, model._serve_warm_buffers
+    decoder.prefill(1, torch.arange(3, 12))
+    windows = [(layer.window, layer) for layer in buffers.layers]
+    before = [layer.keys[:, :, :window].clone() for window, layer in windows]
+
+    decoder.decode({0: (5, 0)})
+
+    for (window, layer), kept in zip(windows, before, strict=True):
+        assert torch.equal(layer.keys[1:, :, :window], kept[1:])
+        assert not torch.equal(layer.keys[0, :, :window], kept[0])
+
+
+# Refusals -------------------------------------------------------------------------------------
+
+
+def prompt(length: int, rows: int = 1) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.full((rows, length), 5)}
+
+
+def assistant(model: Any) -> Any:
+    return draw(model, prompt(4), assistant_model=load("llama"))
+
+
+def own_cache(model: Any) -> Any:
+    caches = require_module("transformers", "pip install 'serve-warm[generation]'")
+    return draw(model, prompt(4), past_key_values=caches.DynamicCache())
+
+
+def cache_of_another(model: Any) -> Any:
+    options = {"return_dict_in_generate": True}
+    cache = draw(load_compiled("llama"), prompt(4), **options).past_key_values
+    return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
+
+
+def ended_cache(model: Any) -> Any:
+    cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
+    return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
+
+
+def stream(*given: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda model: list(model.stream(prompt(*given)["input_ids"], **options))
+
+
+def options(**given: Any) -> Callable[[Any], Any]:
+    return lambda model: draw(model, prompt(4), **given)
+
+
+REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
+    (
+        lambda model: draw(model, prompt(17), max_new_tokens=2),
+        "A prompt of 17 tokens is longer than every bucket: the longest is of 16.",
+    ),
+    (
+        lambda model: draw(model, prompt(4, rows=4)),
+        "A batch of 4 sequences does not fit into 3 slots.",
+    ),
+    (
+        lambda model: draw(model, prompt(4, rows=3)),
+        "3 slots are needed, and 2 of 3 are free until other sequences end.",
+    ),
+    (
+        lambda model: draw(model, prompt(16), max_new_tokens=45),
+        f"A sequence of 61 tokens, prompt included, does not fit into a cache of {MAX_LENGTH}.",
+    ),
+    (stream(16, max_new_tokens=45), "A sequence of 61 tokens, prompt included, does not fit"),
+    (stream(17, max_new_tokens=2), "A prompt of 17 tokens is longer than every bucket"),
+    (
+        lambda model: draw(
+            model, {**prompt(4), "attention_mask": torch.zeros(1, 4, dtype=torch.int64)}
+        ),
+        "A prompt needs at least one token, and this one is empty.",
+    ),
+    (
+        lambda model: list(
+            model.stream(**prompt(4), attention_mask=torch.ones(1, 5), max_new_tokens=2)
+        ),
+        r"An attention_mask of shape \(1, 5\) does not fit tokens of shape \(1, 4\).",
+    ),
+    (options(num_beams=2, do_sample=False, top_k=None), "num_beams=2 cannot be served"),
+    (options(output_hidden_states=True), "output_hidden_states=True cannot be served"),
+    (options(output_attentions=True), "output_attentions=True cannot be served"),
+    (options(use_cache=False), "use_cache=False cannot be served"),
+    (options(cache_implementation="quantized"), "cache_implementation='quantized' cannot be"),
+    (options(prefill_chunk_size=2), "prefill_chunk_size cannot be served"),
+    (options(guidance_scale=2.0), "guidance_scale=2.0 cannot be served"),
+    (options(prompt_lookup_num_tokens=2), "prompt_lookup_num_tokens cannot be served"),
+    (options(custom_generate=lambda *_: None), "custom_generate= cannot be served"),
+    (options(inputs_embeds=torch.zeros(1, 4, 32)), "inputs_embeds= cannot be served"),
+    (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "position_ids= cannot be served"),
+    (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
+    (own_cache, "past_key_values is a DynamicCache, and the compiled steps have their own cache"),
+    (cache_of_another, "past_key_values is the cache of another model, and the compiled"),
+    (ended_cache, "The cache of a generation that has ended cannot go on."),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), REFUSALS)
+def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
+    model: Any, request_: Callable[[Any], Any], message: str
+):
+    """It says what was asked and why not, takes no slot, and a stream beside it goes on."""
+    beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
+    made = next(beside).tolist()
+
+    with pytest.raises(GenerationRefused, match=message) as refused:
+        request_(model)
+
+    assert str(refused.value).endswith(".")
+    assert "\n" not in str(refused.value)
+    assert free(model) == BATCH - 1
+    made += [token for tokens in beside for token in tokens.tolist()]
+    assert [made] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("t5", {"output_hidden_states": True}, "output_hidden_states=True cannot be served"),
+        ("t5", {"num_beams": 2, "do_sample": False, "top_k": None}, "num_beams=2 cannot be"),
+        (
+            "gpt2",
+            {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},
+            "token_type_ids= cannot",
+        ),
+        ("bart", {"decoder_attention_mask": torch.zeros(2, 1)}, "decoder_attention_mask= cannot"),
+        ("t5", {"max_new_tokens": 61}, "does not fit into a cache of 60"),
+    ],
+)
+def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
+    """And answers the next request."""
+    model, batch = load_compiled(name), batch_of(name)
+
+    with pytest.raises(GenerationRefused, match=message):
+        draw(model, batch, **options)
+
+    assert best(model, batch, max_new_tokens=4) == best(load(name), batch, max_new_tokens=4)
+
+
+def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
+    """The encoder has the buckets of prompts."""
+    with pytest.raises(GenerationRefused, match="17 tokens is longer than every bucket"):
+        draw(load_compiled("t5"), prompt(17))
+
+
+@pytest.mark.parametrize("ask", ["stream", "continuous"])
+def test_an_encoder_decoder_has_batches_alone(ask: str):
+    """Its sequences begin together, from the encoder's states."""
+    model = load_compiled("t5")
+    calls = {
+        "stream": lambda: model.stream(torch.ones(1, 2), max_new_tokens=2),
+        "continuous": lambda: model.continuous(call=None),
+    }
+
+    with pytest.raises(GenerationRefused, match=r"it takes decoder-only models"):
+        calls[ask]()

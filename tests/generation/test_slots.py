@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batches of a model of `transformers`: sequences that begin and end at any time.
+
+`tests/deployments/test_text_generator.py` tests the same slots over a handwritten decoder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from generators import (  # noqa: F401 - a fixture
+    batch_of,
+    best,
+    draw,
+    eagerly,
+    load,
+    load_compiled,
+)
+from serve_warm.errors import GenerationRefused
+from serve_warm.generation import Slots
+
+pytestmark = pytest.mark.usefixtures("eagerly")
+
+COUNT = 12
+
+
+@pytest.fixture
+def model() -> Any:
+    return load_compiled("llama")
+
+
+async def on_this_thread(fn: Callable[..., Any], *args: Any) -> Any:
+    await asyncio.sleep(0)  # other sequences get their turn, as with a thread
+    return fn(*args)
+
+
+def prompt(length: int) -> list[int]:
+    return batch_of("llama", (length,))["input_ids"][0].tolist()
+
+
+def expected(length: int, count: int = COUNT) -> list[int]:
+    return best(load("llama"), batch_of("llama", (length,)), max_new_tokens=count)[0]
+
+
+async def generated(slots: Slots, length: int, count: int = COUNT, **options: Any) -> list[int]:
+    return [token async for token in slots.tokens(prompt(length), count=count, **options)]
+
+
+def run(model: Any, *requests: Callable[[Slots], Any]) -> list[Any]:
+    """Return the answers of requests that begin together, exceptions among them."""
+
+    async def every() -> list[Any]:
+        slots = model.continuous(call=on_this_thread)
+        return await asyncio.gather(*(each(slots) for each in requests), return_exceptions=True)
+
+    return asyncio.run(every())
+
+
+def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
+    """Each gets what it gets alone, whatever runs in the other slots, and waits for a free one."""
+    lengths = [5, 16, 1, 9, 4, 12]
+
+    answers = run(model, *(lambda s, n=n: generated(s, n, COUNT + n) for n in lengths))
+
+    assert answers == [expected(n, COUNT + n) for n in lengths]
+
+
+def test_sequences_share_their_steps(model: Any):
+    """Three sequences of 12 tokens take 3 prompts and 11 steps, not 33."""
+    calls: list[str] = []
+
+    async def call(fn: Callable[..., Any], *args: Any) -> Any:
+        calls.append(fn.__name__)
+        return await on_this_thread(fn, *args)
+
+    async def every() -> None:
+        slots = model.continuous(call=call)
+        await asyncio.gather(*(generated(slots, 5) for _ in range(3)))
+
+    asyncio.run(every())
+
+    assert calls.count("_prefill") == 3
+    assert calls.count("_decode") <= COUNT + 2  # prompts are taken one after the other
+
+
+def test_each_sequence_chooses_its_own_tokens(model: Any):
+    """One that draws the worst token runs beside one that draws the best."""
+    worst, one = run(
+        model,
+        lambda s: generated(s, 5, choose=lambda logits: int(logits.argmin())),
+        lambda s: generated(s, 9),
+    )
+
+    assert one == expected(9)
+    ids = torch.tensor([prompt(5)])
+    for token in worst:
+        with torch.no_grad():
+            assert int(load("llama")(input_ids=ids).logits[0, -1].argmin()) == token
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+
+
+def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
+    """The others of the same step go on, and its slot is free again."""
+    made: list[int] = []
+
+    def choose(logits: torch.Tensor) -> int:
+        if len(made) == 3:
+            raise KeyError("no such token")
+        made.append(int(logits.argmax()))
+        return made[-1]
+
+    failed, *others = run(
+        model,
+        lambda s: generated(s, 5, choose=choose),
+        *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)),
+    )
+
+    assert isinstance(failed, KeyError)
+    assert others == [expected(n) for n in (9, 4, 12)]
+
+
+def test_a_client_that_leaves_frees_its_slot(model: Any):
+    """Those that wait get it, and those that run see no change."""
+
+    async def leaves(slots: Slots) -> int:
+        tokens = slots.tokens(prompt(5), count=32)
+        first = await anext(tokens)
+        await tokens.aclose()
+        return first
+
+    left, *others = run(model, leaves, *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)))
+
+    assert left == expected(5)[0]
+    assert others == [expected(n) for n in (9, 4, 12)]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "message"),
+    [
+        ([], 4, "A prompt needs at least one token, and this one is empty."),
+        ([5] * 17, 4, "A prompt of 17 tokens is longer than every bucket"),
+        ([5] * 16, 45, "A sequence of 61 tokens, prompt included, does not fit"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused_alone(
+    model: Any, given: list[int], count: int, message: str
+):
+    """It takes no slot, and the others go on."""
+
+    async def unfit(slots: Slots) -> None:
+        await anext(slots.tokens(given, count=count))
+
+    refused, *others = run(model, unfit, *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)))
+
+    assert isinstance(refused, GenerationRefused)
+    assert message in str(refused)
+    assert others == [expected(n) for n in (9, 4, 12)]
+
+
+def test_continuous_batches_keep_all_slots(model: Any):
+    """`generate` and a second scheduler are told so."""
+    model.continuous(call=on_this_thread)
+
+    with pytest.raises(GenerationRefused, match="0 of 3 are free"):
+        draw(model, batch_of("llama"))
+    with pytest.raises(GenerationRefused, match="0 of 3 are free"):
+        model.continuous(call=on_this_thread)

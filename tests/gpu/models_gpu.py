@@ -1,0 +1,293 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models that people serve, on one GPU: decoding with a cache, ViT-L and Whisper-large's size.
+
+    python tests/gpu/models_gpu.py [--models decode,vit_large,whisper_large] [--turns 2]
+        [--json tests/benchmarks/results/models_gpu.json] [--work build/models_gpu] [--limit-s 480]
+    python tests/gpu/models_gpu.py --tiny --turns 1      tiny models, without a GPU
+
+Needs transformers and no Ray. Decoding is a build and a start at each level (decode_process.py).
+The other models are starts side by side as bench_startup.py has them: cold, torch's bytes, levels 2
+and 3, in turns. A start that is no full hit stays, with what its report says of each entry.
+
+The pieces are: the artifacts of each model, each turn, and each level of decoding. After each piece
+the JSON is written anew. A run does what neither its JSON nor its work folder has. It begins no
+piece that may end after its limit, and ends with status 75 while pieces are left: run it again, on
+another machine with the same JSON. `--again vit_large,decode/2` repeats a model or a piece.
+
+The exit status is 1 when tokens or numbers differ, a call of a step is not one launch of a graph, a
+step compiles or captures, dispatch takes over 50 µs, or a start is no full hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+from benchmarks import bench_startup  # noqa: E402 - found through the line above
+from benchmarks.bench_startup import Bench, Entrant, Failed  # noqa: E402
+from gpu.pieces import MORE, Pieces  # noqa: E402
+from serve_warm.builder.bench import machine  # noqa: E402
+
+DECODE = "decode"
+LEVELS = (2, 3)
+STARTS = {"vit_large": "vit_tiny", "whisper_large": "whisper_tiny"}
+"""Models by their tiny forms; those of a GPU are workloads with `_gpu` after their name."""
+NAMES = (DECODE, *STARTS)
+ENTRANTS = (
+    Entrant(system="cold"),
+    Entrant(system="torch_bytes"),
+    *(Entrant(system="serve_warm", level=level) for level in LEVELS),
+)
+MOST_DISPATCH_US = 50.0
+MANY_CORES = 8
+LATE = "not done within"
+"""How bench_startup.py begins the failure of a process that it ended."""
+GUESSES_S = {"decode": 150.0, "make": 240.0, "turn": 150.0}
+"""How long a piece may take before one of its kind has run."""
+
+
+class Late(Exception):
+    """A piece was not done in the time that was left. The next run begins it anew."""
+
+
+class Run:
+    """One call of this program: what it may do, and in which order."""
+
+    def __init__(self, pieces: Pieces, work: Path, *, turns: int, tiny: bool) -> None:
+        self.pieces = pieces
+        self._work = work
+        self._turns = turns
+        self._tiny = tiny
+
+    def names_of(self, models: Sequence[str]) -> list[str]:
+        """Return the pieces of these models: first all that each needs for one figure."""
+        names = [f"{DECODE}/{level}" for level in LEVELS if DECODE in models]
+        starts = [name for name in STARTS if name in models]
+        for name in starts:
+            names += [f"{name}/make", f"{name}/turn-1"]
+        for turn in range(2, self._turns + 1):
+            names += [f"{name}/turn-{turn}" for name in starts]
+        return names
+
+    def do(self, name: str) -> bool:
+        """Do a piece unless it was done; return whether it has been done now."""
+        model, what = name.split("/")
+        kind = DECODE if model == DECODE else what.partition("-")[0]
+
+        def piece(left_s: float) -> dict[str, Any]:
+            if model == DECODE:
+                return self._decode(int(what), left_s)
+            if what == "make":
+                return self._make(model, left_s)
+            return self._turn(model, int(what.partition("-")[2]), left_s)
+
+        try:
+            found = self.pieces.do_once(
+                name, piece, kind=f"{model} {kind}", guess_s=5.0 if self._tiny else GUESSES_S[kind]
+            )
+        except Late as late:
+            sys.stderr.write(f"{name}: {late}\n")
+            return False
+        return found is not None
+
+    def _decode(self, level: int, limit_s: float) -> dict[str, Any]:
+        folder = self._work / DECODE / f"level-{level}"
+        shutil.rmtree(folder, ignore_errors=True)
+        found: dict[str, Any] = {"level": level}
+        end_s = time.monotonic() + limit_s
+        for do in ("build", "start"):
+            command = [sys.executable, str(Path(__file__).parent / "decode_process.py"), do]
+            command += ["--level", str(level), "--in", str(folder / "entries")]
+            command += ["--tiny"] * self._tiny
+            try:
+                ended = subprocess.run(
+                    command,
+                    env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")},
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=max(1.0, end_s - time.monotonic()),
+                )
+            except subprocess.TimeoutExpired as error:
+                raise Late(f"{do}: {LATE} {limit_s:.0f} s") from error
+            if ended.returncode:
+                return {**found, "failure": f"{do}: {ended.stderr[-3000:]}"}
+            found |= json.loads(ended.stdout.splitlines()[-1])
+        return found
+
+    def _bench(self, limit_s: float) -> Bench:
+        work = self._work / "starts"
+        work.mkdir(parents=True, exist_ok=True)
+        at_once = 3 if (os.cpu_count() or 1) >= MANY_CORES else bench_startup.AT_ONCE
+        return Bench(work=work, limit_s=limit_s, is_strict=False, at_once=at_once)
+
+    def workload(self, model: str) -> str:
+        return STARTS[model] if self._tiny else f"{model}_gpu"
+
+    def _make(self, model: str, limit_s: float) -> dict[str, Any]:
+        bench, workload = self._bench(limit_s), self.workload(model)
+        shutil.rmtree(bench.work / workload, ignore_errors=True)
+        plan = bench_startup.Plan([workload], ENTRANTS, self._turns)
+        not_measured, failures = bench_startup.make_artifacts(bench, workload, ENTRANTS, plan)
+        late = [why for why in failures.values() if LATE in why]
+        if late:
+            raise Late(late[0])
+        return {
+            "failures": {str(e): why for e, why in {**not_measured, **failures}.items() if why},
+            "took_s": {str(entrant): round(s, 1) for (_, entrant, _), s in plan.took.items()},
+        }
+
+    def _turn(self, model: str, turn: int, limit_s: float) -> dict[str, Any]:
+        end_s, found = time.monotonic() + limit_s, dict[str, Any]()
+        made = self.pieces.found(f"{model}/make") or {"failures": {}}
+        if not (self._work / "starts" / self.workload(model)).exists():
+            made = self._make(model, limit_s)  # another machine made what an earlier turn started
+        # The order changes, so that no system always finds what another has warmed.
+        for entrant in ENTRANTS if turn % 2 else reversed(ENTRANTS):
+            if str(entrant) in made["failures"]:
+                continue
+            bench = self._bench(max(1.0, end_s - time.monotonic()))
+            try:
+                start = bench.start(self.workload(model), entrant)
+                found[str(entrant)] = {"turn": turn, **start}
+            except Failed as error:
+                if LATE in str(error):
+                    raise Late(str(error)) from error
+                found[str(entrant)] = {"turn": turn, "failure": str(error)}
+        return found
+
+    def document(self, models: Sequence[str]) -> dict[str, Any]:
+        """Return all that was found so far."""
+        levels = [self.pieces.found(f"{DECODE}/{level}") for level in LEVELS]
+        rows, made = [], {}
+        for model in (name for name in STARTS if name in models):
+            making = self.pieces.found(f"{model}/make")
+            if making is not None:
+                made[self.workload(model)] = making
+                rows += self._rows(model, making["failures"])
+        return bench_startup.rounded(
+            {
+                "benchmark": "models that people serve",
+                "machine": machine(),
+                "is_tiny": self._tiny,
+                "decode": [found for found in levels if found is not None],
+                "made": made,
+                "rows": [row.to_json() for row in rows],
+            }
+        )
+
+    def _rows(self, model: str, failures: Mapping[str, str]) -> Sequence[bench_startup.Row]:
+        found = [self.pieces.found(f"{model}/turn-{n}") for n in range(1, self._turns + 1)]
+        rows = []
+        for entrant in ENTRANTS:
+            starts = [turn[str(entrant)] for turn in found if turn and str(entrant) in turn]
+            whys = [start["failure"] for start in starts if "failure" in start]
+            rows.append(
+                bench_startup.row_of(
+                    self.workload(model),
+                    entrant,
+                    [start for start in starts if "failure" not in start],
+                    failure=failures.get(str(entrant), whys[0] if whys else ""),
+                )
+            )
+        return bench_startup.compared(rows)
+
+
+def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what each piece found, out of a document of an earlier run."""
+    model_of = {
+        workload: name for name, tiny in STARTS.items() for workload in (tiny, f"{name}_gpu")
+    }
+    found = {f"{DECODE}/{row['level']}": row for row in document["decode"]}
+    found |= {f"{model_of[name]}/make": made for name, made in document["made"].items()}
+    for row in document["rows"]:
+        entrant = Entrant(system=row["system"], level=row["level"])
+        for run in row["runs"]:
+            turn = f"{model_of[row['workload']]}/turn-{run['turn']}"
+            found.setdefault(turn, {})[str(entrant)] = run
+    return found
+
+
+def failures_of(found: Mapping[str, Any]) -> list[str]:
+    """Return what of a document is not as it has to be."""
+    said = []
+    for row in found["decode"]:
+        said += [f"decode, level {row['level']}: {text}" for text in failures_of_decode(row)]
+    if not found["is_tiny"]:
+        said += [
+            f"decode, level {row['level']}: {row[key]} {key}, and one is asked"
+            for row in found["decode"]
+            for key in ("launches_of_prefill", "launches_of_decode")
+            if row.get(key, 1) != 1
+        ]
+    for row in found["rows"]:
+        name = f"{row['workload']}, {row['system']} {row['level'] or ''}".strip()
+        if row["failure"]:
+            said.append(f"{name}: {row['failure']}")
+        for run in row["runs"]:
+            said += [f"{name}, turn {run['turn']}: {why}" for why in run.get("not_as_built", ())]
+    return said
+
+
+def failures_of_decode(row: Mapping[str, Any]) -> list[str]:
+    """Return what of a level of decoding is not as it has to be."""
+    if row.get("failure"):
+        return [row["failure"]]
+    said = [f"refused: {reason}" for reason in row["refused"]]
+    said += [row["why"]] if row["why"] else []
+    said += [] if row["tokens_equal"] else ["other tokens than eager's"]
+    said += [f"level {level}: {why}" for level, why in row["uses"] if level != row["level"]]
+    for key in ("compiles", "compiler_processes", "graph_skips", "captures_in_steps"):
+        said += [f"{row[key]} {key}"] if row[key] else []
+    if row["dispatch_us"] > MOST_DISPATCH_US:
+        said.append(f"dispatch takes {row['dispatch_us']} µs")
+    return said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--work", type=Path, default=TESTS.parent / "build" / "models_gpu")
+    parser.add_argument("--limit-s", type=float, default=480.0)
+    parser.add_argument("--again", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--tiny", action="store_true", help="tiny models, without a GPU")
+    options = parser.parse_args()
+    models = options.models.split(",")
+    unknown = sorted({*models} - {*NAMES})
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
+    work = options.work.resolve() / ("tiny" if options.tiny else "gpu")
+    run = Run(Pieces(work, limit_s=options.limit_s), work, turns=options.turns, tiny=options.tiny)
+    is_done = True
+    for name in run.names_of(models):
+        is_done = run.do(name)
+        found = run.document(NAMES)
+        if options.json is not None:
+            bench_startup.write(options.json, json.dumps(found, indent=1) + "\n")
+        if not is_done:
+            break
+    sys.stdout.write(f"{json.dumps(found, indent=1)}\n")
+    wrong = failures_of(found)
+    sys.stderr.writelines(f"{line}\n" for line in wrong)
+    if not is_done:
+        sys.stderr.write("pieces are left: run it again\n")
+        return MORE
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a long run: each is done once, so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+MORE = 75
+"""Exit status while pieces are left; EX_TEMPFAIL of sysexits.h."""
+FIRST_GUESS_S = 120.0
+"""How long a piece may take before one of its kind has run."""
+
+
+class Pieces:
+    """The pieces of a run. What each found is a file in the work folder."""
+
+    def __init__(
+        self, work: Path, *, limit_s: float, known: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        """`known` is what pieces found elsewhere, by their names."""
+        self._work = work
+        self._known = dict(known or {})
+        self._end_s = time.monotonic() + limit_s
+        self._longest_s: dict[str, float] = {}
+        self._has_run = False
+
+    def found(self, name: str) -> dict[str, Any] | None:
+        """Return what a piece found in an earlier run; None if it has not run."""
+        path = self._path(name)
+        if not path.exists():
+            return self._known.get(name)
+        done: dict[str, Any] = json.loads(path.read_text())
+        return done
+
+    def forget(self, name: str) -> None:
+        """Have a piece run again."""
+        self._known.pop(name, None)
+        self._path(name).unlink(missing_ok=True)
+
+    def do_once(
+        self,
+        name: str,
+        do: Callable[[float], dict[str, Any]],
+        *,
+        kind: str = "",
+        guess_s: float = FIRST_GUESS_S,
+    ) -> dict[str, Any] | None:
+        """Return what a piece found, now or in an earlier run; None if no time is left for it.
+
+        `do` gets the seconds that are left. Pieces of one `kind` take about as long as each other.
+        """
+        done = self.found(name)
+        if done is not None:
+            return done
+        kind = kind or name
+        left_s = self._end_s - time.monotonic()
+        if self._has_run and left_s < self._longest_s.get(kind, guess_s):
+            return None
+        self._has_run = True
+        began_s = time.monotonic()
+        found = do(left_s)
+        took_s = time.monotonic() - began_s
+        self._longest_s[kind] = max(took_s, self._longest_s.get(kind, 0.0))
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".tmp")
+        beside.write_text(json.dumps(found))
+        beside.rename(path)
+        sys.stderr.write(f"{name.replace('/', ' ')}: {took_s:.0f} s\n")
+        return found
+
+    def _path(self, name: str) -> Path:
+        return self._work / f"{name}.json"

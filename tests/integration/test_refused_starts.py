@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""On real Ray: starts with bad inputs or settings fail, and Serve's status has cause and fix."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration import apps as shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import App, Cluster
+
+pytestmark = pytest.mark.ray
+
+BAD_INPUTS = {
+    "raising": ("BadInputs.warmup_inputs() raised KeyError: 'weights'", "hint: fix it"),
+    "empty": (
+        "BadInputs.warmup_inputs() returned no inputs",
+        "hint: declare at least one",
+    ),
+    "wrong type": ("returned a Tensor among its inputs", "hint: wrap calls as Input("),
+    "unknown target": (
+        "has the target 'embedd', but BadInputs has no such",
+        "did you mean",
+    ),
+    "raising handler": (
+        "input 'broken' raised ValueError: the weights are missing",
+        "or fix warmup_inputs()",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
+    """One application for each thing that no start gets past, started at once."""
+    started = cluster.start(
+        {
+            "unknown setting": shapes.Embedder.options(
+                user_config={"warmup": {"on_missin": "fail"}}
+            ).bind((1, 2)),
+            "undeclared": shapes.Undeclared.bind(),
+            "too early": shapes.TooEarly.bind(),
+            "wrong body": shapes.Routes.bind({"value": 1.0}),
+            **{kind: shapes.BadInputs.bind(kind) for kind in BAD_INPUTS},
+        }
+    )
+    yield started
+    cluster.delete(started)
+
+
+@pytest.mark.parametrize("kind", BAD_INPUTS)
+def test_bad_inputs_fail_the_start_with_a_sentence_and_its_fix(refused, kind):
+    """Whatever is wrong with the inputs, Serve's own status says it in words, and what to do."""
+    what, fix = BAD_INPUTS[kind]
+
+    message = refused[kind].failed()
+
+    assert what in message
+    assert fix in message
+
+
+def test_a_class_without_inputs_fails_with_an_example(refused):
+    """Nothing declared is nothing proven: the text shows what to define."""
+    message = refused["undeclared"].failed()
+
+    assert "Undeclared declares no inputs" in message
+    assert "return shape_grid(self.embed, self.buckets)" in message
+
+
+def test_an_input_that_is_answered_with_an_error_fails_the_start(refused):
+    """HTTP 422 of a route is an input that traffic could not send: the answer is in the text."""
+    message = refused["wrong body"].failed()
+
+    assert "was answered 422" in message
+    assert "Field required" in message
+    assert "in warmup_inputs()" in message
+
+
+def test_routes_cannot_be_replayed_inside_init(refused):
+    """Serve starts the app after `__init__`: the text says so, and who comes at the right time."""
+    if not inspect.iscoroutinefunction(shapes.TooEarly.func_or_class.__init__):
+        pytest.skip("this Ray does not await the constructor of an ingress (2.53)")
+    message = refused["too early"].failed()
+
+    assert "input 'GET /embed' is a route, but the app is not up inside __init__" in message
+    assert "leave the warm-up to the hook" in message
+
+
+def test_an_unknown_setting_fails_the_start(refused):
+    """A misspelt key of `user_config.warmup` is named, with the keys that there are."""
+    message = refused["unknown setting"].failed()
+
+    assert "user_config.warmup.on_missin: Extra inputs are not permitted" in message
+    assert "on_missing" in message

@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reasons for calls that torch cannot trace: each names a line of the user, and an action."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import SpeculationRestartAnalysis, TensorifyScalarRestartAnalysis
+
+import serve_warm
+from levels import build, eager_below
+from models import one_watch  # noqa: F401 - a fixture
+from serve_warm.precompile.aot_compile import RESTARTS, capture
+from serve_warm.precompile.aot_load import as_reasons
+from serve_warm.precompile.aoti_build import callable_once
+from serve_warm.precompile.facts import NoEntry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class OnTensor(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if given.sum() > 0:
+            return given + 1
+        return given
+
+
+class OnNumber(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if int(given.abs().max().item()) == 3:
+            return given + 1
+        return given
+
+
+class OnSize(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        rows = torch.nonzero(given > 0)
+        if rows.shape[0] == 0:
+            return given
+        return given[rows[:, 0]]
+
+
+class Broken(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return given + 1
+
+
+def quantised() -> nn.Module:
+    from torch.ao.quantization import quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        return quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})
+
+
+def restarting(times: int) -> Any:
+    """Return a backend that asks for another trace some times, as a pass of Inductor may."""
+    left = [TensorifyScalarRestartAnalysis(), SpeculationRestartAnalysis("for a reason")] * times
+
+    def take(graph: Any, _: Any, **_settings: Any) -> Any:
+        if left:
+            raise left.pop()
+        return callable_once(graph)
+
+    return take
+
+
+def entry(callee: Any, t0: torch.Tensor) -> Any:
+    return callee(t0)
+
+
+@torch.inference_mode()
+def test_a_trace_that_its_backend_restarts_goes_on():
+    """torch.compile does so for each kind of restart, its ahead-of-time compile for none."""
+    model, given = nn.Linear(4, 4).eval(), torch.ones(2, 4)
+
+    captured = capture(entry, model, [given], {"backend": restarting(2), "dynamic": False})
+
+    torch.testing.assert_close(captured.entry.fn(model, given), model(given))
+    assert not captured.facts.broken(model)
+
+
+@torch.inference_mode()
+def test_a_trace_that_never_ends_is_a_reason():
+    """The number of traces is limited, as torch limits it."""
+    given = {"backend": restarting(RESTARTS), "dynamic": False}
+
+    with pytest.raises(NoEntry, match=r"restarted its trace.*Compile a smaller part"):  # noqa: SIM117
+        with as_reasons():
+            capture(entry, nn.Linear(4, 4).eval(), [torch.ones(2, 4)], given)
+
+
+BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile the parts before"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (OnTensor, BRANCH.format(r"given.sum\(\) > 0:")),
+        (OnNumber, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
+        (OnSize, BRANCH.format(r"rows.shape\[0\] == 0:")),
+        (Broken, r"\(test_aot_load.py:\d+\): Remove the"),
+        (quantised, "packed weights are a TorchScript object.*with quantize_ of torchao"),
+    ],
+)
+@torch.inference_mode()
+def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(
+    make: Any, reason: str, tmp_path: Path
+):
+    """The line is the user's, in whatever file of torch the trace ended."""
+    model = serve_warm.compile(make().eval(), dynamic=False)
+
+    with eager_below():
+        table = build(tmp_path, lambda: model(torch.linspace(-1, 1, 12).view(3, 4)))
+
+    assert re.search(reason, next(iter(table.refused.values())))

@@ -1,0 +1,1016 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries: made by AOTInductor for one call, opened and called without torch's compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+from packaging.version import Version
+
+from processes import HERE
+from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
+from serve_warm.precompile.facts import NoEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Perceptron(torch.nn.Module):
+    """Two layers, one input that comes back, and a constant of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 4)
+        self.register_buffer("offset", torch.ones(4))
+        self.scale = 3.0
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x)) * torch.tensor([0.5, 2.0]).repeat(8)
+        return {"y": self.second(hidden) * self.scale + self.offset, "x": x}
+
+
+def made_of(callee, *tensors, **arguments):
+    """Make a library for one call, as the dispatcher does."""
+    with torch.inference_mode():
+        signature, found = call_signature.describe(tensors, {})
+        function = signature.function("entry")
+        return aoti_build.make(function, callee, found, {"dynamic": False, **arguments})
+
+
+def run(fn, callee, *tensors):
+    with torch.inference_mode():
+        return fn(callee, *tensors)
+
+
+class Case(NamedTuple):
+    """A model, an input and the library for both."""
+
+    model: torch.nn.Module
+    x: torch.Tensor
+    made: aot_compile.Made
+
+
+@pytest.fixture(scope="module")
+def perceptron() -> Case:
+    torch.manual_seed(0)
+    model, x = Perceptron().eval(), torch.randn(3, 8)
+    return Case(model, x, made_of(model, x))
+
+
+def written(made: aot_compile.Made, folder: Path) -> Path:
+    path = folder / "library.so"
+    path.write_bytes(made.data)
+    return path
+
+
+@pytest.mark.slow
+def test_a_library_gives_what_eager_gives(perceptron):
+    """Outputs are those of the model, in its structure; an input that comes back is that tensor."""
+    ours = run(perceptron.made.fn, perceptron.model, perceptron.x)
+    eager = run(lambda callee, x: callee(x), perceptron.model, perceptron.x)
+
+    assert list(ours) == ["y", "x"]
+    assert ours["x"] is perceptron.x
+    torch.testing.assert_close(ours["y"], eager["y"])
+
+
+@pytest.mark.slow
+def test_a_start_imports_no_compiler(perceptron, tmp_path):
+    """A process that opens and calls a library imports neither Dynamo nor Inductor."""
+    written(perceptron.made, tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
+    torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
+
+    done = subprocess.run(
+        [sys.executable, HERE / "library_process.py", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["imported"] == []
+    expected = run(perceptron.made.fn, perceptron.model, perceptron.x)["y"]
+    assert torch.equal(torch.tensor(found["y"]), expected)
+
+
+# Weights --------------------------------------------------------------------------------------
+
+
+def loaded(model):
+    model.load_state_dict(Perceptron().state_dict())
+
+
+def exchanged(model):
+    model.first.weight.data = torch.randn(16, 8)
+
+
+def replaced(model):
+    model.first.weight = torch.nn.Parameter(torch.randn(16, 8))
+
+
+def written_over(model):
+    with torch.no_grad():
+        model.second.bias.fill_(5.0)
+
+
+def tied(model):
+    model.offset = model.second.bias.data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [loaded, exchanged, replaced, written_over, tied])
+def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
+    """However a weight was exchanged, and with the library's file gone, the next call is right."""
+    path = written(perceptron.made, tmp_path)
+    fn = aoti_library.load(path, perceptron.made.plan)
+    path.unlink()
+    model = Perceptron().eval()
+    before = run(fn, model, perceptron.x)["y"]
+
+    change(model)
+
+    after = run(fn, model, perceptron.x)["y"]
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, run(lambda m, x: m(x), model, perceptron.x)["y"])
+
+
+def test_weights_for_one_call_are_seen(perceptron):
+    """Weights that torch.func puts in for a call are those that it computes with."""
+    others = {name: torch.randn_like(value) for name, value in perceptron.model.named_parameters()}
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = perceptron.model
+
+        def forward(self, x):
+            return perceptron.made.fn(self.inner, x)
+
+    with torch.inference_mode():
+        inner = {f"inner.{name}": torch.nn.Parameter(value) for name, value in others.items()}
+        ours = torch.func.functional_call(Wrapped(), inner, (perceptron.x,))
+        eager = torch.func.functional_call(perceptron.model, others, (perceptron.x,))
+
+    torch.testing.assert_close(ours["y"], eager["y"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.double(), "float64"),
+        (lambda model: setattr(model.first, "weight", torch.nn.Parameter(torch.ones(9, 8))), "9"),
+        (lambda model: setattr(model, "first", torch.nn.Identity()), "differs from the build"),
+        (lambda model: setattr(model.second, "bias", None), "None"),
+    ],
+)
+def test_a_module_that_differs_computes_nothing(perceptron, change, said):
+    """Weights of another type or shape are refused before native code reads them."""
+    model = Perceptron().eval()
+    change(model)
+
+    with pytest.raises(NoEntry, match=said):
+        run(perceptron.made.fn, model, perceptron.x)
+
+
+def test_values_that_were_read_are_facts(perceptron):
+    """What Python read while the graph was captured is a fact, as at level 2."""
+    other = Perceptron().eval()
+    other.scale = 4.0
+
+    assert perceptron.made.facts.broken(perceptron.model) == ""
+    assert "callee.scale is float 4.0" in perceptron.made.facts.broken(other)
+    assert __name__ in perceptron.made.sources
+
+
+class Named(torch.nn.Module):
+    """Has one tensor under two names, and takes it by one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initial = torch.ones(8)
+        self.mask = self.initial
+        self.layer = torch.nn.Linear(8, 8)
+        self.first = self.layer.bias
+
+    def forward(self, x):
+        return self.layer(x) * self.mask
+
+
+@pytest.mark.slow
+def test_a_tensor_is_taken_by_the_name_that_the_forward_takes_it_by():
+    """Another name of it is no matter: a new tensor under it, or under this one, changes that."""
+    model, x = Named().eval(), torch.randn(3, 8)
+    made = made_of(model, x)
+
+    model.mask = torch.full((8,), 2.0)
+    model.layer.bias = torch.nn.Parameter(torch.full((8,), 5.0))
+    model.initial = torch.full((8,), 3.0)
+
+    torch.testing.assert_close(run(made.fn, model, x), run(lambda m, x: m(x), model, x))
+
+
+class Held(torch.nn.Module):
+    """Holds a tensor, and does with it and with its argument what it is told."""
+
+    def __init__(self, do: str, held: torch.Tensor) -> None:
+        super().__init__()
+        self.do, self.held = do, held
+
+    def forward(self, x):
+        if self.do == "takes":
+            return self.held * 2
+        if self.do == "returns":
+            return x + 1, self.held
+        if self.do == "takes and returns":
+            return self.held * 2, self.held
+        if self.do == "returns the argument":
+            return self.held * 2, x
+        return x + self.held
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("do", ["takes", "takes and returns"])
+def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_holds(do):
+    """A replica's first input and its module's tensor are two."""
+    x = torch.randn(3, 8)
+    made = made_of(Held(do, x), x)
+    model, other = Held(do, torch.randn(3, 8)), torch.randn(3, 8)
+
+    ours, eager = run(made.fn, model, other), run(lambda m, x: m(x), model, other)
+
+    torch.testing.assert_close(ours, eager)
+    if do != "takes":
+        assert ours[1] is eager[1]
+
+
+@pytest.mark.parametrize("do", ["both", "returns", "returns the argument"])
+def test_a_tensor_that_stands_for_two_has_no_library(do):
+    """Where an argument and what the module holds are one to the graph, they may differ later."""
+    x = torch.randn(3, 8)
+
+    with pytest.raises(NoEntry, match="are the same object"):
+        made_of(Held(do, x), x)
+
+
+class Both(torch.nn.Module):
+    """Takes a tensor by both of its names, and returns it by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = self.initial = torch.ones(8)
+
+    def forward(self, x):
+        return x * self.mask, self.initial
+
+
+@pytest.mark.slow
+def test_two_names_that_were_one_tensor_have_to_stay_so():
+    """The graph has one input for both; a fact says that they are the same."""
+    model = Both().eval()
+    made = made_of(model, torch.randn(3, 8))
+    before = made.facts.broken(model)
+
+    model.mask = torch.full((8,), 2.0)
+
+    assert before == ""
+    assert "is no longer the same as" in made.facts.broken(model)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "G['TABLE']",
+        "L['t0'].grad",
+        "L['t0s']",
+        "dict(type(L['callee']).__dict__)['table']",
+        "L['callee'].tables[-1]",
+        "dict.__getitem__(L['callee'].tables, list(dict.keys(L['callee'].tables))[0])",
+        "<ephemeral: a view>",
+        "None",
+    ],
+)
+def test_a_source_that_no_plan_can_follow_is_refused(source: str):
+    """By Dynamo's name of it, which the reason quotes."""
+    with pytest.raises(NoEntry, match="which is neither an argument nor reachable from") as refused:
+        aoti_build._place(source, Named())
+
+    assert source in str(refused.value)
+
+
+class Tables:
+    """A plain object that holds a tensor."""
+
+    def __init__(self) -> None:
+        self.row = torch.randn(8)
+
+
+class Deep(torch.nn.Module):
+    """Holds tensors in lists, dicts, plain objects and modules that are not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = [torch.randn(8), torch.randn(8)]
+        self.keyed = {"a": torch.randn(8)}
+        self.config = Tables()
+        self.unregistered = [torch.nn.Linear(8, 8)]
+        vars(self)["odd name"] = torch.randn(8)
+
+    def forward(self, x):
+        x = self.unregistered[0](x) + self.listed[1] * self.keyed["a"] + self.config.row
+        return x * getattr(self, "odd name")
+
+
+def changed_deeply(model: Deep) -> None:
+    model.listed = [torch.randn(8), torch.randn(8)]
+    model.keyed["a"] = torch.randn(8)
+    model.config = Tables()
+    model.unregistered[0] = torch.nn.Linear(8, 8)
+    vars(model)["odd name"] = torch.randn(8)
+
+
+@pytest.mark.slow
+def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
+    """They are read at each call, and what is not there any more is refused before that."""
+    model, x = Deep().eval(), torch.randn(3, 8)
+    made = made_of(model, x)
+    fn = aoti_library.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
+
+    for _ in range(2):
+        torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
+        changed_deeply(model)
+    del model.keyed["a"]
+    with pytest.raises(NoEntry, match="differs from the build's: no 'a'"):
+        run(fn, model, x)
+
+
+@pytest.mark.long
+def test_weights_of_a_module_in_a_closure_are_found():
+    """A function reaches them by its cells, at each call."""
+    layers = [torch.nn.Linear(8, 8).eval()]
+
+    def forward(x):
+        return layers[0](x) + 1
+
+    x = torch.randn(3, 8)
+    made = made_of(forward, x)
+    layers[0] = torch.nn.Linear(8, 8).eval()
+
+    torch.testing.assert_close(run(made.fn, forward, x), run(lambda f, x: f(x), forward, x))
+
+
+# Calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(8, 3).t(), torch.randn(4, 8), torch.randn(3, 8, dtype=torch.float64)]
+)
+def test_tensors_that_differ_are_not_computed_with(perceptron, x):
+    """Native code checks no strides, sizes or types; they are checked before it runs."""
+    with pytest.raises(NoEntry, match="a tensor that its graph takes is"):
+        run(perceptron.made.fn, perceptron.model, x)
+
+
+def test_many_threads_call_one_library(perceptron):
+    """Calls at one time neither wait for one another forever nor mix their results."""
+    inputs = [torch.randn(3, 8) for _ in range(8)]
+    eager = [run(lambda m, x: m(x), perceptron.model, x)["y"] for x in inputs]
+
+    def call(number: int) -> float:
+        worst = 0.0
+        for _ in range(200):
+            ours = run(perceptron.made.fn, perceptron.model, inputs[number])["y"]
+            worst = max(worst, float((ours - eager[number]).abs().max()))
+        return worst
+
+    with ThreadPoolExecutor(8) as pool:
+        worst = max(pool.map(call, range(8), timeout=120))
+
+    assert worst < 1e-4
+
+
+def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
+    """A file that is no library, a plan of another kind and a class that is gone are reasons."""
+    path = written(perceptron.made, tmp_path)
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(perceptron.made.data[:1000])
+    plan = dict(perceptron.made.plan)
+
+    for file, other in (
+        (damaged, plan),
+        (tmp_path / "missing.so", plan),
+        (path, {}),
+        (path, {**plan, "outputs": 3}),
+        (path, {**plan, "inputs": [{"kind": "argument", "colour": "red"}]}),
+        (path, {**plan, "inputs": [{"kind": "star"}]}),
+        (path, {**plan, "inputs": [{"kind": "path", "path": [["eval", "1"]]}]}),
+        (path, {**plan, "result": ["fields", ["gone", "Gone"], "gone.Gone", []]}),
+        (path, {**plan, "result": ["fields", ["subprocess", "Popen"], "subprocess.Popen", []]}),
+    ):
+        with pytest.raises(NoEntry):
+            aoti_library.load(file, other)
+
+
+def decorated(forward):
+    @functools.wraps(forward)
+    def wrapper(*args, **kwargs):
+        return forward(*args, **kwargs)
+
+    return wrapper
+
+
+class Shared(torch.nn.Module):
+    """Parameters that are neighbours in one storage, the same memory, or one and the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(2, 4)
+        self.a, self.b = torch.nn.Parameter(both[0]), torch.nn.Parameter(both[1])
+        self.same_memory = torch.nn.Parameter(both[1])
+        self.tied = self.a
+
+    @decorated
+    def forward(self, x):
+        return x * self.a + self.b - self.same_memory * 3 + self.tied
+
+
+@pytest.mark.long
+def test_weights_on_one_storage_are_kept_apart():
+    """Weights that share a storage, a strided input and a decorated forward give what eager gives.
+
+    Also after one of the weights has left the storage.
+    """
+    model, x = Shared().eval(), torch.randn(4, 3).t()
+    made = made_of(model, x)
+
+    for _ in range(2):
+        ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
+        torch.testing.assert_close(ours, eager)
+        model.same_memory.data = torch.randn(4)
+
+
+class Recorder(torch.nn.Module):
+    """Writes into its buffer, a plain tensor of its own and its input, which it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.calls = torch.zeros(())
+
+    def step(self, x):
+        self.total.add_(x.sum(0))
+        self.calls.add_(1)
+        x.mul_(2)
+        return x, self.total + 1
+
+
+@pytest.mark.long
+def test_what_is_written_in_place_is_written():
+    """Buffers, plain tensors and inputs hold after a call what eager leaves in them.
+
+    A call whose inputs overlap is refused before anything is written.
+    """
+    ours, eager, x = Recorder(), Recorder(), torch.randn(3, 4)
+    made = made_of(ours.step, x)
+    assert not ours.total.any()  # making it left no trace
+    assert not ours.calls.any()
+    mine, other = x.clone(), x.clone()
+
+    for _ in range(2):
+        out = run(made.fn, ours.step, mine)
+        expected = run(lambda step, x: step(x), eager.step, other)
+
+    assert out[0] is mine
+    torch.testing.assert_close(
+        [mine, out[1], ours.total, ours.calls], [other, expected[1], eager.total, eager.calls]
+    )
+    ours.total = mine[0]
+    with pytest.raises(NoEntry, match="overlaps"):
+        run(made.fn, ours.step, mine)
+
+
+@dataclasses.dataclass
+class Output:
+    y: torch.Tensor
+    parts: Any
+    note: str = "none"
+
+
+class Pair(NamedTuple):
+    weight: torch.Tensor
+    view: torch.Tensor
+
+
+class Aliases(torch.nn.Module):
+    """Returns its weight, a view of it and of the input, one tensor twice, and classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        y = x @ self.weight
+        found = torch.max(y, 0)
+        return Output(y, [Pair(self.weight, self.weight.t()), x[0], found, (y, y.view(-1), None)])
+
+
+@pytest.mark.long
+def test_outputs_share_memory_as_those_of_eager_do():
+    """A weight that is returned is that weight, views are views, and classes are the callee's."""
+    model, x = Aliases().eval(), torch.randn(4, 4)
+    made = made_of(model, x)
+    assert json.loads(json.dumps(made.plan)) == made.plan
+
+    ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
+
+    assert type(ours) is Output
+    assert ours.note == "none"
+    pair, row, found, (y, flat, none) = ours.parts
+    assert none is None
+    assert type(pair) is Pair
+    assert pair.weight is model.weight
+    assert pair.view.data_ptr() == model.weight.data_ptr()
+    assert row.data_ptr() == x.data_ptr()
+    assert y is ours.y
+    assert flat.data_ptr() == y.data_ptr()
+    assert type(found) is type(eager.parts[2])
+    torch.testing.assert_close(
+        [ours.y, pair.view, *found], [eager.y, model.weight.t(), *eager.parts[2]]
+    )
+
+
+class Rows(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.layer(x).sum(0) * x.shape[0], x.new_zeros(x.shape[0])
+
+
+def can_be_dynamic() -> bool:
+    return Version(torch.__version__).release >= (2, 12)
+
+
+@pytest.mark.skipif(can_be_dynamic(), reason="this torch makes libraries of dynamic sizes")
+def test_a_torch_without_libraries_of_dynamic_sizes_makes_none():
+    """With 2.11 such a call is told why, so that level 2 can take it."""
+    with pytest.raises(NoEntry):
+        made_of(Rows().eval(), torch.randn(3, 8), dynamic=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not can_be_dynamic(), reason="this torch makes none of dynamic sizes")
+def test_sizes_that_are_dynamic_are_taken_as_they_come():
+    """One library serves the sizes that its conditions allow, and says which these are."""
+    model = Rows().eval()
+    made = made_of(model, torch.randn(3, 8), dynamic=True)
+    dynamic = call_signature.Dynamic(conditions=tuple(made.conditions))
+
+    assert dynamic.free(0) == ([0, 0], []) or 0 in dynamic.free(0)[0]
+    assert not dynamic.holds([torch.randn(1, 8)])
+    for rows in (2, 5, 17):
+        x = torch.randn(rows, 8)
+        assert dynamic.holds([x])
+        torch.testing.assert_close(run(made.fn, model, x), run(lambda m, x: m(x), model, x))
+    with pytest.raises(NoEntry, match="float64"):
+        run(made.fn, model, torch.randn(5, 8).double())
+
+
+def test_memory_that_is_shared_is_told_from_memory_that_is_not():
+    """Outputs are described by whose memory they are, and by which part of it."""
+    x = torch.randn(4, 4)
+    y = x * 2
+
+    shared = aoti_build._aliases([x.t(), y, y[1], y + 0], [x])
+
+    assert shared == [
+        "input 0 from 0 in steps of (1, 4)",
+        "",
+        "output 1 from 4 in steps of (1,)",
+        "",
+    ]
+    assert aoti_build._aliases([x.t().clone(), y, y[2], y], [x]) != shared
+
+
+# What no library can do -----------------------------------------------------------------------
+
+SEEN: list[Any] = []
+
+
+class SideEffects(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.last = kind, 0, None
+        self.seen: list[Any] = []
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        if self.kind == "list":
+            self.seen.append(x)
+        if self.kind == "global":
+            SEEN.append(x)
+        if self.kind == "buffer":
+            self.total = x.sum(0)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("list", "seen"),
+        ("global", "SEEN"),
+        ("buffer", "_buffers"),
+    ],
+)
+def test_a_forward_that_changes_objects_is_refused(kind, named):
+    """What Python does beside the graph would not happen, so such a call has no library."""
+    model = SideEffects(kind).eval()
+    with pytest.raises(NoEntry, match=f"it changes .*{named}"):
+        made_of(model, torch.randn(3, 4))
+
+    assert (model.count, model.last, model.seen, SEEN) == (0, None, [], [])
+
+
+class Switch:
+    """What a library may set around its computation, and has to set back."""
+
+    def __init__(self) -> None:
+        self.on, self.given, self.names = False, None, ["x"]
+
+
+SWITCH = Switch()
+
+
+class Switching(torch.nn.Module):
+    def __init__(self, left: str = "") -> None:
+        super().__init__()
+        self.left = left
+
+    def forward(self, x):
+        SWITCH.on, SWITCH.given = True, {"x": x}
+        y = x + 1 if SWITCH.on else x - 1
+        SWITCH.on, SWITCH.given = False, None
+        if self.left == "number":
+            SWITCH.on = 0
+        if self.left == "list":
+            SWITCH.names = ["x"]
+        if self.left == "new":
+            SWITCH.other = None
+        return y
+
+
+@pytest.mark.slow
+def test_a_forward_that_sets_back_what_it_set_has_a_library():
+    """An object that ends as it was is not changed: so transformers marks a forward under way."""
+    x = torch.randn(3, 4)
+
+    made = made_of(Switching().eval(), x)
+
+    assert torch.equal(made.fn(Switching().eval(), x), x + 1)
+    assert vars(SWITCH) == vars(Switch())
+
+
+@pytest.mark.parametrize("left", ["number", "list", "new"])
+def test_a_forward_that_leaves_something_else_behind_is_refused(left):
+    """Equal is not the same: 0 is not False, and another list is another object to its owner."""
+    with pytest.raises(NoEntry, match=r"it changes .*SWITCH"):
+        made_of(Switching(left).eval(), torch.randn(3, 4))
+
+    assert vars(SWITCH) == vars(Switch())
+
+
+TABLE = torch.ones(4)
+
+
+def test_a_tensor_from_elsewhere_is_refused():
+    """A tensor of a Python module would have to be found by no path from the callee."""
+
+    class Elsewhere(torch.nn.Module):
+        def forward(self, x):
+            return x + TABLE
+
+    with pytest.raises(NoEntry, match="TABLE, which is neither an argument nor reachable from"):
+        made_of(Elsewhere(), torch.randn(3, 4))
+
+
+class Holder:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y = y
+
+
+def test_a_result_of_a_class_of_its_own_is_refused():
+    """An object that is not known to be the sum of its parts cannot be built."""
+
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return Holder(x + 1)
+
+    with pytest.raises(NoEntry, match="Holder, which cannot be built"):
+        made_of(Own(), torch.randn(3, 4))
+
+
+@torch.library.custom_op("serve_warm_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@pytest.mark.slow
+def test_an_operator_of_python_is_refused():
+    """What has no C interface would be called through torch's own runner."""
+
+    class Custom(torch.nn.Module):
+        def forward(self, x):
+            return twice(x) + 1
+
+    with pytest.raises(NoEntry, match="serve_warm_tests::twice"):
+        made_of(Custom(), torch.randn(3, 4))
+
+
+class AsOnAGpu(aoti_library.NativeOnGpu):
+    """The way that a library for a GPU is opened and called, with one for the CPU."""
+
+    def _create(self, model: Any) -> int:
+        self.device = "cpu"
+        return super()._create(model)
+
+    def _stream(self) -> None:
+        return None
+
+
+def test_a_library_runs_as_one_for_a_gpu_is_run(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a container of one model, by the functions that a GPU's has.
+
+    A device with a number is one of several, and so taken for a GPU; AOTInductor has one CPU.
+    Opening one makes its device the thread's current one: that has to be given back.
+    """
+    given_back = []
+
+    @contextmanager
+    def of_device(device: str) -> Iterator[None]:
+        yield
+        given_back.append(device)
+
+    monkeypatch.setattr(torch.cuda, "device", of_device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+
+    fn = aoti_library.load(path, {**perceptron.made.plan, "device": "cpu:0"})
+
+    model, x = perceptron.model, perceptron.x
+    with torch.inference_mode():
+        wanted = model(x)
+        outputs = [fn(model, x) for _ in range(2)]
+    assert isinstance(fn.native, aoti_library.NativeOnGpu)
+    assert given_back == ["cpu:0"]
+    for output in outputs:
+        torch.testing.assert_close(output["y"], wanted["y"])
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("cpu", "a part of it is on the CPU, which a graph's launch does not repeat"), ("meta", "")],
+)
+def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
+    """A launch would answer with what the capture computed there."""
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    for node in graph.graph.nodes:
+        node.meta["example_value"] = torch.empty(2, device="meta")
+    last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
+    last.meta["example_value"] = torch.empty(2, device=device), 3
+    call = aoti_build._Graph({aot_compile.CAPTURES: True}, None, {})
+    call._graph = graph
+
+    assert call._why_not_captured([]) == reason
+
+
+class Failing(AsOnAGpu):
+    """Says that it has failed, as a library does: by a number."""
+
+    def _start(self, *_: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, aoti_library.LibraryFailed)]
+)
+def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, raised: type
+):
+    """Its own words name a line of torch, at the most: torch's allocator is asked."""
+    times = itertools.count(4, short)
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": next(times)})
+    native = Failing(path, device="cuda:0", inputs=1, outputs=perceptron.made.plan["outputs"])
+
+    with pytest.raises(RuntimeError) as failed:
+        native([torch.ones(1)])
+
+    assert type(failed.value) is raised
+    assert "the library of a compiled call failed" in str(failed.value)
+
+
+def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
+    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The call is compiled as if there were none, and not answered with an error of CUDA's."""
+
+    def device(_: str) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    path = tmp_path / "library.so"
+    path.write_bytes(perceptron.made.data)
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
+        aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:1"})
+
+
+# Calls that fail -------------------------------------------------------------------------------
+
+
+class Lookup(torch.nn.Module):
+    """Fails for an index that its table does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, index):
+        return self.table[index] * 2
+
+
+@pytest.fixture(scope="module")
+def lookup() -> Case:
+    model, index = Lookup().eval(), torch.tensor([1, 3])
+    return Case(model, index, made_of(model, index))
+
+
+OUT_OF_RANGE = torch.tensor([1, 9])
+
+
+def counting(kind: type, made: list[int], deleted: list[int]) -> type:
+    """Return that kind of native code, which notes the models that it makes and deletes."""
+
+    class Counting(kind):
+        def _create(self, model: Any) -> int:
+            made.append(1)
+            return super()._create(model)
+
+        def _delete(self, model: Any) -> None:
+            deleted.append(1)
+            super()._delete(model)
+
+    return Counting
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [aoti_library.Native, AsOnAGpu])
+def test_calls_that_fail_leak_no_models(
+    lookup: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+):
+    """A model serves on after a failure, alone or reserved, and holds no tensor of that call."""
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    made: list[int] = []
+    counted = counting(kind, made, [])
+    native = counted(written(lookup.made, tmp_path), device="cuda:0", inputs=2, outputs=1)
+    order = [given["kind"] for given in lookup.made.plan["inputs"]]
+    wrong = OUT_OF_RANGE.clone()
+
+    def call(run: Any, index: torch.Tensor) -> torch.Tensor:
+        return run([index if kind == "argument" else lookup.model.table for kind in order])[0]
+
+    with torch.inference_mode():
+        for _ in range(50):
+            with pytest.raises(aoti_library.LibraryFailed):
+                call(native, wrong)
+        with pytest.raises(aoti_library.LibraryFailed), native.reserve() as run:
+            call(run, wrong)
+        right = call(native, lookup.x)
+
+    assert len(made) == 1
+    torch.testing.assert_close(right, lookup.model(lookup.x))
+    assert torch._C._storage_Use_Count(wrong.untyped_storage()._cdata) <= 2
+
+
+@pytest.mark.slow
+def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
+    """One whose outputs are not those of its plan is started to be asked, and then deleted."""
+    made: list[int] = []
+    deleted: list[int] = []
+
+    with pytest.raises(NoEntry, match="1 outputs"):
+        counting(aoti_library.Native, made, deleted)(
+            written(lookup.made, tmp_path), device="cpu", inputs=2, outputs=2
+        )
+
+    assert len(made) == len(deleted) == 1
+
+
+def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
+    """The error says why, in one line; stderr belongs to the application."""
+    with pytest.raises(aoti_library.LibraryFailed) as failed:
+        run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
+
+    assert capfd.readouterr().err == ""
+    assert "failed: index out of bounds" in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "cleanly"),
+    [
+        ({}, True),
+        ({"writes": True}, False),
+        ({"draws": True}, False),
+        ({"draws": None}, False),
+    ],
+)
+def test_a_failure_says_whether_the_call_may_be_made_again(
+    lookup: Case, tmp_path: Path, said: dict[str, Any], cleanly: bool
+):
+    """Not where a second run would write or draw again, nor where an older plan does not know."""
+    plan = {key: value for key, value in {**lookup.made.plan, **said}.items() if value is not None}
+    fn = aoti_library.load(written(lookup.made, tmp_path), plan)
+
+    with pytest.raises(aoti_library.LibraryFailed) as failed:
+        run(fn, lookup.model, OUT_OF_RANGE)
+
+    assert isinstance(failed.value, aoti_library.LibraryFailedCleanly) == cleanly
+
+
+@pytest.mark.parametrize(("compute", "draws"), [(torch.relu, False), (torch.rand_like, True)])
+def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool):
+    """The build sees it in the generator, whose numbers it gives back."""
+    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph._graph = lambda x: [compute(x)]
+    before = torch.get_rng_state()
+
+    graph._run_eagerly(torch.ones(3))
+
+    assert graph._draws is draws
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+OF_2_11 = """\
+  } catch (const std::exception& e) {             \\
+    std::cerr << "Error: " << e.what() << '\\n';   \\
+    return AOTI_RUNTIME_FAILURE;                  \\
+"""
+
+
+def test_a_library_keeps_the_text_that_it_does_not_print():
+    """Also one of torch 2.11, whose interface has no place for it; other source stays as it is."""
+    later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
+
+    of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)
+
+    assert "std::cerr" not in of_2_11 + of_later
+    assert "AOTInductorGetLastError" in of_2_11
+    assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
+    assert of_later.count("g_aoti_last_error") == 1
+    assert aoti_cpp.without_prints("int x;") == "int x;"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
+def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
+    option: str, refused: bool, tmp_path: Path
+):
+    """Opened beside torch's it would end the process, and with it the build."""
+    source, library = tmp_path / "size.cpp", tmp_path / "size.so"
+    source.write_text(
+        "#include <string>\n"
+        'extern "C" int size(const char* text) { return std::string(text).append(text).size(); }\n'
+    )
+    command = ["g++", "-shared", "-fPIC", option, str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+
+    with pytest.raises(NoEntry, match="shared library") if refused else nullcontext():
+        aoti_cpp._refuse_another_runtime(library.read_bytes())

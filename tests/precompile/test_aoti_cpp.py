@@ -1,0 +1,298 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries that are begun by one call and finished by the next: C++ is compiled in between."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import serve_warm
+from serve_warm.precompile import aoti_cpp
+from serve_warm.precompile.entries import EntryTable
+from serve_warm.precompile.entry_builder import ATTEMPTS
+from serve_warm.precompile.session import SESSION
+from serve_warm.replica.pack import _Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.slow
+
+
+class Scaled(nn.Module):
+    """A linear layer and a number that its graph holds as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) * self.scale
+
+
+def x(batch: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, batch * 4).view(batch, 4)
+
+
+class Looked(NamedTuple):
+    """What a build looked like after each of its passes."""
+
+    table: EntryTable
+    counts: list[tuple[int, int]]
+    """Entries made, and libraries begun."""
+    steps: list[str]
+    runs: list[tuple[str, bool]]
+    """Runs of the C++ compiler for the code of a library: the thread, whether it links."""
+    answers: list[torch.Tensor]
+    eager: list[torch.Tensor]
+
+
+def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
+    """Begin libraries in the first pass and make them in the others."""
+    module = Scaled().eval()
+    model = serve_warm.compile(module, level=3, dynamic=False)
+    counts, steps, answers, eager, runs = [], list[str](), [], [], []
+    stock = subprocess.run
+
+    def run(words: Any, *args: Any, **kwargs: Any) -> Any:
+        links = [str(word) for word in words if str(word).endswith(".so")]
+        if links or any(str(word).endswith((".wrapper.cpp", ".kernel.cpp")) for word in words):
+            runs.append((threading.current_thread().name, bool(links)))
+        return stock(words, *args, **kwargs)
+
+    def call(batch: int) -> None:
+        answers.append(model(x(batch)))
+        eager.append(module(x(batch)))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        torch.inference_mode(),
+        SESSION.building() as building,
+    ):
+        patch.setattr(subprocess, "run", run)
+        building.tell = steps.append
+        building.libraries = "begun"
+        for each in passes:
+            each(module, call)
+            counts.append((building.table.made, len(building.pending)))
+            building.libraries = "made"
+        building.refuse_pending()
+    return Looked(building.table, counts, steps, runs, answers, eager)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Looked]:
+    """Two kinds of calls, in two passes."""
+
+    def both(_module: Scaled, call: Callable[[int], None]) -> None:
+        for batch in (2, 3, 2):
+            call(batch)
+
+    yield look(both, both)
+    torch._dynamo.reset()
+
+
+@pytest.mark.long
+def test_the_next_call_of_a_kind_finishes_its_library(two: Looked):
+    """Nothing is made before, each kind is traced once, and all of them are level 3."""
+    assert two.counts == [(0, 2), (2, 0)]
+    assert two.steps == ["trace", "trace", "library", "library"]
+    assert [entry["level"] for entry in two.table.described()] == [3, 3]
+    assert len(two.table.to_files(3)) == 3  # and the index
+
+
+@pytest.mark.long
+def test_all_code_of_a_library_is_compiled_in_the_background(two: Looked):
+    """Two objects and the library of each, and nothing of it by torch."""
+    in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
+    threads_of_code = {thread for thread, is_link in two.runs if not is_link}
+
+    assert (len(in_background), sum(in_background)) == (6, 2)
+    assert threads_of_code == {aoti_cpp.THREAD}
+
+
+def test_a_call_is_answered_before_and_after(two: Looked):
+    """By torch.compile while its library is begun, and by the library once it is made."""
+    assert len(two.answers) == 6
+    for answer, eager in zip(two.answers, two.eager, strict=True):
+        torch.testing.assert_close(answer, eager)
+
+
+def test_a_library_is_held_against_eager_when_it_is_finished(two: Looked):
+    """As it is when it is made at once."""
+    errors = [entry["error"] for entry in two.table.described()]
+    assert all(0 <= error < 1e-5 for error in errors)
+
+
+@pytest.mark.long
+def test_what_was_begun_for_another_state_is_not_finished():
+    """A call of today gets a library of today; a kind that came once is refused, and it is said."""
+
+    def begin(_module: Scaled, call: Callable[[int], None]) -> None:
+        call(2)
+        call(5)
+
+    def change(module: Scaled, call: Callable[[int], None]) -> None:
+        module.scale = 3.0
+        call(2)
+
+    looked = look(begin, change)
+
+    assert looked.counts == [(0, 2), (1, 2)]
+    torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
+    described = looked.table.described()
+    assert [entry["level"] for entry in described] == [3, 1]
+    assert "float32[5, 4]" in described[1]["call"]
+    assert described[1]["reason"] == "it was called only once while entries were made"
+
+
+@pytest.mark.long
+def test_a_state_that_never_comes_back_is_not_traced_again_and_again():
+    """A few times for a kind of call, as when entries are made at once."""
+
+    def count(module: Scaled, call: Callable[[int], None]) -> None:
+        for number in range(ATTEMPTS + 2):
+            module.scale = float(number)
+            call(6)
+
+    assert look(count).counts == [(0, ATTEMPTS)]
+
+
+@pytest.mark.long
+def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: pytest.MonkeyPatch):
+    """What torch says then is the reason, if it fails too; here it does not."""
+    stock, failed = subprocess.run, list[Any]()
+
+    def run(words: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread().name == aoti_cpp.THREAD:
+            failed.append(words)
+            raise subprocess.CalledProcessError(1, words)
+        return stock(words, *args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    def once(_module: Scaled, call: Callable[[int], None]) -> None:
+        call(7)
+
+    looked = look(once, once)
+
+    assert failed  # as many as run beside each other
+    assert [entry["level"] for entry in looked.table.described()] == [3]
+    torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
+
+
+# --- command lines --------------------------------------------------------------------------------
+
+
+def line(code: str, *words: str | Path) -> str:
+    """Return a command line that runs Python code with these words as its arguments."""
+    return shlex.join(
+        [sys.executable, "-c", f"import sys, pathlib, time\n{code}", *map(str, words)]
+    )
+
+
+JOIN = """
+*parts, whole = map(pathlib.Path, sys.argv[1:])
+whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+"""
+WRITE = "pathlib.Path(sys.argv[1]).write_bytes(b'object')"
+
+
+def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
+    """Torch removes the objects then; what it made of them itself is kept for the linker."""
+    go, mine, other, library = (tmp_path / n for n in ("go", "mine.o", "other.o", "library.so"))
+    library.write_bytes(b"of an earlier build")
+    other.write_bytes(b" and another")
+    wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+    commands = aoti_cpp.Commands()
+    commands.note(line(wait + WRITE, mine), str(mine))
+    commands.note(line(JOIN, mine, other, library), str(library))
+    for each in (mine, other):
+        each.unlink()
+
+    made = commands.begin(str(library))
+    was_done = made.done()
+    go.touch()
+
+    assert not was_done
+    assert made.result(timeout=60) == b"object and another"
+    assert not library.exists()
+
+
+@pytest.mark.parametrize("target", ["/nowhere/b.o", "/nowhere/b.so"])
+def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
+    """Torch then does everything itself: of another version, for example."""
+    commands = aoti_cpp.Commands()
+
+    with pytest.raises(RuntimeError, match="not a command line"):
+        commands.note("g++ a.cpp -o b.o", target)
+
+    commands.forget()
+
+
+def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
+    """What it says it has made must be what was noted, and must not be there."""
+    library = tmp_path / "library.so"
+    commands = aoti_cpp.Commands()
+    commands.note(line(WRITE, library), str(library))
+    library.write_bytes(b"weights that torch appends")
+
+    with pytest.raises(RuntimeError, match="in an unknown way"):
+        commands.begin(str(library))
+
+    commands.forget()
+
+
+def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
+    """As many at once as `compile_threads`, whose default is the number of cores."""
+    slots = torch._inductor.config.compile_threads
+    running = tmp_path / "running"
+    running.mkdir()
+    code = (
+        "import os\n"
+        f"own = pathlib.Path({str(running)!r}) / str(os.getpid())\n"
+        "own.touch()\n"
+        "time.sleep(0.3)\n"
+        "count = len(list(own.parent.iterdir()))\n"
+        "own.unlink()\n"
+        "pathlib.Path(sys.argv[1]).write_text(str(count))\n"
+    )
+    begun = []
+    for number in range(slots + 2):
+        library = tmp_path / f"{number}.so"
+        commands = aoti_cpp.Commands()
+        commands.note(line(code, library), str(library))
+        begun.append(commands.begin(str(library)))
+
+    counts = [int(each.result(timeout=120)) for each in begun]
+
+    assert max(counts) <= slots
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_a_build_says_which_entry_of_how_many_it_makes():
+    """Of the kinds of calls that were seen before, or more; libraries of those that were traced."""
+    told = list[str]()
+    progress = _Steps(2, told.append)
+
+    for step in ("entry", "trace", "trace", "trace", "library", "library"):
+        progress.tell(step)
+
+    assert told == [
+        "entry 1 of 2",
+        *("tracing library 1 of 2", "tracing library 2 of 2", "tracing library 3 of 3"),
+        *("library 1 of 3", "library 2 of 3"),
+    ]

@@ -1,0 +1,514 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`compile` and `compile_regions`: what can be handed over, and how the result behaves."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import gc
+import inspect
+import io
+import pickle
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import serve_warm
+from levels import build, eager_below, served, started
+from models import (  # noqa: F401 - fixtures
+    Block,
+    Cache,
+    Indexed,
+    Scaled,
+    Stack,
+    close,
+    fresh_fixture,
+    one_watch,
+    scaled_fixture,
+    x,
+)
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
+from serve_warm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# --- what an entry serves ---------------------------------------------------------------------
+
+
+def test_a_compiled_module_is_as_true_as_the_module():
+    """`if self.model:` works as it did, also where the module has no length."""
+    assert serve_warm.compile(nn.Linear(2, 2))
+    assert not serve_warm.compile(nn.Sequential())
+
+
+# --- several modules --------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_blocks_are_compiled_by_torch_when_they_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With entries for all calls that is the first one alone, which shows wrong arguments."""
+    by_torch = mock.Mock(side_effect=torch.compile)
+    model = Stack(*[Block() for _ in range(4)]).eval()
+    monkeypatch.setattr(torch, "compile", by_torch)
+
+    serve_warm.compile_regions(model, dynamic=False)
+    assert by_torch.call_count == 1
+    build(tmp_path, lambda: model(x()))
+    by_torch.reset_mock()
+    with started(tmp_path), forbid():
+        model(x())
+    assert by_torch.call_count == 0
+    with eager_below():
+        model(x())
+
+    assert by_torch.call_count == 3
+    with pytest.raises(RuntimeError, match="Unrecognized mode"):
+        serve_warm.compile_regions(Stack(Block(), Block()), mode="fast")
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_hooks_of_blocks_fire(tmp_path: Path):
+    """A hook that was there at the build is part of the call."""
+    model = Stack(Block(), Block()).eval()
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, args, out: out @ torch.full((4, 4), 2.0))
+    expected = model(x())
+    serve_warm.compile_regions(model, dynamic=False)
+    build(tmp_path, lambda: model(x()))
+
+    with started(tmp_path), eager_below():
+        result = model(x())
+
+    close(result, expected)
+
+
+def test_named_blocks_are_compiled_and_no_others():
+    """With names it is the caller who decides, also of what stands alone."""
+    model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
+
+    compiled_ = [m for m in model.modules() if m._compiled_call_impl is not None]
+
+    assert [type(m) for m in compiled_] == [Indexed]
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: serve_warm.compile_regions(nn.Linear(2, 2)), "no repeated block in Linear"),
+        (lambda: serve_warm.compile_regions(Stack(Block()), ["Blok"]), r"no module of.*Blok"),
+        (lambda: serve_warm.compile_regions(Stack(Block()), []), "was given no class"),
+        (lambda: serve_warm.compile(5), "got a int, which is not callable"),
+    ],
+    ids=["nothing repeats", "unknown name", "no name", "not callable"],
+)
+def test_what_cannot_be_compiled_is_said(call: Any, why: str):
+    """An error at once, with a hint, and not at the first request."""
+    with pytest.raises(ConfigError, match=why) as caught:
+        call()
+
+    assert caught.value.hint
+
+
+# --- what can be handed over ------------------------------------------------------------------
+
+
+class Named(nn.Module):
+    """The pieces that real models are made of, each without a kernel of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        if kind == "tied":
+            self.b.weight = self.a.weight
+        self.register_buffer("table", torch.eye(4))
+
+    def forward(self, given: torch.Tensor) -> Any:
+        out = self.b(self.a(given))
+        if self.kind == "dict":
+            return {"out": out, "n": 3}
+        if self.kind == "dataclass":
+            return Output(out, "x")
+        if self.kind == "named tuple":
+            return Point(out, None)
+        if self.kind == "alias":
+            return given, self.a.weight, given[1:], out
+        return out
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    label: str
+
+
+Point = collections.namedtuple("Point", "hidden more")  # noqa: PYI024
+
+
+def logged(function: Any) -> Any:
+    """A decorator that keeps what it is given in a closure, as transformers' do."""
+    names = ["hidden"]
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = function(self, *args, **kwargs)
+        return dict.fromkeys(names, out)
+
+    return wrapper
+
+
+class Decorated(Block):
+    @logged
+    @torch.no_grad()
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(given))
+
+
+class Method:
+    """Not a module: an object with a compiled method."""
+
+    def __init__(self, scale: float) -> None:
+        torch.manual_seed(int(scale))
+        self.linear = nn.Linear(4, 4).eval()
+        self.scale = scale
+
+    @serve_warm.compile(dynamic=False)
+    def embed(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.linear.bias, given, self.linear.weight, alpha=self.scale)
+
+
+def closing_over(module: nn.Module) -> Any:
+    def function(given: torch.Tensor) -> torch.Tensor:
+        return module(given)
+
+    return function
+
+
+@serve_warm.compile(dynamic=False)
+def plain(given: torch.Tensor) -> torch.Tensor:
+    return given @ given.T
+
+
+CALLABLES: dict[str, Callable[[], Any]] = {
+    "function": lambda: plain,
+    "method": lambda: Method(2.0).embed,
+    "bound method": lambda: serve_warm.compile(Block().eval().forward, dynamic=False),
+    "closure": lambda: serve_warm.compile(closing_over(Block().eval()), dynamic=False),
+    "decorated": lambda: serve_warm.compile(Decorated().eval(), dynamic=False),
+    **{
+        kind: lambda kind=kind: serve_warm.compile(Named(kind).eval(), dynamic=False)
+        for kind in ("tied", "dict", "dataclass", "named tuple", "alias")
+    },
+}
+
+
+@pytest.mark.parametrize("make", [pytest.param(m, id=name) for name, m in CALLABLES.items()])
+@torch.inference_mode()
+def test_it_is_level_2_and_as_torch_compile(make: Any, tmp_path: Path):
+    """Methods, closures, decorators, outputs of all kinds: what stock returns is returned."""
+    model = make()
+    expected = model(x())
+    library = build(tmp_path, lambda: model(x()))
+
+    with started(tmp_path), forbid():
+        result = served(lambda: model(x()))
+
+    assert library.refused == {}
+    assert (result.level, result.compiles) == (2, 0)
+    assert type(result.value) is type(expected)
+    for one, other in zip(leaves(result.value), leaves(expected), strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def leaves(value: Any) -> list[Any]:
+    return tree_leaves(vars(value) if isinstance(value, Output) else value)
+
+
+@torch.inference_mode()
+def test_aliases_stay_aliases(tmp_path: Path):
+    """An output that is an input, a view of one or a weight is that and no copy."""
+    model = serve_warm.compile(Named("alias").eval(), dynamic=False)
+    build(tmp_path, lambda: model(x()))
+    given = x()
+
+    with started(tmp_path), forbid():
+        same, weight, view, _ = model(given)
+
+    assert same is given
+    assert weight is model._orig_mod.a.weight
+    assert view.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+
+
+@torch.inference_mode()
+def test_each_instance_has_its_own_method(tmp_path: Path):
+    """Two objects of one class: their weights and what the graph was built on are their own."""
+    one, same, other = Method(2.0), Method(2.0), Method(3.0)
+    same.linear = nn.Linear(4, 4).eval()
+    build(tmp_path, lambda: one.embed(x()))
+
+    with started(tmp_path), eager_below():
+        results = [served(lambda m=m: m.embed(x())) for m in (one, same, other)]
+
+    assert [r.level for r in results] == [2, 2, 1]
+    assert "scale is float 3.0" in results[2].reason
+    for result, method in zip(results, (one, same, other), strict=True):
+        close(
+            result.value,
+            torch.addmm(method.linear.bias, x(), method.linear.weight, alpha=method.scale),
+        )
+
+
+@dataclasses.dataclass
+class Equal:
+    """Equal to others of its name, and so without a hash."""
+
+    name: str
+    scale: float = dataclasses.field(compare=False)
+
+    @serve_warm.compile(dynamic=False, backend="eager")
+    def embed(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.scale
+
+
+def test_equal_objects_are_not_one():
+    """A method is of its object, whatever that is equal to, or whether it has a hash."""
+    one, other = Equal("a", 2.0), Equal("a", 3.0)
+
+    assert one == other
+    close(one.embed(x()), x() * 2)
+    close(other.embed(x()), x() * 3)
+
+
+class Doubling:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.scale
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(Doubling(2.0), id="object"),
+        pytest.param(functools.partial(torch.mul, other=2.0), id="partial"),
+        pytest.param(lambda given: given * 2, id="lambda"),
+    ],
+)
+def test_what_has_no_name_can_be_compiled_too(target: Any):
+    """As by torch.compile: a partial, an object with a call."""
+    close(serve_warm.compile(target, backend="eager")(x()), x() * 2)
+
+
+@torch.inference_mode()
+def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
+    """No tree of modules shows it: the graph has one input for the two."""
+    module = Named("tied").eval()
+    function = serve_warm.compile(closing_over(module), dynamic=False)
+    build(tmp_path, lambda: function(x()))
+
+    with started(tmp_path), eager_below():
+        tied = served(lambda: function(x()))
+        with torch.inference_mode(False):
+            module.b.weight = nn.Parameter(torch.eye(4))
+        untied = served(lambda: function(x()))
+
+    assert (tied.level, untied.level) == (2, 1)
+    assert "no longer the same" in untied.reason
+    close(untied.value, module(x()))
+
+
+# --- as torch.compile's result ----------------------------------------------------------------
+
+
+def test_a_compiled_module_behaves_as_torch_s():
+    """State, attributes, modes: what works on one works on the other."""
+    ours = serve_warm.compile(Scaled(), backend="eager")
+    theirs = torch.compile(Scaled(), backend="eager")
+
+    ours.flag = True
+    ours.eval()
+
+    assert isinstance(ours, nn.Module)
+    assert isinstance(ours, type(theirs))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert [n for n, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
+    assert ours._orig_mod.flag is True
+    assert ours.config.sizes == [1, 2]
+    assert (ours.training, ours._orig_mod.training) == (False, False)
+    assert ours.train()._orig_mod.training
+    with pytest.raises(AttributeError):
+        _ = ours.no_such_thing
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda m: pickle.loads(pickle.dumps(m)), id="pickle"),
+        pytest.param(
+            lambda m: torch.load(saved(m), weights_only=False),
+            id="torch.save",
+        ),
+    ],
+)
+def test_a_copy_is_compiled_too(again: Any):
+    """What comes back is the same kind of thing, with weights of its own."""
+    model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
+
+    other = again(model)
+    with torch.no_grad():
+        other._orig_mod.linear.weight.zero_()
+
+    assert type(other) is type(model)
+    assert other.__dict__["_serve_warm"].arguments == {"backend": "eager", "dynamic": False}
+    close(other(x()), other._orig_mod(x()))
+    assert model._orig_mod.linear.weight.abs().sum() > 0
+
+
+def saved(model: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+@torch.inference_mode()
+def test_as_part_of_another_module_it_is_level_2(scaled: tuple[Path, Any]):
+    """A pipeline holds compiled parts, and moving the whole moves them."""
+
+    class Pipeline(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = serve_warm.compile(Scaled().eval(), dynamic=False)
+
+        def forward(self, given: torch.Tensor) -> Any:
+            return self.part(given, 1.0)
+
+    pipeline = Pipeline()
+    with started(scaled[0]), eager_below():
+        before = served(lambda: pipeline(x()))
+        pipeline.double()
+        after = served(lambda: pipeline(x().double()))
+
+    assert (before.level, after.level) == (2, 1)
+    assert "float64" in after.call
+
+
+@torch.inference_mode()
+def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
+    """torch.compile's module is a module of its own, with hooks of its own."""
+    folder, model = fresh
+    seen = []
+
+    with started(folder), eager_below():
+        model(x(), 1.0)
+        handle = model.register_forward_hook(lambda *_: seen.append("after"))
+        model.register_forward_pre_hook(lambda *_: seen.append("before"))
+        model(x(), 1.0)
+        handle.remove()
+
+    assert seen == ["before", "after"]
+
+
+@torch.inference_mode()
+def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
+    """Libraries call `model.forward(x)`, and no hook of the compiled module is fired by it."""
+    folder, model = scaled
+
+    with started(folder), forbid():
+        found = served(lambda: model.forward(x(), 1.0))
+
+    assert (found.level, found.reason, found.compiles) == (2, "", 0)
+    close(found.value, model._orig_mod(x(), 1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [2, 3])
+@torch.inference_mode()
+def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
+    """As on torch.compile's module, whatever entries there are."""
+    model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
+    build(tmp_path, lambda: model(x(), 1.0), level=level)
+
+    with started(tmp_path), eager_below():
+        before = model(x(), 1.0)
+        model.forward = lambda given, scale: given * 0
+        after = model(x(), 1.0)
+
+    assert before.abs().sum() > 0
+    assert torch.equal(after, x() * 0)
+
+
+def test_a_decorated_function_keeps_its_name():
+    """And a method of a class is found on the class."""
+    assert plain.__name__ == "plain"
+    assert Method.embed.__doc__ == Method.embed.__wrapped__.__doc__
+
+
+@torch.inference_mode()
+def test_without_an_artifact_it_is_torch_compile():
+    """Nothing is counted and nothing is looked up."""
+    model = serve_warm.compile(Scaled().eval(), backend="eager", dynamic=False)
+
+    result = model(x(), 1.0)
+
+    assert model.__dict__["_serve_warm"].uses() == []
+    close(result, model._orig_mod(x(), 1.0))
+
+
+def test_a_buffer_set_in_a_forward_does_not_recompile():
+    """What we watch modules with is nothing that Dynamo can stumble over."""
+    model = serve_warm.compile(Cache(), backend="eager", dynamic=False)
+    model(torch.ones(4), torch.zeros(4))
+
+    counts = watch_process().counts()
+    for _ in range(12):
+        model(torch.ones(4), torch.zeros(4))
+
+    assert (watch_process().counts() - counts).quiet
+
+
+# --- fresh processes --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_instance_ends_with_its_compiled_methods():
+    """Models that are evicted are freed; a copy has methods of its own."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.weight = torch.ones(2)
+
+        @serve_warm.compile
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    first = Held()
+    twin = copy.copy(first)
+    deep = copy.deepcopy(first)
+    methods = {id(each.run) for each in (first, twin, deep)}
+    gone = weakref.ref(first)
+
+    assert len(methods) == 3
+    assert first.run is first.run
+    assert list(inspect.signature(first.run).parameters) == ["x"]
+    del first
+    gc.collect()
+    assert gone() is None

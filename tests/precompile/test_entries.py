@@ -1,0 +1,246 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The part `precompiled`: its files, and what becomes of damaged ones. One small graph in all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import doubled_app
+import serve_warm
+from levels import build, eager_below, served
+from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.session import SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+X = torch.ones(2, 4)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+    """Entries for one call of a linear layer: nothing that a C++ compiler is needed for."""
+    model = serve_warm.compile(torch.nn.Linear(4, 4).eval(), dynamic=False)
+    folder = tmp_path_factory.mktemp("entries")
+    build(folder, lambda: model(X))
+    yield folder, model
+    SESSION.unload()
+
+
+@pytest.fixture
+def copy(built: tuple[Path, Any], tmp_path: Path) -> Path:
+    return shutil.copytree(built[0], tmp_path / "copy")
+
+
+def edit(folder: Path, change: Callable[[Any], Any]) -> None:
+    index = json.loads((folder / INDEX).read_bytes())
+    (folder / INDEX).write_text(json.dumps(change(index) or index))
+
+
+def entry_file(folder: Path) -> Path:
+    (found,) = folder.glob("entry_*")
+    return found
+
+
+def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
+    """Units, signatures, facts and bytes survive the journey."""
+    once = EntryTable.read(built[0])
+
+    assert once.to_files().keys() == {p.name for p in built[0].iterdir()}
+    assert json.loads(once.to_files()[INDEX]) == json.loads((built[0] / INDEX).read_bytes())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\xff\x00",
+        b"null",
+        b"[]",
+        b"5",
+        b'"text"',
+        b"{}",
+        b'{"format": 1}',
+        b'{"format": 1, "units": 5, "facts": {}, "refused": []}',
+        b'{"format": 1, "units": [{}], "facts": {}, "refused": []}',
+        b'{"format": 1, "units": [], "facts": {"a": {"steps": [[]], "facts": []}}, "refused": []}',
+        b'{"format": 1, "units": [], "facts": {}, "refused": [1]}',
+    ],
+    ids=str,
+)
+def test_a_garbage_index_is_one_sentence(garbage: bytes, tmp_path: Path):
+    """Nothing is loaded, nothing raises, and the sentence says that it is about the entries."""
+    (tmp_path / INDEX).write_bytes(garbage)
+
+    why = SESSION.load(tmp_path)
+
+    assert why.startswith("its entries ")
+    assert "\n" not in why
+
+
+def test_entries_of_before_are_not_run(tmp_path: Path):
+    """Format 1 dropped guards that it could not express: level 1, and what to do about it.
+
+    What is in `data/format_1` was built by the release that wrote it, of the module below.
+    """
+    model = serve_warm.compile(doubled_app.Doubled().eval(), dynamic=False)
+    folder = shutil.copytree(Path(__file__).parents[1] / "data" / "format_1", tmp_path / "entries")
+
+    why = SESSION.load(folder)
+    with torch.inference_mode(), eager_below():
+        result = served(lambda: model(torch.ones(2, 3)))
+    SESSION.unload()
+
+    assert why == "its entries were built before guards were complete: build again"
+    assert (result.level, result.reason) == (1, why)
+    assert torch.equal(result.value, torch.full((2, 3), 2.0))
+
+
+def test_a_missing_index_is_one_sentence(tmp_path: Path):
+    """A part without an index has no entries."""
+    assert SESSION.load(tmp_path).startswith("its entries cannot be read")
+
+
+def test_another_format_is_not_read(copy: Path):
+    """Both versions are in the sentence."""
+    edit(copy, lambda index: index.update(format=FORMAT + 1))
+
+    assert SESSION.load(copy) == (
+        f"its entries are of format {FORMAT + 1}, and this version reads {FORMAT}"
+    )
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", "entry.bin", "/etc/passwd", 5])
+def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
+    """The index names files: a path in it is not followed."""
+    edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
+
+    with pytest.raises(NoEntry, match=r"not the name|cannot be read"):
+        EntryTable.read(copy)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (cut, "damaged"),
+        (flip, "damaged"),
+    ],
+    ids=["missing", "empty", "cut", "one bit"],
+)
+def test_a_damaged_entry_is_level_1(
+    built: tuple[Path, Any], copy: Path, damage: Callable[[Path], None], why: str
+):
+    """Its calls get the right numbers from level 1, and the reason names the file."""
+    model, path = built[1], entry_file(copy)
+    damage(path)
+    loaded = SESSION.load(copy)
+
+    with torch.inference_mode(), eager_below():
+        result = served(lambda: model(X))
+
+    assert loaded == ""
+    assert (result.level, result.reason) == (1, f"its file {path.name} is {why}")
+    assert torch.equal(result.value, model._orig_mod(X))
+
+
+def refer(entry: Any) -> None:
+    entry["references"]["missing"] = ["no.such.module", "thing"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (refer, "No module named 'no'"),
+        (lambda entry: entry["references"].update(x=["math", "gone"]), "gone"),
+        (
+            lambda entry: entry["sources"].update({"serve_warm.precompile.call_signature": "00"}),
+            "serve_warm.precompile.call_signature",
+        ),
+        (lambda entry: entry["sources"].update({"no.such.module": "00"}), "no.such.module"),
+    ],
+    ids=["module", "name", "source", "source gone"],
+)
+def test_an_entry_that_does_not_fit_this_program_is_level_1(
+    built: tuple[Path, Any], copy: Path, change: Callable[[Any], None], why: str
+):
+    """What it refers to is gone or has changed: the reason names the Python module."""
+    model = built[1]
+    edit(copy, lambda index: change(index["units"][0]["entries"][0]))
+    SESSION.load(copy)
+
+    with torch.inference_mode(), eager_below():
+        result = served(lambda: model(X))
+
+    assert result.level == 1
+    assert why in result.reason
+    assert torch.equal(result.value, model._orig_mod(X))
+
+
+def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
+    """The tests above fail for their own reasons."""
+    model = built[1]
+    SESSION.load(copy)
+
+    with torch.inference_mode(), eager_below():
+        result = served(lambda: model(X))
+
+    assert (result.level, result.reason) == (2, "")
+
+
+# --- trees --------------------------------------------------------------------------------------
+
+
+def pair() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "part gone": lambda m: delattr(m, "1"),
+    "part added": lambda m: m.append(torch.nn.ReLU()),
+    "other class": lambda m: setattr(m, "1", torch.nn.LayerNorm(2)),
+}
+
+
+@pytest.mark.parametrize("change", [pytest.param(c, id=name) for name, c in CHANGES.items()])
+def test_a_changed_module_is_another_tree(change: Callable[[Any], Any]):
+    """Entries are shared by what has equal lines, and by nothing else."""
+    module = pair()
+    change(module)
+
+    assert tree(module) != tree(pair())
+
+
+def test_other_weights_are_the_same_tree():
+    """Values are not in it: modules of one structure share entries."""
+    one, other = pair(), pair()
+    other.load_state_dict({name: tensor + 1 for name, tensor in other.state_dict().items()})
+
+    assert tree(one) == tree(other)
+
+
+def test_a_method_has_the_tree_of_its_module():
+    """And a function has none."""
+    module = pair()
+
+    assert tree(module.forward) == tree(module)
+    assert tree(len) == []

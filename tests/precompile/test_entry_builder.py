@@ -1,0 +1,521 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that get no entry at a build, and the reason that the report gives."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import nn
+
+import serve_warm
+from levels import build, eager_below, served, started
+from models import (  # noqa: F401 - fixtures
+    Block,
+    close,
+    one_watch,
+    x,
+)
+from serve_warm.compiler.proof import forbid
+from serve_warm.precompile.session import SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# --- state that is written --------------------------------------------------------------------
+
+
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.eye(4))
+
+    def forward(self, given: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return given @ table @ self.table
+
+
+@torch.inference_mode()
+def test_an_input_that_is_a_weight_at_the_build_has_no_entry(tmp_path: Path):
+    """The graph would have one input for both, and another table would not be looked at."""
+    model = serve_warm.compile(Looked(), dynamic=False)
+    library = build(tmp_path, lambda: model(x(), model._orig_mod.table))
+
+    with started(tmp_path), eager_below():
+        result = served(lambda: model(x(), 2 * torch.eye(4)))
+
+    assert "the same" in next(iter(library.refused.values()))
+    assert result.level == 1
+    close(result.value, x() * 2)
+
+
+# --- what has no entry ------------------------------------------------------------------------
+
+
+class Breaks(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return given @ given.T
+
+
+class Depends(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given @ given.T if given.sum() > 0 else given
+
+
+class Raises(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not today")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        pytest.param(Breaks(), "graph_break", id="graph break"),
+        pytest.param(Depends(), "ata-dependent", id="control flow"),
+        pytest.param(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "differs", id="random"),
+    ],
+)
+@torch.inference_mode()
+def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
+    model: nn.Module, why: str, tmp_path: Path
+):
+    """Level 1 serves it, and a report says in words why."""
+    compiled_ = serve_warm.compile(model, dynamic=False)
+    library = build(tmp_path, lambda: compiled_(x()))
+
+    with started(tmp_path), eager_below():
+        result = served(lambda: compiled_(x()))
+
+    (refused,) = library.refused.values()
+    assert why in refused
+    assert "\n" not in refused
+    assert (result.level, result.reason) == (1, refused)
+    assert result.value.shape == model(x()).shape
+
+
+class Counts(nn.Module):
+    """What its call changes is what its graph is built on; `step` changes it and returns it."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.step = step() if step is a_cell else step
+        self.n = 0
+        self.ratio = 0.5
+        self.seen: list[int] = []
+        self.table = {"n": 0}
+        self.part = nn.Identity()
+        self.part.n = 0
+        self.left, self.right = [1.0], [2.0]
+        self.colour = Colour.RED
+        self.sort: Callable[..., Any] = torch.neg
+        self.ticket = itertools.count()
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(given, given, given, alpha=self.step(self))
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def an_attribute(model: Any) -> Any:
+    model.n += 1
+    return model.n
+
+
+def a_float(model: Any) -> Any:
+    model.ratio += 0.5
+    return model.ratio
+
+
+def a_length(model: Any) -> Any:
+    model.seen.append(1)
+    return len(model.seen)
+
+
+def a_dictionary(model: Any) -> Any:
+    model.table["n"] += 1
+    return model.table["n"]
+
+
+def a_key(model: Any) -> Any:
+    model.table[str(len(model.table))] = 1
+    return len(model.table)
+
+
+def an_attribute_of_a_part(model: Any) -> Any:
+    model.part.n += 1
+    return model.part.n
+
+
+def a_swap(model: Any) -> Any:
+    model.left, model.right = model.right, model.left
+    return model.left[0]
+
+
+def a_first_time(model: Any) -> Any:
+    if hasattr(model, "known"):
+        return 3
+    model.known = True
+    return 2
+
+
+def a_member_of_an_enum(model: Any) -> Any:
+    was, model.colour = model.colour, Colour.BLUE
+    return 1 if was is Colour.RED else 2
+
+
+def a_function_of_torch(model: Any) -> Any:
+    was, model.sort = model.sort, torch.abs
+    return 1 if was is torch.neg else 2
+
+
+def a_global(_: Any) -> Any:
+    global STEPS  # noqa: PLW0603
+    STEPS += 1
+    return STEPS
+
+
+STEPS = 0
+
+
+def a_cell() -> Callable[[Any], Any]:
+    n = 0
+
+    def step(_: Any) -> Any:
+        nonlocal n
+        n += 1
+        return n
+
+    return step
+
+
+def a_ticket(model: Any) -> Any:
+    return next(model.ticket)
+
+
+BEFORE_2_12 = Version(torch.__version__).release < (2, 12)
+
+
+CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
+    "attribute": (an_attribute, "callee.n is int 1, and was int 0"),
+    "float": (a_float, "callee.ratio is float 1.0, and was float 0.5"),
+    "length of a list": (a_length, "callee.seen is a builtins.list of 1, and was a builtins.list"),
+    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, and was int 0"),
+    "key of a dict": (a_key, "callee.table has the keys"),
+    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, and was int 0"),
+    "there and back": (a_swap, "t[0] is float "),
+    "once": (a_first_time, "'known'"),
+    "enum": (a_member_of_an_enum, "Colour BLUE int 2, and was test_entry_builder.Colour RED int 1"),
+    "function of torch": (a_function_of_torch, ".abs, and was torch"),
+    "global": (a_global, ".STEPS is int 1, and was int 0"),
+    "closure": (a_cell, "cell_contents is int 1, and was int 0"),
+    # 2.11 does not trace what it is made of.
+    "iterator": (
+        a_ticket,
+        "Unsupported" if BEFORE_2_12 else "a count, not a plain value",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "why"), [pytest.param(*case, id=name) for name, case in CHANGING.items()]
+)
+@torch.inference_mode()
+def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
+    step: Callable[..., Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second call would be answered as the first; the report says what the call changes."""
+    model = serve_warm.compile(Counts(step), dynamic=False)
+    library = build(tmp_path, lambda: model(x(3, 3)))
+    eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
+
+    monkeypatch.setitem(globals(), "STEPS", 0)
+    expected = [eager(x(3, 3)) for _ in range(3)]
+    monkeypatch.setitem(globals(), "STEPS", 0)
+    with started(tmp_path), eager_below():
+        results = [served(lambda: ours(x(3, 3))) for _ in range(3)]
+
+    (refused,) = library.refused.values()
+    assert why in refused
+    assert [(r.level, r.reason) for r in results] == [(1, refused)] * 3
+    assert all(torch.equal(r.value, e) for r, e in zip(results, expected, strict=True))
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.last: Any = None
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return given @ given.T
+
+
+class Totals(Counted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.total += 1
+        return super().forward(given) * self.total
+
+
+class Noted(Counted):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.last = given.shape[0]
+        return given @ given.T
+
+
+def appends(rows: list[Any], given: torch.Tensor) -> torch.Tensor:
+    rows.append(given + 1)
+    return given * 2
+
+
+def removes(rows: dict[str, Any], given: torch.Tensor) -> torch.Tensor:
+    return rows.pop("first") + given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "rows"), [(appends, [x()]), (removes, {"first": x(), "second": x()})]
+)
+@torch.inference_mode()
+def test_a_call_that_changes_what_it_is_given_has_no_entry(forward: Any, rows: Any, tmp_path: Path):
+    """An entry is given lists and dicts of its own: the caller's would stay as they are."""
+    function = serve_warm.compile(forward, dynamic=False)
+    library = build(tmp_path, lambda: function(copy.copy(rows), x()))
+    ours, eager = copy.copy(rows), copy.copy(rows)
+
+    with started(tmp_path), eager_below():
+        function(ours, x())
+    forward(eager, x())
+
+    assert list(library.refused.values()) == ["its call changes a list or dict that it is given"]
+    assert len(ours) == len(eager) != len(rows)
+
+
+@torch.inference_mode()
+def test_a_count_of_calls_goes_on(tmp_path: Path):
+    """Compiled code would write the count of the build: it has no entry, and counts."""
+    model = serve_warm.compile(Counted(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+    model._orig_mod.calls = 0
+
+    with started(tmp_path), eager_below():
+        results = [served(lambda: model(x())) for _ in range(3)]
+
+    assert "callee.calls is int 1, and was int 0" in next(iter(library.refused.values()))
+    assert [r.level for r in results] == [1, 1, 1]
+    assert model._orig_mod.calls == 3
+    assert torch.equal(results[-1].value, x() @ x().T)
+
+
+@torch.inference_mode()
+def test_what_is_written_and_never_read_is_no_obstacle(tmp_path: Path):
+    """An entry writes it as eager does, the same at each call."""
+    model = serve_warm.compile(Noted(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+    model._orig_mod.last = None
+
+    with started(tmp_path), forbid():
+        result = served(lambda: model(x()))
+
+    assert (library.refused, result.level, model._orig_mod.last) == ({}, 2, 3)
+
+
+class Phases(nn.Module):
+    """Two calls of it that share what one writes and the other is built on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 1
+
+    def forward(self, given: torch.Tensor, *, first: bool) -> torch.Tensor:
+        if first:
+            self.length = given.shape[0]
+            return given @ given.T
+        return torch.addmm(given, given, given, alpha=self.length)
+
+
+@torch.inference_mode()
+def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
+    """The entry fitted when it was made and does not any more; the other one is kept."""
+    model = serve_warm.compile(Phases(), dynamic=False)
+    library = build(
+        tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
+    )
+    model._orig_mod.length = 1
+
+    with started(tmp_path), eager_below():
+        first = served(lambda: model(x(5, 3), first=True))
+        second = served(lambda: model(x(3, 3), first=False))
+
+    (why,) = library.refused.values()
+    assert "between calls: callee.length is int 5, and was int 1" in why
+    assert (first.level, second.level, second.reason) == (2, 1, why)
+    assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
+    assert [name for name in library.to_files() if name.startswith("entry")] == [
+        entry.file for unit in library.units.values() for entry in unit.entries
+    ]
+
+
+@torch.inference_mode()
+def test_a_build_withdraws_nothing_of_an_earlier_one(tmp_path: Path):
+    """What was changed since then is found by whoever loads that one."""
+    first, second = (serve_warm.compile(Phases(), dynamic=False) for _ in range(2))
+    before = build(tmp_path / "first", lambda: first(x(3, 3), first=False))
+    first._orig_mod.length = 5
+
+    after = build(tmp_path / "second", lambda: second(x(3, 3), first=False))
+
+    assert (before.refused, after.refused) == ({}, {})
+    assert before.has_entries()
+    assert after.has_entries()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.train(model.training), lambda model: model.eval()],
+    ids=["the same unit", "another unit"],
+)
+@torch.inference_mode()
+def test_what_was_looked_at_anew_is_withdrawn_too(change: Any, tmp_path: Path):
+    """An entry that did not fit any more when the callable was looked at again is not published."""
+    model = serve_warm.compile(Phases(), dynamic=False)
+
+    def handler() -> None:
+        model._orig_mod.length = 5
+        change(model._orig_mod)
+        model(x(2, 3), first=True)
+
+    library = build(tmp_path, lambda: model(x(3, 3), first=False), handler)
+
+    assert len(library.refused) == 1
+    assert "callee.length is int " in next(iter(library.refused.values()))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_refused_call_leaves_the_buffers_of_the_build_as_they_were(tmp_path: Path):
+    """Comparing an entry with eager is a rehearsal: the call itself is what is seen."""
+    model = serve_warm.compile(Totals(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+
+    assert "its call changes" in next(iter(library.refused.values()))
+    assert model._orig_mod.total == 1
+
+
+@torch.inference_mode()
+def test_a_model_that_raises_raises(tmp_path: Path):
+    """Its own error comes out, at the build and afterwards."""
+    model = serve_warm.compile(Raises(), dynamic=False)
+
+    with pytest.raises(ValueError, match="not today"):
+        build(tmp_path, lambda: model(x()))
+    SESSION.unload()
+    with eager_below(), pytest.raises(ValueError, match="not today"):
+        model(x())
+
+
+@torch.inference_mode()
+def test_another_backend_is_level_1(tmp_path: Path):
+    """Entries are Inductor's: with another backend the model works as ever."""
+    model = serve_warm.compile(Block().eval(), backend="eager")
+    library = build(tmp_path, lambda: model(x()))
+
+    assert list(library.refused.values()) == ["the backend is eager, and entries need Inductor"]
+    close(model(x()), model._orig_mod(x()))
+
+
+def test_with_gradients_nothing_is_made(tmp_path: Path):
+    """A build in grad mode says what to use instead."""
+    model = serve_warm.compile(Block().eval(), backend="aot_eager", dynamic=False)
+    with SESSION.building() as building:
+        out = model(x())
+
+    assert "torch.inference_mode()" in next(iter(building.table.refused.values()))
+    assert out.requires_grad
+
+
+# --- fresh processes --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_graph_break_is_named_with_its_line(tmp_path: Path):
+    """What torch says of it first names neither the call nor the place."""
+
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        print("here")  # noqa: T201 - a graph break
+        return x + 1
+
+    model = serve_warm.compile(breaking, dynamic=False)
+    library = build(tmp_path, lambda: model(x(3, 4)))
+
+    (reason,) = library.refused.values()
+
+    assert "print" in reason
+    line = breaking.__code__.co_firstlineno + 1
+    assert f"(test_entry_builder.py:{line})" in reason
+
+
+@pytest.mark.long
+def test_built_ins_that_compiled_code_uses_are_found(tmp_path: Path):
+    """Code around a graph may call `type`, which torch before 2.12 takes for a global."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        depths=[1, 1], hidden_sizes=[16, 32], embedding_size=8, layer_type="basic", num_labels=4
+    )
+    eager = transformers.ResNetForImageClassification(config).eval()
+    model = serve_warm.compile(eager, dynamic=False)
+    pixels = torch.rand(2, 3, 32, 32)
+    library = build(tmp_path, lambda: model(pixel_values=pixels))
+
+    with started(tmp_path), eager_below(), torch.inference_mode():
+        result = served(lambda: model(pixel_values=pixels))
+        expected = eager(pixel_values=pixels).logits
+
+    assert not library.refused
+    assert result.level == 2
+    torch.testing.assert_close(result.value.logits, expected)
+
+
+class Scaled(torch.nn.Module):
+    """Reads a float of its own, and has one as a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-3
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return torch.mm(x, x.T) * scale + self.eps
+
+
+@pytest.mark.slow
+def test_floats_of_a_model_are_facts_where_sizes_are_open(tmp_path: Path):
+    """With `dynamic=True` torch opens floats too; an entry is for the values of its build."""
+    model = serve_warm.compile(Scaled().eval(), dynamic=True)
+    with eager_below():
+        table = build(tmp_path / "entries", lambda: model(torch.ones(3, 4)))
+    with started(tmp_path / "entries"), torch.inference_mode(), eager_below():
+        other = served(lambda: model(torch.ones(5, 6)))
+        model.eps = 1.0
+        changed = served(lambda: model(torch.ones(5, 6)))
+
+    assert table.refused == {}
+    assert (other.level, other.value[0, 0].item()) == (2, pytest.approx(12.001))
+    assert (changed.level, changed.value[0, 0].item()) == (1, pytest.approx(13.0))

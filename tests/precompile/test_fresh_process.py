@@ -1,0 +1,177 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of level 2 and 3 in a fresh process: nothing is traced, no compiler runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from levels import in_a_process
+from models import (  # noqa: F401 - fixtures
+    one_watch,
+)
+
+# --- fresh processes --------------------------------------------------------------------------
+
+
+APP = """
+import torch
+import serve_warm
+from helper import activate
+
+FORBID = {forbid}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = torch.nn.Linear(4, 8)
+        self.b = torch.nn.Linear(8, 4)
+
+    def forward(self, x, scale=1.0):
+        return {{"out": self.b(activate(self.a(x))) * scale, "scale": scale}}
+
+def make():
+    model = serve_warm.compile(Net().eval(), dynamic=False)
+    return lambda *args: model(*args)["out"]
+
+def calls():
+    return [(torch.ones(2, 4),), (torch.ones(3, 4), 2.0)]
+"""
+
+
+HELPER = """
+import torch
+
+def activate(x):
+    return torch.nn.functional.{function}(x)
+"""
+
+
+NESTED = """
+import torch
+import serve_warm
+
+FORBID = True
+
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x)
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = serve_warm.compile(Inner().eval(), level=LEVEL, dynamic=False)
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(self.inner(x))
+
+class Service(serve_warm.WarmupMixin):
+    rate = 0.5
+
+    def __init__(self):
+        self.shift = serve_warm.compile(lambda x: x + 1, level=LEVEL, dynamic=False)
+
+    @serve_warm.compile(level=LEVEL, dynamic=False)
+    def scaled(self, x):
+        return torch.mm(x, x.T) * self.rate
+
+    @serve_warm.compile(level=LEVEL, dynamic=False)
+    def both(self, x):
+        return self.scaled(self.shift(x))
+
+def make():
+    torch.manual_seed(0)
+    outer = serve_warm.compile(Outer().eval(), level=LEVEL, dynamic=False)
+    service = Service()
+    return lambda name, x: {"outer": outer, "both": service.both}[name](x)
+
+def calls():
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    # Dynamo 2.11 looks for an attribute with `__get__`, which `shift` is, in classes alone.
+    both = [] if torch.__version__.startswith("2.11.") else [("both", x)]
+    return [("outer", x), *both]
+"""
+
+
+OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
+"""Classes whose names artifacts store. Renaming one invalidates entries of earlier releases."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", [2, 3])
+def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
+    """No fact names a module of serve_warm or digests its code: artifacts outlive releases."""
+    (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))
+
+    built = in_a_process(tmp_path, "build", level=level)
+    start = in_a_process(tmp_path, "start")
+
+    assert built["refused"] == {}
+    assert set(start["levels"]) == {level}
+    assert (start["why"], start["reasons"]) == ("", [""])
+    assert (start["compiles"], start["compiler_processes"]) == (0, 0)
+    assert start["outputs"] == built["outputs"]
+    index = (tmp_path / "entries" / "index.json").read_text()
+    ours = set(re.findall(r"\bserve_warm\.[^\"]*", index))
+    assert ours
+    assert ours <= {f"serve_warm.{n}{end}" for n in OUR_NAMES for end in ("", ".__call__")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    folder: Path
+
+    def write(self, *, function: str = "gelu", forbid: bool = True) -> None:
+        (self.folder / "app.py").write_text(textwrap.dedent(APP.format(forbid=forbid)))
+        (self.folder / "helper.py").write_text(textwrap.dedent(HELPER.format(function=function)))
+
+    def run(self, do: str) -> dict[str, Any]:
+        return in_a_process(self.folder, do)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, dict[str, Any]]:
+    program = Program(tmp_path_factory.mktemp("program"))
+    program.write()
+    return program, program.run("build")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_fresh_process_starts_at_level_2(program: tuple[Program, dict[str, Any]]):
+    """Nothing is traced and no compiler runs; every bit is torch.compile's."""
+    written, build_ = program
+
+    start, stock = written.run("start"), written.run("stock")
+
+    assert build_["refused"] == {}
+    assert (start["why"], start["levels"], start["reasons"]) == ("", [2, 2], [""])
+    assert (start["compiles"], start["compiler_processes"]) == (0, 0)
+    assert start["outputs"] == stock["outputs"] == build_["outputs"]
+
+
+@pytest.mark.long
+def test_a_changed_source_is_level_1(program: tuple[Program, dict[str, Any]]):
+    """Another function in a module that the model only calls: its file is named, and it is run."""
+    written, build_ = program
+    written.write(function="silu", forbid=False)
+    try:
+        start = written.run("start")
+    finally:
+        written.write()
+
+    assert start["levels"] == [1, 1]
+    assert all("helper" in reason for reason in start["reasons"])
+    assert start["outputs"] != build_["outputs"]

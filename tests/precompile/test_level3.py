@@ -1,0 +1,680 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Level 3: what a start does without torch's compiler, and what falls to the levels below.
+
+Where the library itself is not the property, `exported.make` is replaced by a stand-in, whose
+"library" is eager code: nothing is compiled then.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import serve_warm
+from levels import build, eager_below, in_a_process, served, started
+from serve_warm.artifact import pull
+from serve_warm.builder.round_trips import accept, plan
+from serve_warm.compiler.compiled_objects import compile_arguments
+from serve_warm.errors import BuildFailed, ConfigError
+from serve_warm.precompile import aot_compile
+from serve_warm.precompile.compiled import LightModule
+from serve_warm.precompile.entries import EntryTable
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.session import SESSION
+from serve_warm.replica.prepare import only_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Net(nn.Module):
+    """A linear layer with things on it that a wrapper must let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.label = "net"
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.linear.weight
+
+    def __len__(self) -> int:
+        return 7
+
+
+def x(batch: int = 3) -> torch.Tensor:
+    return torch.linspace(-1, 1, batch * 4).view(batch, 4)
+
+
+@pytest.fixture(autouse=True)
+def unloaded() -> Iterator[None]:
+    yield
+    SESSION.unload()
+    torch._dynamo.reset()
+
+
+class EagerLibraries:
+    """Eager code that stands for libraries, and the files that were opened, in order."""
+
+    def __init__(self) -> None:
+        self.opened: list[Path] = []
+
+    def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
+        made = aot_compile.make(function, callee, tensors, arguments)
+        return aot_compile.Made(
+            fn=function,
+            data=b"library of " + str(tensors[0].shape).encode(),
+            plan={"said": "plan"},
+            facts=made.facts,
+            conditions=made.conditions,
+            sources=made.sources,
+        )
+
+    def load(self, path: Path, plan: Any) -> Any:
+        assert plan["said"] == "plan"
+        self.opened.append(path)
+        return lambda callee, *tensors: callee(*tensors)
+
+
+@pytest.fixture
+def stand_in() -> EagerLibraries:
+    return EagerLibraries()
+
+
+# --- a module as torch.compile gives it, without torch's compiler -----------------------------
+
+
+def both() -> tuple[Any, Any]:
+    return serve_warm.compile(Net().eval(), level=3), torch.compile(Net().eval())
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(lambda m: list(m.state_dict()), id="state_dict"),
+        pytest.param(lambda m: [name for name, _ in m.named_modules()], id="modules"),
+        pytest.param(lambda m: (m.label, m.calls, len(m), bool(m)), id="attributes"),
+        pytest.param(lambda m: (m.training, m.train().training, m._orig_mod.training), id="train"),
+        pytest.param(lambda m: m.to(torch.float64).linear.weight.dtype, id="to"),
+        pytest.param(lambda m: type(m._orig_mod).__name__, id="orig_mod"),
+        pytest.param(lambda m: sorted({"label", "linear", "train"} & set(dir(m))), id="dir"),
+        pytest.param(lambda m: (hasattr(m, "nothing"), isinstance(m, nn.Module)), id="absent"),
+        pytest.param(lambda m: list(copy.deepcopy(m).state_dict()), id="deepcopy"),
+        pytest.param(lambda m: copy.deepcopy(m).linear.weight is m.linear.weight, id="own"),
+    ],
+)
+def test_a_module_is_as_torch_compile_gives_it(look: Any):
+    """To code that looks at it there is no difference."""
+    ours, theirs = both()
+
+    assert look(ours) == look(theirs)
+
+
+def test_what_is_set_is_set_on_the_module():
+    """Attributes, parameters and their removal go through to it, as with torch.compile."""
+    model = serve_warm.compile(Net().eval(), level=3)
+
+    model.label = "other"
+    model.extra = nn.Parameter(torch.ones(2))
+    del model.calls
+
+    inner = model._orig_mod
+    assert (inner.label, "extra" in dict(inner.named_parameters())) == ("other", True)
+    assert not hasattr(inner, "calls")
+    assert "_orig_mod.extra" in model.state_dict()
+
+
+def test_a_pickle_is_handed_over_again():
+    """What comes back is a module of level 3 with the same arguments."""
+    model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
+
+    again = pickle.loads(pickle.dumps(model))
+
+    assert type(again) is LightModule
+    assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
+        ("again", "model"), "dynamic=False, level=3"
+    )
+
+
+def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
+    """It is a module of its own, with hooks of its own, and its calls keep their level."""
+    model = serve_warm.compile(Net().eval(), level=3)
+    build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
+    with started(tmp_path, load_library=stand_in.load), torch.inference_mode():
+        handle = model.register_forward_hook(lambda module, args, out: out + 1)
+        hooked = served(lambda: model(x()))
+        handle.remove()
+        plain = model(x())
+
+    assert hooked.level == 3
+    assert torch.equal(hooked.value, plain + 1)
+
+
+# --- levels -----------------------------------------------------------------------------------
+
+
+def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
+    """It is answered by the library, by level and in the report; another one by torch.compile."""
+    model = serve_warm.compile(Net().eval(), level=3)
+    library = build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
+    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+        known, other = served(lambda: model(x())), served(lambda: model(x(5)))
+
+    assert [entry["level"] for entry in library.described()] == [3]
+    assert (known.level, known.compiles) == (3, 0)
+    assert (other.level, other.reason) == (1, "no entry for this call; there are 1 for others")
+    assert torch.equal(other.value, x(5) @ model.linear.weight)
+    assert len(stand_in.opened) == 1
+
+
+class Towers(nn.Module):
+    """Two methods that are one piece of machine code, with weights of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.d = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def query(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.q.weight
+
+    def document(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.d.weight
+
+
+def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: Path):
+    """A library holds no names: whose weights go in stands in the plan, one for each entry."""
+
+    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
+        made = aot_compile.make(function, callee, tensors, arguments)
+        return aot_compile.Made(
+            fn=function,
+            data=b"machine code",
+            plan={"name": callee.__name__},
+            facts=made.facts,
+            conditions=made.conditions,
+            sources=made.sources,
+        )
+
+    def load(path: Path, plan: Any) -> Any:
+        return lambda callee, *tensors: getattr(callee.__self__, plan["name"])(*tensors)
+
+    towers = Towers().eval()
+    query, document = (
+        serve_warm.compile(method, level=3) for method in (towers.query, towers.document)
+    )
+    library = build(tmp_path, lambda: query(x()), lambda: document(x()), level=3, make_library=make)
+
+    with started(tmp_path, load_library=load), torch.inference_mode(), eager_below():
+        first, second = served(lambda: query(x())), served(lambda: document(x()))
+
+    assert len(library.files) == 1
+    assert (first.level, second.level) == (3, 3)
+    assert torch.equal(first.value, towers.query(x()))
+    assert torch.equal(second.value, towers.document(x()))
+
+
+@pytest.mark.parametrize("kind", ["function", "decorated", "method"])
+def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries, tmp_path: Path):
+    """As at level 2, in each way of handing them over."""
+
+    class Owner:
+        @serve_warm.compile(level=3)
+        def decorated(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x.T
+
+    # A matrix product and nothing else: no C++ is compiled for it.
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        return x @ x.T
+
+    net = Net().eval()
+    owner = Owner()
+    call: Any = {
+        "function": serve_warm.compile(squared, level=3),
+        "decorated": owner.decorated,
+        "method": serve_warm.compile(net.forward, level=3),
+    }[kind]
+    library = build(tmp_path, lambda: call(x()), level=3, make_library=stand_in.make)
+
+    assert [entry["level"] for entry in library.described()] == [3]
+
+
+def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
+    """The next level serves it, and the report says why it is not the highest."""
+
+    def refuse(*_: Any) -> Any:
+        raise NoEntry("it returns a memory map")
+
+    model = serve_warm.compile(Net().eval(), level=3)
+    library = build(tmp_path, lambda: model(x()), level=2, make_library=refuse)
+    with started(tmp_path), torch.inference_mode():
+        again = served(lambda: model(x()))
+
+    [said] = library.described()
+    assert (said["level"], said["reason"]) == (2, "it returns a memory map")
+    assert (again.level, again.reason, again.compiles) == (2, "it returns a memory map", 0)
+    assert not library.has_entries(3)
+
+
+def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, tmp_path: Path):
+    """The same model handed over at level 2 does not take what was made for level 3."""
+    light = serve_warm.compile(Net().eval(), level=3)
+    build(tmp_path, lambda: light(x()), level=3, make_library=stand_in.make)
+    model = serve_warm.compile(Net().eval())
+    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+        other = served(lambda: model(x()))
+
+    assert (other.level, "level=3" in other.reason) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_call_that_changes_its_own_ground_has_no_entry(
+    level: int, stand_in: EagerLibraries, tmp_path: Path
+):
+    """A forward that reads what its last call has set would be right once."""
+
+    class Counting(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x @ self.linear.weight * self.calls
+
+    model = serve_warm.compile(Counting().eval(), level=level)
+    with eager_below():
+        library = build(tmp_path, lambda: model(x()), make_library=stand_in.make)
+
+    [(_, reason)] = library.refused.items()
+    assert reason
+    assert not library.has_entries(2)
+    assert not library.has_entries(3)
+
+
+@pytest.mark.parametrize("level", [0, 1, 4, "3"])
+def test_another_level_is_refused(level: Any):
+    """The sentence names those that there are."""
+    with pytest.raises(ConfigError, match="level="):
+        serve_warm.compile(Net(), level=level)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
+)
+def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch):
+    """With torch alone a block's result is gone when the next block reads it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+
+    with pytest.raises(ConfigError, match="CUDA graphs"):
+        serve_warm.compile_regions(blocks, **arguments)
+
+
+def test_regions_have_no_graphs_that_are_asked_for_everywhere(monkeypatch: pytest.MonkeyPatch):
+    """By torch's setting for the process, which its environment variable sets as well."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+
+    with (
+        torch._inductor.config.patch("triton.cudagraphs", True),
+        pytest.raises(ConfigError, match="CUDA graphs"),
+    ):
+        serve_warm.compile_regions(blocks)
+
+
+def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Where there is nothing to capture, `max-autotune` asks for its templates alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
+
+    regions = serve_warm.compile_regions(blocks, mode="max-autotune")
+
+    assert regions is blocks
+
+
+def test_regions_have_no_libraries():
+    """The sentence says what to do instead."""
+    with pytest.raises(ConfigError, match="compile the whole model"):
+        serve_warm.compile_regions(nn.Sequential(Net(), Net()), level=3)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
+    """The files of one library, and what it was made for."""
+    model = serve_warm.compile(Net().eval(), level=3)
+    build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
+    return tmp_path / "entries", model
+
+
+def test_what_was_written_is_read(written: tuple[Path, Any]):
+    """Level, plan and reason of each entry stand in the index; the library stays a file."""
+    library = EntryTable.read(written[0])
+
+    [entry] = [entry for unit in library.units.values() for entry in unit.entries]
+    assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan", "once": ""}, "")
+    assert library.files == {}
+    assert (written[0] / entry.file).is_file()
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_damaged_library_is_not_opened(
+    damage: str, written: tuple[Path, Any], stand_in: EagerLibraries
+):
+    """It is executed when it is opened: its digest is looked at before, and level 1 serves."""
+    folder, model = written
+    [file] = folder.glob("library_*")
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(data[:-1] if damage == "cut" else b"!" + data[1:])
+    with started(folder, load_library=stand_in.load), torch.inference_mode(), eager_below():
+        answer = served(lambda: model(x()))
+
+    word = "missing" if damage == "gone" else "damaged"
+    assert (answer.level, word in answer.reason) == (1, True)
+    assert stand_in.opened == []
+
+
+def test_both_parts_are_loaded_together(stand_in: EagerLibraries, tmp_path: Path):
+    """One folder has entries of level 2, the other libraries; a bad one does not stop the other."""
+    light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
+    build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
+    build(tmp_path / "precompiled", lambda: model(x()))
+
+    why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported", load_library=stand_in.load)
+    with torch.inference_mode():
+        levels = [level_of(called, x()) for called in (light, model)]
+    (tmp_path / "precompiled" / "index.json").write_text("{")
+    half = SESSION.load(tmp_path / "precompiled", tmp_path / "exported", load_library=stand_in.load)
+    with torch.inference_mode():
+        left = level_of(light, x())
+
+    assert (why, levels) == ("", [3, 2])
+    assert half.startswith("its entries cannot be read")
+    assert left == 3
+
+
+def level_of(model: Any, *args: Any) -> int:
+    dispatcher = model.__dict__["_serve_warm"]
+    before = {(use.call, use.level): use.calls for use in dispatcher.uses()}
+    model(*args)
+    [level] = {u.level for u in dispatcher.uses() if u.calls > before.get((u.call, u.level), 0)}
+    return level
+
+
+# --- a build, and what it takes for good ------------------------------------------------------
+
+ALL_3 = [{"level": 3}, {"level": 3}]
+MIXED = [{"level": 3}, {"level": 1}]
+
+
+@pytest.mark.parametrize(
+    ("stored", "entries", "parts"),
+    [
+        (["cache"], [], [(["cache"], False)]),
+        (
+            ["cache", "precompiled"],
+            [{"level": 2}],
+            [(["cache"], False), (["cache", "precompiled"], False)],
+        ),
+        (["cache", "exported"], ALL_3, [(["cache"], False), (["exported"], True)]),
+        (["cache", "exported"], MIXED, [(["cache"], False), (["cache", "exported"], False)]),
+    ],
+)
+def test_each_level_has_a_round_trip(stored: Any, entries: Any, parts: Any):
+    """Libraries alone where every call has one: then torch's compiler must not be imported."""
+    trips = plan(dict.fromkeys(stored, b""), entries)
+
+    assert [(trip.parts, trip.without_compiler) for trip in trips] == parts
+
+
+def report(**other: Any) -> dict[str, Any]:
+    good: dict[str, Any] = {
+        "verdict": "full_hit",
+        "artifact": {},
+        "warmup": {"compiler_processes": 0},
+        "covered": {"expected": 2, "proven": 2},
+        "entries": [{"callable": "Net", "call": "(t0)", "level": 3, "reason": ""}],
+        "compiler_imported": "",
+    }
+    return {**good, **other}
+
+
+BELOW = [{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}]
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"entries": BELOW}, r"Net\(t0\) was served by level 1: a graph break"),
+        ({"compiler_imported": "start"}, "torch's compiler was imported"),
+    ],
+)
+def test_libraries_that_need_more_are_not_published(other: Any, says: str):
+    """What the last round trip is for; the app's own imports are not ours to forbid."""
+    accept(report(), without_compiler=True)
+    accept(report(compiler_imported="app"), without_compiler=True)
+    accept(report(**other))
+
+    with pytest.raises(BuildFailed, match=says):
+        accept(report(**other), without_compiler=True)
+
+
+def test_an_artifact_with_an_entry_that_differs_is_not_published():
+    """A fresh replica of the round trip finds it, as any other would."""
+    with pytest.raises(BuildFailed, match=r"it withdrew Net\(float32\[2\]\): it differs"):
+        accept(report(parity={"failures": ["Net(float32[2]): it differs"]}))
+
+
+# --- a start ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "arguments", "only"),
+    [
+        (3, {}, True),
+        (3, {"model": "dynamic=False, level=3"}, True),
+        (3, {"other": "inductor,dynamic=None"}, False),
+        (2, {}, False),
+    ],
+)
+def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any, only: bool):
+    """Not where libraries are asked for in everything that is compiled."""
+    for other in list(SESSION.dispatchers):
+        SESSION.dispatchers.discard(other)
+    model = serve_warm.compile(Net().eval(), level=level)
+
+    assert only_libraries(arguments) == only
+    del model
+
+
+@pytest.mark.parametrize(
+    ("built", "only"),
+    [
+        ([[{"level": 3}], [{"level": 3}]], True),
+        ([[{"level": 3}], [{"level": 3}, {"level": 2}]], False),
+        ([[{"level": 3}], []], True),
+        ([None], False),
+        (["nonsense"], False),
+        ([], False),
+    ],
+)
+def test_what_is_in_the_store_says_whether_the_compiler_is_imported_early(built: Any, only: bool):
+    """Beside `__init__` nothing else is known of what the app will ask for."""
+    statements = [
+        SimpleNamespace(
+            readable=SimpleNamespace(manifest=SimpleNamespace(facts={"entries": entries}))
+        )
+        for entries in built
+    ]
+    stranger = SimpleNamespace(readable=None)
+
+    found: Any = SimpleNamespace(statements=[*statements, stranger])
+
+    assert pull.only_libraries(found) == only
+
+
+def test_arguments_of_level_3_are_named_without_the_compiler():
+    """By attribute, as those of torch.compile, whether or not anything was compiled yet."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
+            self.function = serve_warm.compile(lambda x: x, level=3)
+
+    assert compile_arguments(Owner()) == {
+        "model": "dynamic=False, level=3",
+        "function": "level=3",
+    }
+
+
+# --- fresh processes --------------------------------------------------------------------------
+
+APP = """
+import os
+
+import torch
+import serve_warm
+
+BATCH = int(os.environ["BATCH"])
+FORBID = BATCH == 3
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = torch.nn.Linear(4, 8)
+        self.b = torch.nn.Linear(8, 4)
+
+    def forward(self, x, scale=1.0):
+        return {"out": self.b(torch.nn.functional.gelu(self.a(x))) * scale, "scale": scale}
+
+def make():
+    model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
+    return lambda *args: model(*args)["out"]
+
+def calls():
+    return [(torch.ones(2, 4),), (torch.ones(BATCH, 4), 2.0)]
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "app.py").write_text(APP)
+    return folder, in_a_process(folder, "build", level=3, BATCH="3")
+
+
+@pytest.mark.long
+def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
+    """Neither Dynamo nor Inductor is imported, and there is no g++; the numbers are the build's."""
+    folder, built = program
+
+    start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
+
+    assert built["refused"] == {}
+    assert (start["why"], start["levels"], start["reasons"]) == ("", [3, 3], [""])
+    assert (start["compiles"], start["compiler_processes"]) == (0, 0)
+    assert start["imported"] is False
+    assert start["outputs"] == built["outputs"]
+
+
+@pytest.mark.long
+def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, Any]):
+    """The watch is there before Dynamo is used: what level 1 compiles is counted."""
+    folder, _ = program
+
+    start = in_a_process(folder, "start", BATCH="5")
+
+    assert sorted(start["levels"]) == [1, 3]
+    assert "no entry for this call; there are 2 for others" in start["reasons"]
+    assert (start["imported"], start["compiles"]) == (True, 1)
+
+
+FORBIDDEN = """
+import sys, torch
+from serve_warm.compiler import evidence
+from serve_warm.compiler.proof import forbid
+from serve_warm.compiler.watch import watch_process
+watch = watch_process()
+before = watch.counts()
+with forbid():
+    assert "torch._dynamo" not in sys.modules
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    try:
+        compiled(torch.ones(2))
+    except RuntimeError as error:
+        with evidence.note_calls():
+            pass
+        print("forbidden", "fail_on_recompile" in str(error))
+compiled(torch.ones(2))
+print("compiles", (watch.counts() - before).compiles)
+"""
+
+
+@pytest.mark.slow
+def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
+    """What is imported in the middle of a proof compiles nothing before its end."""
+    process = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]
+
+
+@pytest.mark.parametrize("module", [nn.Identity(), nn.Sequential()])
+def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
+    """Also a module of no length, which is not true, and one that has none, which raises."""
+    model = serve_warm.compile(module, level=3)
+
+    with torch.inference_mode(), eager_below():
+        results = [model(torch.ones(2)).tolist() for _ in range(3)]
+
+    assert results == [[1.0, 1.0]] * 3
+    assert model._serve_warm.torch_compiled() is model._serve_warm.torch_compiled()
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.table[rows]
+
+
+@pytest.mark.long
+@torch.inference_mode()
+def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: Any):
+    """An index out of range is the user's mistake, and has the user's exception."""
+    model = serve_warm.compile(Looks().eval(), level=3, dynamic=False)
+    build(tmp_path, lambda: model(torch.zeros(2, dtype=torch.long)), level=3)
+    capfd.readouterr()
+
+    with started(tmp_path):
+        model(torch.ones(2, dtype=torch.long))
+        for _ in range(3):
+            with pytest.raises(IndexError):
+                model(torch.full((2,), 9))
+        after = served(lambda: model(torch.ones(2, dtype=torch.long)))
+
+    assert torch.equal(after.value, torch.ones(2, 4))
+    assert capfd.readouterr().err == ""
+    assert {use.level for use in SESSION.uses() if "Looks" in use.callable and use.calls} == {3}

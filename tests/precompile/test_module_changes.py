@@ -1,0 +1,535 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The watch on what facts were read from. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import sys
+import types
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from serve_warm.precompile import change_checks, fact_sources
+from serve_warm.precompile.facts import take
+from serve_warm.precompile.guard_facts import Guard, collect
+from serve_warm.precompile.module_changes import FactWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
+
+SCALE = 2
+
+
+class Layer(nn.Module):
+    size = 4
+    __annotations__: dict[str, Any] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("table", torch.ones(2))
+        self.rate = 2
+        self.config = SimpleNamespace(rate=2, deep={"sizes": [1, 2]})
+        self.items = [1, 2]
+        self.kinds = {"a": 1}
+        self.names = {"a", "b"}
+        self.queue = collections.deque([1])
+        self.point = Slotted()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.act = closing_over(3)
+        self._kept = 5
+
+    @property
+    def kept(self) -> int:
+        return self._kept
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Config:
+    pass
+
+
+class OtherConfig:
+    pass
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 2
+
+
+def closing_over(value: int) -> Callable[[], int]:
+    def act() -> int:
+        return value
+
+    return act
+
+
+def guards_of(callee: Any, **values: str) -> list[Guard]:
+    """Return a guard of a kind for each path."""
+    return [
+        Guard(path=path, kind=kind, value=eval(path, {"callee": callee}))
+        for path, kind in values.items()
+    ]
+
+
+def watch_of(
+    callee: Any, path: str, kind: str, argument: Any = None, **options: Callable[[], float]
+) -> FactWatch:
+    value = eval(path, {"callee": callee})
+    guard = Guard(path=path, kind=kind, value=value, argument=argument)
+    return FactWatch(callee, [collect([guard], callee, names={})], **options)
+
+
+@contextlib.contextmanager
+def at_each_call_of(code: CodeType, do: Callable[[], Any]) -> Iterator[None]:
+    """Do something whenever this thread begins to run some code, as another thread could."""
+
+    def on_event(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is code:
+            do()
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+CHANGES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "attribute": ("callee.rate", "CONSTANT_MATCH", lambda m: setattr(m, "rate", 3)),
+    "its dict": ("callee.rate", "CONSTANT_MATCH", lambda m: vars(m).update(rate=3)),
+    "deleted": ("callee.rate", "CONSTANT_MATCH", lambda m: delattr(m, "rate")),
+    "of an object": (
+        "callee.config.rate",
+        "CONSTANT_MATCH",
+        lambda m: setattr(m.config, "rate", 3),
+    ),
+    "object": (
+        "callee.config.rate",
+        "CONSTANT_MATCH",
+        lambda m: setattr(m, "config", SimpleNamespace(rate=3)),
+    ),
+    "item of a list": ("callee.items[0]", "CONSTANT_MATCH", lambda m: m.items.insert(0, 7)),
+    "deep item": (
+        "callee.config.deep['sizes'][1]",
+        "CONSTANT_MATCH",
+        lambda m: m.config.deep["sizes"].reverse(),
+    ),
+    "list as a value": ("callee.items", "CONSTANT_MATCH", lambda m: m.items.append(3)),
+    "dict as a value": ("callee.kinds", "CONSTANT_MATCH", lambda m: m.kinds.update(a=2)),
+    "set as a value": ("callee.names", "CONSTANT_MATCH", lambda m: m.names.add("c")),
+    "length": ("callee.items", "SEQUENCE_LENGTH", lambda m: m.items.pop()),
+    "length of a deque": ("callee.queue", "SEQUENCE_LENGTH", lambda m: m.queue.append(1)),
+    "keys": ("callee.kinds", "DICT_KEYS_MATCH", lambda m: m.kinds.update(b=1)),
+    "slot": ("callee.point.rate", "CONSTANT_MATCH", lambda m: setattr(m.point, "rate", 3)),
+    "property": ("callee.kept", "CONSTANT_MATCH", lambda m: setattr(m, "_kept", 6)),
+    "class attribute": ("callee.size", "CONSTANT_MATCH", lambda m: setattr(type(m), "size", 5)),
+    "shadowed": ("callee.size", "CONSTANT_MATCH", lambda m: setattr(m, "size", 5)),
+    "method of a class": (
+        "callee",
+        "TYPE_MATCH",
+        lambda m: setattr(type(m), "forward", lambda self, x: x + 1),
+    ),
+    "cell": (
+        "callee.act.__closure__[0].cell_contents",
+        "CONSTANT_MATCH",
+        lambda m: setattr(m.act.__closure__[0], "cell_contents", 4),
+    ),
+    "inserted": (
+        "callee._modules['layers']._modules['0']",
+        "TYPE_MATCH",
+        lambda m: m.layers.insert(0, nn.ReLU()),
+    ),
+    "part deleted": (
+        "callee._modules['layers']._modules['1']",
+        "TYPE_MATCH",
+        lambda m: m.layers.__delitem__(1),
+    ),
+    "parameter": (
+        "callee._parameters['weight']",
+        "TENSOR_MATCH",
+        lambda m: m._parameters.update(weight=nn.Parameter(torch.ones(3))),
+    ),
+    "data of a tensor": (
+        "callee._buffers['table']",
+        "TENSOR_MATCH",
+        lambda m: setattr(m.table, "data", torch.ones(3)),
+    ),
+    "hook": ("callee", "TYPE_MATCH", lambda m: m.register_forward_hook(print)),
+}
+
+
+@pytest.fixture
+def layer() -> Any:
+    """A model of a class of its own, which may be changed."""
+    kind: Any = type("Layer", (Layer,), {"__module__": __name__, "size": 4})
+    return kind()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "change"), [pytest.param(*case, id=name) for name, case in CHANGES.items()]
+)
+def test_a_change_is_seen_by_the_next_call(
+    layer: Any, path: str, kind: str, change: Callable[[Any], Any]
+):
+    """Whatever a fact was read from: nothing says that it changed, and it is noticed.
+
+    Also by another thread, which looked before the change and asks after somebody looked anew.
+    """
+    watch = watch_of(layer, path, kind)
+    before = watch.unchanged(), watch.why_broken(0)
+    of_another_thread = watch.unchanged
+
+    change(layer)
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert before == (True, "")
+    assert noticed
+    assert not of_another_thread()
+    assert watch.why_broken(0) != ""
+    assert watch.unchanged()
+
+
+@pytest.mark.parametrize(
+    "asked", [change_checks.STEADY - 1, change_checks.STEADY, 3 * change_checks.STEADY]
+)
+def test_a_change_is_seen_however_often_there_was_none(layer: Any, asked: int):
+    """Dicts are compared in C++ once the answer was the same many times."""
+    watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
+    steady = [watch.unchanged() for _ in range(asked)]
+
+    layer.config.rate = 3
+
+    assert all(steady)
+    assert not watch.unchanged()
+
+
+def test_what_comes_back_fits_again(layer: Any):
+    """Two adapters in turn: the facts hold, do not hold and hold again."""
+    watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
+    seen = []
+    for rate in (3, 2, 3, 2):
+        layer.config.rate = rate
+        watch.refresh()
+        seen.append(watch.why_broken(0) == "")
+
+    assert seen == [False, True, False, True]
+
+
+def test_another_order_of_an_ordered_dict_is_seen(layer: Any):
+    """`move_to_end` leaves the version of the dict as it was; also of one that grew."""
+    layer.order = collections.OrderedDict(a=1)
+    watch = watch_of(layer, "callee.order", "DICT_KEYS_MATCH")
+    layer.order["b"] = 2
+    watch.refresh()
+    before = watch.unchanged()
+
+    layer.order.move_to_end("a")
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert (before, noticed, watch.unchanged()) == (True, True, True)
+    assert watch.why_broken(0).startswith("callee.order has the keys str 'b', str 'a'")
+
+
+def test_a_hook_is_seen_however_long_it_takes_to_be_registered(layer: Any):
+    """Its handle is made first, and there may be a call before the hook is in its table."""
+    watch = watch_of(layer, "callee", "TYPE_MATCH")
+
+    handle = RemovableHandle(layer._forward_hooks)
+    watch.refresh()
+    between = watch.why_broken(0)
+    layer._forward_hooks[handle.id] = print
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert (between, noticed) == ("", True)
+    assert watch.why_broken(0) == "callee has 1 hooks, and had 0"
+
+
+def test_a_hook_that_is_removed_is_seen(layer: Any):
+    """`handle.remove()` takes it out of a dict, and says so to nobody."""
+    handle = layer.register_forward_hook(lambda module, args, out: out)
+    watch = watch_of(layer, "callee", "TYPE_MATCH")
+    before = watch.unchanged()
+
+    handle.remove()
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert (before, noticed) == (True, True)
+    assert watch.why_broken(0) == "callee has 0 hooks, and had 1"
+
+
+def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
+    """A name of a Python module that a forward reads."""
+    guard = Guard(path="G['here'].SCALE", kind="CONSTANT_MATCH", value=SCALE)
+    watch = FactWatch(None, [collect([guard], None, names={"here": (__name__, "")})])
+    before = watch.unchanged()
+
+    monkeypatch.setitem(globals(), "SCALE", 3)
+
+    assert (before, watch.unchanged()) == (True, False)
+
+
+def test_what_no_fact_is_about_is_noticed_once_or_twice_and_not_for_ever(layer: Any):
+    """A count of requests in the dict of a model: its other values are compared one by one."""
+    watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH")
+    noticed = 0
+    for number in range(20):
+        layer.requests = number
+        if not watch.unchanged():
+            noticed += 1
+            watch.refresh()
+    layer.rate = 3
+
+    assert 0 < noticed <= change_checks.NOISE + 1
+    assert not watch.unchanged()
+
+
+IN_THE_MIDDLE: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
+    "dict": ("callee.kinds['a']", lambda m, value: m.kinds.update(a=value)),
+    "dict with counts": (
+        "callee.kinds['a']",
+        lambda m, value: m.kinds.update(a=value, count=value),
+    ),
+    "list": ("callee.items[0]", lambda m, value: m.items.__setitem__(0, value)),
+    "slot": ("callee.point.rate", lambda m, value: setattr(m.point, "rate", value)),
+}
+"""Where a number is that is 1 at first, and how to set it."""
+
+
+@pytest.mark.parametrize(
+    ("path", "put"), [pytest.param(*case, id=name) for name, case in IN_THE_MIDDLE.items()]
+)
+def test_what_changes_during_a_look_is_looked_at_again(
+    layer: Any, path: str, put: Callable[[Any, int], Any]
+):
+    """Another thread sets a number back after it was remembered, and then as it was again."""
+    put(layer, 1)
+    watch = watch_of(layer, path, "CONSTANT_MATCH")
+    if "count" in layer.kinds:
+        for number in range(10):
+            layer.kinds["count"] = number
+            watch.refresh()
+
+    put(layer, 7)
+    with at_each_call_of(take.__code__, lambda: put(layer, 1)):
+        watch.refresh()
+    put(layer, 7)
+
+    # As a dispatcher does: it looks again if anything changed, and goes by what is broken.
+    if not watch.unchanged():
+        watch.refresh()
+    assert watch.why_broken(0) != ""
+
+
+def test_a_class_stays_watched_although_it_changes_during_looks(layer: Any):
+    """Another thread sets something of it, each time between two reads of a look."""
+    watch = watch_of(layer, "callee.size", "CONSTANT_MATCH")
+    read: Any = fact_sources.READ["class"]
+
+    for _ in range(2 * change_checks.NOISE):
+        with at_each_call_of(read.__code__, lambda: setattr(type(layer), "requests", object())):
+            watch.refresh()
+        watch.refresh()
+
+    type(layer).size = 5
+
+    assert not watch.unchanged()
+    watch.refresh()
+    assert watch.why_broken(0) == "callee.size is int 5, and was int 4"
+
+
+def test_the_same_value_again_is_no_change(layer: Any):
+    """`eval()` before each call sets each flag to what it is."""
+    layer.eval()
+    watch = FactWatch(
+        layer,
+        [collect(guards_of(layer, **{"callee.training": "CONSTANT_MATCH"}), layer, names={})],
+    )
+
+    layer.eval()
+    layer.to("cpu")
+
+    assert watch.unchanged()
+
+
+def test_a_number_that_is_made_anew_is_no_change():
+    """A property that computes returns another object each time, and the same number."""
+
+    class Half:
+        whole = 3
+
+        @property
+        def rate(self) -> float:
+            return self.whole / 2
+
+    callee = Half()
+    watch = watch_of(callee, "callee.rate", "CONSTANT_MATCH")
+    before = watch.unchanged()
+
+    callee.whole = 5
+
+    assert (before, watch.unchanged()) == (True, False)
+
+
+def test_a_class_that_is_assigned_is_seen_within_a_second(layer: Any):
+    """The one change that is looked for once a second: as many questions as there are objects."""
+    now = 0.0
+    layer.config = Config()
+    watch = watch_of(layer, "callee.config", "TYPE_MATCH", clock=lambda: now)
+
+    layer.config.__class__ = OtherConfig
+    at_once = watch.unchanged()
+    now = change_checks.RELOOK_S + 0.1
+    later = watch.unchanged(), watch.unchanged()
+    watch.refresh()
+
+    assert (at_once, *later) == (True, False, False)
+    assert watch.why_broken(0).startswith("callee.config is ")
+
+
+def test_a_dict_that_is_assigned_is_seen_within_a_second(layer: Any):
+    """As pickling does, and nobody else."""
+    now = 0.0
+    watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH", clock=lambda: now)
+    before = watch.unchanged()
+
+    layer.__dict__ = {**layer.__dict__, "rate": 3}
+    now += change_checks.RELOOK_S + 0.1
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert (before, noticed, watch.unchanged()) == (True, True, True)
+    assert watch.why_broken(0) == "callee.rate is int 3, and was int 2"
+
+
+@pytest.mark.parametrize("wrapper", [lambda f: f, property, staticmethod], ids=lambda w: w.__name__)
+def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
+    wrapper: Callable[..., Any],
+):
+    """The class has the same function as before, and that does something else."""
+    now = 0.0
+
+    def method(self: Any) -> Any:
+        return self
+
+    kind = type("Kind", (), {"method": wrapper(method), "__module__": __name__})
+    watch = watch_of(SimpleNamespace(part=kind()), "callee.part", "TYPE_MATCH", clock=lambda: now)
+    before = watch.unchanged(), watch.why_broken(0)
+
+    was, method.__code__ = method.__code__, (lambda self: (self, self)).__code__
+    now += change_checks.RELOOK_S + 0.1
+    noticed = not watch.unchanged()
+    watch.refresh()
+    why = watch.why_broken(0)
+    method.__code__ = was
+    now += change_checks.RELOOK_S + 0.1
+    back = not watch.unchanged()
+    watch.refresh()
+
+    assert before == (True, "")
+    assert (noticed, back) == (True, True)
+    assert why.startswith("callee.part is ")
+    assert watch.why_broken(0) == ""
+
+
+def test_entries_of_one_callable_are_told_apart(layer: Any):
+    """Each state has its entry: which facts hold is known of each."""
+    at_two = collect(guards_of(layer, **{"callee.rate": "CONSTANT_MATCH"}), layer, names={})
+    layer.rate = 3
+    at_three = collect(guards_of(layer, **{"callee.rate": "CONSTANT_MATCH"}), layer, names={})
+    watch = FactWatch(layer, [at_two, at_three])
+    first = [watch.why_broken(0), watch.why_broken(1)]
+
+    layer.rate = 2
+    watch.refresh()
+    second = [watch.why_broken(0), watch.why_broken(1)]
+
+    assert first == ["callee.rate is int 3, and was int 2", ""]
+    assert second == ["", "callee.rate is int 2, and was int 3"]
+
+
+@pytest.mark.slow
+def test_weights_that_were_replaced_are_not_kept(layer: Any):
+    """A model that gets other weights has memory for one set of them."""
+    watch = watch_of(layer, "callee._parameters['weight']", "TENSOR_MATCH")
+    watch = FactWatch(layer, [watch._facts.with_inputs(layer, {id(layer.weight)})])
+    gone = weakref.ref(layer.weight)
+
+    layer.weight = nn.Parameter(torch.ones(2))
+    gc.collect()
+
+    assert gone() is None
+    assert not watch.unchanged()
+
+
+def test_a_failing_property_breaks_a_fact_and_raises_nothing():
+    """What the user's code raises is a reason, not the end of a request."""
+
+    class Moody:
+        good = True
+
+        @property
+        def rate(self) -> int:
+            if not self.good:
+                raise ValueError("not today")
+            return 2
+
+    callee = Moody()
+    watch = watch_of(callee, "callee.rate", "CONSTANT_MATCH")
+
+    callee.good = False
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert noticed
+    assert "not today" in watch.why_broken(0)
+
+
+def test_code_of_a_function_is_watched(layer: Any):
+    """A decorator keeps what it wraps in a cell."""
+    watch = watch_of(layer, "callee.act", "CLOSURE_MATCH")
+
+    layer.act.__closure__[0].cell_contents = lambda: 5
+
+    assert isinstance(layer.act, types.FunctionType)
+    assert not watch.unchanged()
+
+
+class Mapped:
+    """Looks attributes up in its own way, as a config of transformers does."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, {"width": "size"}.get(name, name))
+
+
+def test_an_attribute_that_is_not_there_is_no_change(layer: Any):
+    """Each call asks for it again, and it is a change only once it is there."""
+    place = layer.place = Mapped()
+    guard = Guard(path="callee.place", kind="HASATTR", value=place, argument="rate")
+    watch = FactWatch(layer, [collect([guard], layer, names={})])
+    before = watch.unchanged(), watch.unchanged()
+
+    place.rate = 1
+
+    assert before == (True, True)
+    assert not watch.unchanged()

@@ -1,0 +1,464 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Level 2 of weights that are tensors made of other tensors, as quantised weights are.
+
+The graphs are matrix products, for which no C++ is compiled; level 1 runs eagerly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import serve_warm
+from levels import build, eager_below, forget_callables, served, started
+from models import one_watch  # noqa: F401 - a fixture
+from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.tensor_parts import describe_parts, steady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+aten: Any = torch.ops.aten
+
+FACTOR = 1.0
+"""A global that only the dispatch of a tensor reads."""
+
+
+@dataclasses.dataclass
+class Layout:
+    """Metadata that is no plain value."""
+
+    factor: float = 1.0
+    names: tuple[str, ...] = ("a", "b")
+
+
+def multiply(given: torch.Tensor, whole: Any) -> torch.Tensor:
+    factor = whole.block * whole.form.factor * FACTOR * whole.fn(1.0)
+    product = torch.mm(given, whole.numbers)
+    return torch.addmm(product, product, whole.scale.to(given.dtype), beta=0, alpha=factor)
+
+
+def same(value: float) -> float:
+    return value
+
+
+def twice(value: float) -> float:
+    return value * 2
+
+
+def times(number: float) -> Callable[[float], float]:
+    return lambda value: value * number
+
+
+class Scaled(torch.Tensor):
+    """Values with a scale, multiplied in `__torch_dispatch__`."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, values: Any, scale: Any, **_: Any) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls, values.shape, dtype=torch.float32, device=values.device
+        )
+        return made
+
+    def __init__(self, values: Any, scale: Any, *, block: Any, form: Any, fn: Any) -> None:
+        self.numbers, self.scale = values, scale
+        self.block, self.form, self.fn = block, form, fn
+
+    def __tensor_flatten__(self) -> tuple[list[str], dict[str, Any]]:
+        return ["numbers", "scale"], {"block": self.block, "form": self.form, "fn": self.fn}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, meta: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["numbers"], inner["scale"], **meta)
+
+    def _stable_hash_for_caching(self) -> str:
+        return str(describe_parts(self))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return "Scaled"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.mm.default:
+            return multiply(*args)
+        if func in (aten.detach.default, aten.alias.default):
+            given = args[0]
+            meta = given.__tensor_flatten__()[1]
+            return cls(func(given.numbers), func(given.scale), **meta)
+        raise NotImplementedError(str(func))
+
+
+class Other(Scaled):
+    """Has the same parts."""
+
+
+def weight(seed: int = 0, *, kind: type = Scaled, **metadata: Any) -> Any:
+    torch.manual_seed(seed)
+    given = {"block": 1, "form": Layout(), "fn": same, **metadata}
+    return kind(torch.randn(4, 4), torch.randn(4, 4), **given)
+
+
+class Net(nn.Module):
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(given, requires_grad=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.mm(given, self.weight)
+
+
+def x() -> torch.Tensor:
+    return torch.linspace(-1, 1, 12).view(3, 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an entry for the model as it is."""
+    found = tmp_path_factory.mktemp("entries")
+    model = serve_warm.compile(Net(weight()).eval(), dynamic=False)
+    table = build(found, lambda: model(x()))
+    assert not table.refused
+    return found
+
+
+def replace(model: Net, given: Any) -> None:
+    model.weight = nn.Parameter(given, requires_grad=False)
+
+
+def double(model: Net) -> None:
+    model.weight.scale = model.weight.scale.double()
+
+
+def half(model: Net) -> None:
+    model.weight.scale = model.weight.scale.to(torch.bfloat16)
+
+
+def transpose(model: Net) -> None:
+    model.weight.numbers = model.weight.numbers.t().contiguous().t()
+
+
+def transpose_data(model: Net) -> None:
+    model.weight.numbers.data = model.weight.numbers.t().contiguous().t()
+
+
+def swap(model: Net) -> None:
+    torch.utils.swap_tensors(model.weight, nn.Parameter(weight(3, block=2), requires_grad=False))
+
+
+CHANGES: dict[str, tuple[Callable[[Net], Any], str]] = {
+    "block": (lambda m: setattr(m.weight, "block", 2), "block: int 2"),
+    "block of another type": (lambda m: setattr(m.weight, "block", 1.5), "block: float"),
+    "layout": (lambda m: setattr(m.weight, "form", Layout(factor=3.0)), "form: "),
+    "layout in place": (lambda m: setattr(m.weight.form, "factor", 3.0), "form: "),
+    "function": (lambda m: setattr(m.weight, "fn", twice), "fn: function"),
+    "scale in float64": (double, "scale: Tensor float64"),
+    "scale in bfloat16": (half, "scale: Tensor bfloat16"),
+    "strides of a part": (transpose, r"numbers: Tensor .* strides \[1, 4\]"),
+    "strides of a part in place": (transpose_data, r"strides \[1, 4\]"),
+    "swapped": (swap, "block: int 2"),
+    "another class": (lambda m: replace(m, weight(kind=Other)), "Other"),
+    "a plain tensor": (lambda m: replace(m, torch.eye(4)), "Parameter|Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.inference_mode()
+def test_changed_parts_are_a_miss(name: str, folder: Path):
+    """In a fresh process: each of these is in the graph, and the whole tensor shows none of it."""
+    change, reason = CHANGES[name]
+    model = Net(weight(1)).eval()
+    change(model)
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with started(folder), eager_below():
+        found = served(lambda: compiled(x()))
+
+    assert found.level == 1
+    assert re.search(reason, found.reason)
+    torch.testing.assert_close(found.value, model(x()))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.inference_mode()
+def test_parts_that_change_in_traffic_are_never_answered_wrongly(name: str, folder: Path):
+    """The very next call sees the change."""
+    change, _ = CHANGES[name]
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with started(folder), eager_below():
+        before = served(lambda: compiled(x()))
+        again = served(lambda: compiled(x()))
+        change(model)
+        after = served(lambda: compiled(x()))
+
+    assert (before.level, again.level, after.level) == (2, 2, 1)
+    torch.testing.assert_close(after.value, model(x()))
+
+
+VALUES: dict[str, Callable[[Net], Any]] = {
+    "nothing": lambda m: None,
+    "values in place": lambda m: m.weight.numbers.mul_(3.0),
+    "values replaced": lambda m: setattr(m.weight, "numbers", torch.ones(4, 4)),
+    "scale replaced": lambda m: setattr(m.weight, "scale", torch.ones(4, 4)),
+    "weight replaced": lambda m: replace(m, weight(7)),
+    "weight swapped": lambda m: torch.utils.swap_tensors(
+        m.weight, nn.Parameter(weight(8), requires_grad=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@torch.inference_mode()
+def test_other_values_of_parts_are_served(name: str, folder: Path):
+    """Quantised weights are inputs of the graph, like other weights."""
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with started(folder), eager_below():
+        before = served(lambda: compiled(x()))
+        expected = model(x())
+        VALUES[name](model)
+        after = served(lambda: compiled(x()))
+
+    assert (before.level, after.level, before.compiles + after.compiles) == (2, 2, 0)
+    torch.testing.assert_close(before.value, expected)
+    torch.testing.assert_close(after.value, model(x()))
+
+
+@torch.inference_mode()
+def test_a_global_that_a_dispatch_reads_is_a_fact(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Dynamo guards no global that is read while torch traces below it."""
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with started(folder), eager_below():
+        before = served(lambda: compiled(x()))
+        monkeypatch.setattr(f"{__name__}.FACTOR", 5.0)
+        after = served(lambda: compiled(x()))
+
+    assert (before.level, after.level) == (2, 1)
+    assert "FACTOR is float 5.0, and was float 1.0" in after.reason
+    torch.testing.assert_close(after.value, before.value * 5)
+
+
+@torch.inference_mode()
+def test_new_code_of_a_class_is_a_miss(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A method that is replaced while requests come."""
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.mm(args[0], args[1].numbers)
+
+    with started(folder), eager_below():
+        before = served(lambda: compiled(x()))
+        monkeypatch.setattr(Scaled, "__torch_dispatch__", classmethod(dispatch))
+        after = served(lambda: compiled(x()))
+
+    assert (before.level, after.level) == (2, 1)
+    torch.testing.assert_close(after.value, x() @ model.weight.numbers)
+
+
+@torch.inference_mode()
+def test_the_file_of_a_dispatch_is_known_where_torch_found_the_graph_in_its_cache(tmp_path: Path):
+    """A second build runs no code of the class, unless it is told to."""
+    found = []
+    for number in range(2):
+        torch._dynamo.reset()
+        model = serve_warm.compile(Net(weight(number)).eval(), dynamic=False)
+        table = build(tmp_path / str(number), lambda: model(x()))  # noqa: B023 - called here
+        found += [e.sources for unit in table.units.values() for e in unit.entries]
+
+    assert [list(sources) for sources in found] == [[__name__], [__name__]]
+
+
+class WithBuffer(Net):
+    """Returns its weight, and has another one as a buffer."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self.register_buffer("other", weight(5))
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return torch.mm(super().forward(given), self.other), self.weight  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
+    """What is returned is the model's own tensor, with its class."""
+    model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False)
+    table = build(tmp_path, lambda: model(x()))
+    fresh = WithBuffer(weight(1)).eval()
+    compiled = serve_warm.compile(fresh, dynamic=False)
+
+    with started(tmp_path), eager_below():
+        found = served(lambda: compiled(x()))
+
+    assert not table.refused
+    assert (found.level, found.compiles) == (2, 0)
+    torch.testing.assert_close(found.value[0], fresh(x())[0])
+    assert found.value[1] is fresh.weight
+
+
+# --- level 3 ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a library for the model as it is."""
+    found = tmp_path_factory.mktemp("libraries")
+    model = serve_warm.compile(Net(weight()).eval(), dynamic=False, level=3)
+    table = build(found, lambda: model(x()), level=3)
+    assert [e.reason for unit in table.units.values() for e in unit.entries] == [""]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VALUES)
+@torch.inference_mode()
+def test_a_library_takes_other_values_of_parts(name: str, libraries: Path):
+    """A library takes the parts themselves: it knows no class of a tensor."""
+    forget_callables()
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False, level=3)
+
+    with started(libraries), eager_below():
+        before = served(lambda: compiled(x()))
+        expected = model(x())
+        VALUES[name](model)
+        after = compiled(x())
+        uses = {use.level for use in SESSION.uses() if use.calls}
+
+    assert (before.level, uses) == (3, {3})
+    torch.testing.assert_close(before.value, expected)
+    torch.testing.assert_close(after, model(x()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at the start", "in traffic"])
+@pytest.mark.parametrize("name", CHANGES)
+@torch.inference_mode()
+def test_changed_parts_are_a_miss_at_level_3(name: str, when: str, libraries: Path):
+    """The parts are inputs, and the metadata is in the library."""
+    change, _ = CHANGES[name]
+    model = Net(weight(1)).eval()
+    compiled = serve_warm.compile(model, dynamic=False, level=3)
+
+    with started(libraries), eager_below():
+        if when == "in traffic":
+            assert served(lambda: compiled(x())).level == 3
+            compiled(x())
+        change(model)
+        found = served(lambda: compiled(x()))
+
+    assert found.level == 1
+    torch.testing.assert_close(found.value, model(x()))
+
+
+@torch.inference_mode()
+def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
+    """Its entry is at level 2."""
+    model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
+
+    table = build(tmp_path, lambda: model(x()), level=3)
+    entries = [entry for unit in table.units.values() for entry in unit.entries]
+
+    reason = "it returns a tensor that its graph neither takes nor computes"
+    assert [(entry.level, entry.reason) for entry in entries] == [(2, reason)]
+
+
+# --- what has no entry ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"form": Layout(factor=1.0, names=threading.Lock())}, "lock"),  # type: ignore[arg-type]
+        ({"form": Layout(names=(torch.ones(1),))}, "has a Tensor"),  # type: ignore[arg-type]
+        ({"form": Layout(names=(nn.Identity(),))}, "has a Identity"),  # type: ignore[arg-type]
+    ],
+    ids=["lock", "tensor", "module"],
+)
+def test_metadata_without_a_form_of_its_own_is_refused(metadata: dict[str, Any], reason: str):
+    """Its text would be another one in each process."""
+    with pytest.raises(TypeError, match=reason):
+        describe_parts(weight(**metadata))
+
+
+@torch.inference_mode()
+def test_a_weight_whose_metadata_has_no_form_of_its_own_has_no_entry(tmp_path: Path):
+    """The reason names the weight, and what of it cannot be described."""
+    compiled = serve_warm.compile(
+        Net(weight(form=Layout(names=(torch.ones(1),)))).eval(), dynamic=False
+    )
+
+    with eager_below():
+        table = build(tmp_path, lambda: compiled(x()))
+
+    reason = next(iter(table.refused.values()))
+    assert re.search("weight.*its metadata has a Tensor", reason)
+
+
+def nearly(value: float) -> float:
+    # True while torch traces, as a comparison of two steps may come out otherwise.
+    tracing = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+    return value * 1.001 if tracing else value
+
+
+@torch.inference_mode()
+def test_a_quantised_model_that_differs_from_eager_says_what_to_do(tmp_path: Path):
+    """An entry that rounds otherwise than eager is not published."""
+    model = serve_warm.compile(Net(weight(fn=nearly)).eval(), dynamic=False)
+
+    table = build(tmp_path, lambda: model(x()))
+
+    assert re.search("differs from eager.*in bfloat16", next(iter(table.refused.values())))
+
+
+@torch.inference_mode()
+def test_two_tensors_that_share_a_part_have_no_entry(tmp_path: Path):
+    """Nothing would notice when they stop sharing it."""
+
+    class Pair(Net):
+        def __init__(self) -> None:
+            super().__init__(weight())
+            self.other = nn.Parameter(weight(1), requires_grad=False)
+            self.other.scale = self.weight.scale
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return torch.mm(torch.mm(given, self.weight), self.other)
+
+    model = serve_warm.compile(Pair().eval(), dynamic=False)
+
+    table = build(tmp_path, lambda: model(x()))
+
+    assert "share a part" in next(iter(table.refused.values()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Layout(), Layout(factor=2.0)),
+        (Layout(), Layout(names=("b", "a"))),
+        (times(1.0), times(2.0)),
+        ({"a": Layout()}, {"a": Layout(factor=2.0)}),
+        ([Layout()], (Layout(),)),
+        (Layout(factor=1), Layout(factor=1.0)),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_metadata_is_told_from_its_likes(one: Any, other: Any):
+    """Two objects of one class differ by their state."""
+    assert steady(one) != steady(other)
+    assert steady(one) == steady(one)

@@ -1,0 +1,309 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Signed artifacts whose code raises, while it is loaded or at a call: a start goes on without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import shutil
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import serve_warm
+from levels import build
+from parity_starts import SIZES, made, process, start  # noqa: F401 - `process` is a fixture
+from replicas import Scaled, replica, x
+from serve_warm.errors import ReplayFailed, WarmupFailed
+from serve_warm.precompile.entries import INDEX, file_name
+from serve_warm.precompile.session import SESSION
+from serve_warm.report import Report, Stage, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from replicas import StandIn
+
+
+class Failing:
+    """Whether the operator of a broken graph raises; it does not while that is built."""
+
+    now = False
+    error: BaseException = ValueError("the kernel of the build does not run here")
+
+
+@torch.library.custom_op("serve_warm_tests::fail", mutates_args=())
+def fail(a: torch.Tensor) -> torch.Tensor:
+    if Failing.now:
+        raise Failing.error
+    return a.clone()
+
+
+@fail.register_fake
+def _(a: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(a)
+
+
+class Broken(Scaled):
+    """What a broken entry computes: the same, by an operator that raises later on."""
+
+    def forward(self, x: torch.Tensor, label: str = "") -> torch.Tensor:
+        result: torch.Tensor = fail(super().forward(x, label))
+        return result
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("entries") / "good", 2.0)
+
+
+@pytest.fixture(scope="module")
+def broken(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Entries that promise what `good` does, and whose code raises."""
+    folder = tmp_path_factory.mktemp("entries")
+    model = serve_warm.compile(Broken(2.0).eval(), dynamic=False)
+    calls = [lambda size=size: model(x(size), "secret") for size in SIZES]
+    build(folder / "other", *calls)
+    torch._dynamo.reset()
+    shutil.copytree(good, folder / "broken")
+    index, other = (
+        json.loads((folder / name / INDEX).read_bytes()) for name in ("broken", "other")
+    )
+    pairs = zip(index["units"][0]["entries"], other["units"][0]["entries"], strict=True)
+    for entry, theirs in pairs:
+        assert entry["tensors"] == theirs["tensors"]
+        for field in ("file", "references", "plan"):
+            entry[field] = theirs.get(field, {})
+        shutil.copy(folder / "other" / theirs["file"], folder / "broken")
+    (folder / "broken" / INDEX).write_text(json.dumps(index))
+    return folder / "broken"
+
+
+@pytest.fixture(autouse=True)
+def fails(process: None) -> Any:  # noqa: F811 - it is given back what a start changes
+    usual = Failing.error
+    yield Failing
+    Failing.now, Failing.error = False, usual
+
+
+def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) -> None:
+    """Ready and proven without the artifact, which one line names with what was raised."""
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert (report.covered.proven, report.covered.expected) == (3, 3)
+    assert report.artifact is not None
+    assert report.artifact.refused == "broken"
+    lines = [r.getMessage() for r in caplog.records if "compiling cold" in r.getMessage()]
+    assert len(lines) == 1
+    for word in (report.artifact.statement, *says):
+        assert word in lines[0]
+        assert word in report.artifact.reason
+    assert SESSION.loaded is None
+    for size in SIZES:
+        with torch.inference_mode():
+            eager = stand_in.owner.model._orig_mod(x(size))
+        assert torch.allclose(stand_in.answers[f"size {size}"], eager)
+
+
+# --- at a call -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
+    broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The start compiles, is proven, and says which artifact raised what."""
+    stand_in = replica(SIZES)
+    begun = start(stand_in, broken, tmp_path)
+    Failing.now = True
+
+    report = asyncio.run(begun.run())
+
+    check_is_cold(report, stand_in, caplog, "raised ValueError", "the kernel of the build")
+    assert report.warmup.compiles == 3
+
+
+class OfItsOwn(BaseException):
+    """What no handler of errors expects, and Python does not know."""
+
+
+RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, OfItsOwn]
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_an_entry_that_raises_no_error_is_refused_once_as_well(
+    kind: type[BaseException], broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """What Python raises to end a process, a task or a generator ends no start."""
+    stand_in = replica(SIZES)
+    begun = start(stand_in, broken, tmp_path)
+    Failing.now, Failing.error = True, kind("from the artifact")
+
+    report = asyncio.run(begun.run())
+
+    check_is_cold(report, stand_in, caplog, kind.__name__)
+    assert report.warmup.compiles == 3
+
+
+def test_the_same_entry_is_a_hit_where_it_does_not_raise(broken: Path, tmp_path: Path):
+    """What the tests here forge is loaded and run."""
+    begun = start(replica(SIZES), broken, tmp_path)
+
+    assert asyncio.run(begun.run()).verdict is Verdict.FULL_HIT
+
+
+def test_an_entry_that_raises_fails_the_start_by_policy(broken: Path, tmp_path: Path):
+    """With `on_refused: fail` the replica does not become ready on such an artifact."""
+    begun = start(replica(SIZES), broken, tmp_path, on_refused="fail")
+    Failing.now = True
+
+    with pytest.raises(WarmupFailed, match=r"on_refused is fail.*the kernel of the build"):
+        asyncio.run(begun.run())
+
+
+def test_an_input_that_eager_raises_for_is_no_fault_of_the_artifact(good: Path, tmp_path: Path):
+    """It fails the start with its own error, at once: nothing is compiled cold for it."""
+    stand_in = replica(SIZES)
+    begun = start(stand_in, good, tmp_path)
+    made_calls = stand_in.call
+
+    async def call(item: Any) -> None:
+        await made_calls(item)
+        if item.name == "size 3":
+            raise KeyError("a bug of the app")
+
+    stand_in.call = call  # type: ignore[method-assign]
+    with pytest.raises(ReplayFailed, match="a bug of the app"):
+        asyncio.run(begun.run())
+
+    assert begun.report().verdict is None  # not refused, and not decided: the start failed
+    assert begun.report().warmup.compiles == 0
+
+
+# --- while it is loaded ----------------------------------------------------------------------
+
+
+class DividesByZero:
+    """A pickle of it raises what torch never raises."""
+
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+class EndsTheProcess:
+    """A pickle of it raises what no handler of errors expects."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+class Interrupts:
+    """A pickle of it raises what a signal raises."""
+
+    def __reduce__(self) -> Any:
+        return _interrupt, ()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def with_code(good: Path, folder: Path, data: bytes) -> Path:
+    """Return entries like the good ones whose files all hold `data`."""
+    shutil.copytree(good, folder)
+    index = json.loads((folder / INDEX).read_bytes())
+    for entry in index["units"][0]["entries"]:
+        entry["file"] = file_name(data)
+    (folder / file_name(data)).write_bytes(data)
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (DividesByZero, "loading an entry raised ZeroDivisionError"),
+        (EndsTheProcess, "loading an entry raised SystemExit"),
+        (Interrupts, "loading an entry raised KeyboardInterrupt"),
+    ],
+)
+def test_a_pickle_that_raises_anything_is_refused(
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type, said: str
+):
+    """An entry whose code raises while it is loaded costs the artifact, and no replica."""
+    stand_in = replica(SIZES)
+    entries = with_code(good, tmp_path / "bad", pickle.dumps(kind()))
+    begun = start(stand_in, entries, tmp_path)
+
+    report = asyncio.run(begun.run())
+
+    check_is_cold(report, stand_in, caplog, said)
+
+
+def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):
+    """What torch cannot read is compiled, and named with its reason; the rest is used."""
+    begun = start(replica(SIZES), with_code(good, tmp_path / "bad", b"no pickle"), tmp_path)
+
+    report = asyncio.run(begun.run())
+
+    assert (report.stage, report.covered.proven) == (Stage.READY, 3)
+    named = {use.call for use in report.entries if "UnpicklingError" in use.reason}
+    assert len(named) == 3
+    assert report.warmup.compiles == 3
+
+
+def test_a_table_that_no_reader_ends_on_is_refused(
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """JSON that is too deep for Python is an error of another kind than damage."""
+    stand_in = replica(SIZES)
+    shutil.copytree(good, tmp_path / "deep")
+    (tmp_path / "deep" / INDEX).write_text("[" * 200_000)
+    begun = start(stand_in, tmp_path / "deep", tmp_path)
+
+    report = asyncio.run(begun.run())
+
+    check_is_cold(report, stand_in, caplog, "loading the artifact raised RecursionError")
+
+
+class Slow:
+    """Loading it takes until it is let go, whatever deadline has passed."""
+
+    go_on = threading.Event()
+
+    def __reduce__(self) -> Any:
+        return _wait, ()
+
+
+def _wait() -> None:
+    Slow.go_on.wait(60)
+    raise EOFError
+
+
+@pytest.mark.slow
+def test_loading_has_a_deadline(good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """An artifact that is not loaded in time is missed, and nothing of it is used later."""
+    stand_in = replica(SIZES)
+    entries = with_code(good, tmp_path / "slow", pickle.dumps(Slow()))
+    begun = start(stand_in, entries, tmp_path, pull_deadline_s=2.0)
+
+    try:
+        report = asyncio.run(begun.run())
+    finally:
+        Slow.go_on.set()
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
+    assert report.covered.proven == 3
+    assert report.warmup.compiles == 3
+    lines = [r.getMessage() for r in caplog.records if "compiling cold" in r.getMessage()]
+    assert len(lines) == 1
+    assert "not loaded within 2 s" in lines[0]
+    for thread in threading.enumerate():
+        if thread.name == "serve_warm-load":
+            assert thread.daemon
+            thread.join(60)
+    assert SESSION.loaded is None

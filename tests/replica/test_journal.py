@@ -1,0 +1,529 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a start tells: its report at any time, its observers, and its log as text and data."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
+
+from artifacts import packed_cache
+from compiled import compiled, double
+from serve_warm import metrics
+from serve_warm.compiler.watch import watch_process
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import (
+    ConfigError,
+    InputError,
+    ReplayFailed,
+    ServeWarmError,
+    WarmupTimeout,
+)
+from serve_warm.inputs import Input, InputSignature
+from serve_warm.precompile.names import describe_tensor
+from serve_warm.replica.journal import LOG_PREFIX
+from serve_warm.replica.warmup import Warmup
+from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
+from serve_warm.stores.local import LocalStore
+from starts import (  # noqa: F401 - fixtures
+    CAPTURE,
+    StandIn,
+    Stuck,
+    failed,
+    here,
+    process,
+    publish,
+    stages_of,
+    store_fixture,
+    warm_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+# --- the order -----------------------------------------------------------------------------
+
+
+def test_reports_follow_each_pass():
+    """How many inputs are done begins anew with a pass, and stays as the proof left it."""
+    told: list[Report] = []
+
+    report = warm_up(StandIn(), told.append).report()
+
+    progress = [(each.passes, each.inputs_done) for each in told if each.passes]
+    steps = [
+        now for before, now in zip([(0, 0), *progress], progress, strict=False) if now != before
+    ]
+    assert steps == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert report.inputs_done == 2
+
+
+def test_the_report_says_who_and_what():
+    """Identity, versions, times and threads of the start; as JSON it is plain data."""
+    report = warm_up(StandIn()).report()
+
+    assert (report.application, report.deployment, report.replica) == (
+        *("app", "Embedder", "Embedder#1"),
+    )
+    assert report.versions["torch"] == torch.__version__
+    assert report.threads == (threading.get_native_id(),)
+    assert report.pid == os.getpid()
+    assert report.to_proof_s >= report.overhead_s > 0
+    assert report.cpu_s > 0
+    assert json.loads(json.dumps(report.to_json())) == report.to_json()
+
+
+def test_the_report_says_how_long_it_took_since_the_replica_was_created():
+    """Growing until it is ready, and then for ever what it was then; what is known stays."""
+    told: list[Report] = []
+    before_unix = time.time()
+    created = time.clock_gettime(time.CLOCK_BOOTTIME) - 1000.0
+    known = Report(application="app", created_boot_s=created, versions={"ray": "2.60.0"})
+    start = Warmup(StandIn(), WarmupConfig(deadline_s=60.0), known=known)
+    start.observe([told.append])
+
+    asyncio.run(start.run())
+
+    report = start.report()
+    elapsed = [each.elapsed_s for each in told]
+    assert 1000.0 < elapsed[0] < report.elapsed_s
+    assert elapsed == sorted(elapsed)
+    assert {each.elapsed_s for each in told if each.stage is Stage.READY} == {report.elapsed_s}
+    assert {each.ready_unix for each in told if each.stage is not Stage.READY} == {None}
+    assert report.ready_unix is not None
+    assert before_unix <= report.ready_unix <= time.time()
+    assert (report.deadline_s, report.artifact_configured) == (60.0, False)
+    assert (report.application, report.versions["ray"]) == ("app", "2.60.0")
+    assert report.versions["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_a_failed_start_has_an_end_too():
+    """Its time stops growing, and it was never ready."""
+    _, report, start = failed(WarmupTimeout, Stuck(), deadline_s=0.5)
+
+    assert report.elapsed_s > 0
+    assert start.report().elapsed_s == report.elapsed_s
+    assert report.ready_unix is None
+
+
+def test_a_report_can_be_read_at_any_time():
+    """Before the start, in the middle and after it, and the coverage only grows."""
+    replica = StandIn()
+    start = Warmup(replica, WarmupConfig())
+    before = start.report()
+    middle: list[Report] = []
+    start.observe([middle.append])
+
+    asyncio.run(start.run())
+
+    assert (before.stage, before.covered.expected) == (Stage.PENDING, 0)
+    proven = [report.covered.proven for report in middle]
+    assert proven == sorted(proven)
+    assert proven[-1] == 2
+
+
+# --- deadlines and inputs ------------------------------------------------------------------
+
+
+def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path: Path):
+    """`off` is where no artifact is configured, and a hit is one when the replica is ready."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    told: list[Report] = []
+    start = Warmup(replica, WarmupConfig(artifact=store.uri))
+    before = start.report()
+    start.observe([told.append])
+
+    ready = asyncio.run(start.run())
+
+    assert before.verdict is None
+    assert {r.verdict for r in told if r.stage is not Stage.READY} == {None}
+    assert before.to_json()["verdict"] is None
+    assert ready.verdict is Verdict.FULL_HIT
+    (row,) = [row for row in metrics.as_data(before) if row["name"] == "serve_warm_verdict"]
+    assert set(row["values"].values()) == {0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before its artifact", "on its artifact"])
+def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, when: str):
+    """Nobody looks for what the artifact was worth where nothing was served with it."""
+    replica = StandIn() if when == "before its artifact" else Stuck()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    if when == "before its artifact":
+        replica.declared = []
+
+    _, report, _ = failed(ServeWarmError, replica, artifact=store.uri, deadline_s=2.0)
+
+    assert (report.stage, report.verdict) == (Stage.FAILED, None)
+    assert "verdict=" not in report.text()
+
+
+def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
+    """Not an input is missing but a thread is one too many; the event names it."""
+    start = warm_up(StandIn(2))
+    reason = "captured in thread 'my-pool_0', earlier ones in 'serve_warm-model_0'"
+
+    watch_process().note(
+        dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())
+    )
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert "my-pool_0" in line
+    assert "await self.on_model_thread(self.model, ...)" in line
+    assert "warmup_inputs()" not in line
+    assert str(start.report().events[-1]).endswith(reason)
+    assert start.report().after_ready.captures == 1
+
+
+def test_a_capture_that_is_made_again_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
+    """The input is declared, and what its graph reads lies somewhere else now."""
+    start = warm_up(StandIn(2))
+    reason = "captured 1 times before: static input 3 moved"
+
+    watch_process().note(
+        dataclasses.replace(
+            CAPTURE, reason=reason, thread=threading.get_native_id(), at_unix=time.time()
+        )
+    )
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert "in place" in line
+    assert "warmup_inputs()" not in line
+    assert start.report().after_ready.captures == 1
+
+
+def signature_of(**values: Any) -> str:
+    return str(InputSignature.of(values))
+
+
+def test_a_first_compile_in_traffic_says_that_it_is_the_first(caplog: pytest.LogCaptureFixture):
+    """Torch has no reason for it: no guard failed. And its sizes read as those of entries do."""
+    warm_up(StandIn(2))
+    event = dataclasses.replace(
+        CAPTURE, kind="compile", reason="", signature=signature_of(x=torch.ones(3, 16))
+    )
+
+    watch_process().note(dataclasses.replace(event, at_unix=time.time()))
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert "reason=[first compile of this function]" in line
+    assert "input=[x=float32[3, 16]]" in line
+    assert "float32[3, 16]" in describe_tensor(torch.ones(3, 16))
+
+
+class Suggesting(StandIn):
+    """Knows the input of each request, as Serve's context does."""
+
+    def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
+        return f"Input({event.signature})"
+
+
+@pytest.mark.parametrize(
+    ("size", "own_thread", "fix", "declares"),
+    [
+        (2, False, "concurrent calls on several threads can lose a race", False),
+        (2, True, "the reason names what has changed", False),
+        (7, False, "`async def`", True),
+        (7, True, "declare it", True),
+    ],
+    ids=["race", "changed", "undeclared, of a request", "undeclared"],
+)
+def test_a_compile_in_traffic_is_advised_on_by_its_cause(
+    size: int, own_thread: bool, fix: str, declares: bool, caplog: pytest.LogCaptureFixture
+):
+    """Who is told to declare an input that is declared and proven looks in the wrong place."""
+    warm_up(replica := Suggesting(2))
+    [warmed] = [e for e in watch_process().events()[-1:] if e.signature == "x=float32[2]"]
+    seen = dataclasses.replace(
+        warmed,
+        kind="recompile",
+        signature=f"x=float32[{size}]",
+        reason="0/1: a guard",
+        thread=threading.get_native_id() if own_thread else -1,
+        at_unix=time.time(),
+    )
+    watch_process().note(seen)
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert replica.calls
+    assert fix in line
+    assert (f"warmup_inputs(), or pad to a bucket: Input(x=float32[{size}])" in line) == declares
+    assert ("on_model_thread" in line) == (not own_thread)
+
+
+def test_a_race_that_torch_names_is_no_missing_input(caplog: pytest.LogCaptureFixture):
+    """Whichever thread lost it: every guard holds, and torch cannot say why it compiles."""
+    warm_up(Suggesting(2))
+    warmed = watch_process().events()[-1]
+    reason = "0/1: Unexpected recompilation: every guard holds. Please open an issue"
+    lost = dataclasses.replace(warmed, kind="recompile", reason=reason, at_unix=time.time())
+    watch_process().note(lost)
+
+    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert line.endswith(
+        "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
+    )
+
+
+# --- observers -----------------------------------------------------------------------------
+
+
+def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Losing a metric is no reason to lose the replica; it is said once, with the traceback."""
+    calls = 0
+    told: list[Report] = []
+
+    def broken(report: Report) -> None:
+        nonlocal calls
+        calls += 1
+        if report.stage is Stage.REPLAYING:
+            raise OSError("no space left")
+
+    report = warm_up(StandIn(), broken, told.append).report()
+
+    raised = [record for record in caplog.records if record.exc_info]
+    assert report.stage is Stage.READY
+    assert calls == 2  # PENDING, and REPLAYING where it raised
+    assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
+    assert len(raised) == 1
+    assert "no space left" in str(raised[0].exc_info[1])
+
+
+def test_the_last_report_that_is_told_is_the_last_one():
+    """An observer that shows one report shows the result, seconds of the proof included."""
+    told: list[Report] = []
+
+    report = warm_up(StandIn(), told.append).report()
+
+    assert told[-1].stage is Stage.READY
+    assert told[-1].to_proof_s == report.to_proof_s > 0
+    assert told[-1].cpu_s == report.cpu_s > 0
+
+
+def test_failing_is_told():
+    """An observer sees FAILED with its reason before the error is raised."""
+    told: list[Report] = []
+    replica = StandIn()
+    replica.declared = []
+    start = Warmup(replica, WarmupConfig())
+    start.observe([told.append])
+
+    with pytest.raises(InputError):
+        asyncio.run(start.run())
+
+    assert told[-1].stage is Stage.FAILED
+    assert "returned no inputs" in told[-1].error
+
+
+# --- after ready ---------------------------------------------------------------------------
+
+
+def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixture):
+    """Counted apart from the warm-up, with input and reason, in the report and in the log."""
+    replica = StandIn(2)
+    start = warm_up(replica)
+    quiet = start.report()
+
+    replica.owner.model(torch.ones(2))
+    replica.owner.model(torch.ones(7))
+
+    report = start.report()
+    (event,) = report.events
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("after ready")]
+    assert quiet.after_ready == Counts()
+    assert quiet.events == ()
+    assert (report.after_ready.compiles, report.after_ready.recompiles) == (1, 1)
+    assert report.warmup == quiet.warmup
+    assert (event.kind, event.signature) == ("recompile", "x=float32[7]")
+    assert "input=[x=float32[7]]" in line
+    assert "warmup_inputs()" in line
+
+
+@pytest.mark.slow
+def test_many_compiles_in_traffic_are_few_lines(caplog: pytest.LogCaptureFixture):
+    """A client with odd shapes does not fill the log; the counts miss none."""
+    replica = StandIn(2)
+    replica.owner.model = compiled(double, recompile_limit=64)
+    start = warm_up(replica)
+
+    for size in range(3, 23):
+        replica.owner.model(torch.ones(size))
+
+    lines = [r for r in caplog.records if "after ready: kind" in r.getMessage()]
+    assert start.report().after_ready.compiles == 20
+    assert len(lines) == 1
+
+
+def test_a_credential_that_user_code_repeats_is_nowhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    """A server's echo of a variable's value is hidden in the report, its text, state and log."""
+    echoed = "correct horse battery staple"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", echoed)
+    replica = StandIn()
+
+    async def call(_item: Input) -> None:
+        raise RuntimeError(f"the server says: {echoed}")
+
+    replica.call = call  # type: ignore[method-assign]
+    error, report, _ = failed(ReplayFailed, replica)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(report.to_json()))
+
+    for text in (str(error), report.text(), state.read_text(), caplog.text):
+        assert echoed not in text
+    assert "the server says: [hidden]" in report.error
+
+
+def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
+    """One line a stage, with facts that can be searched for."""
+    caplog.set_level(logging.INFO, "serve_warm")
+
+    warm_up(StandIn())
+
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("stage=")]
+    assert lines == [
+        f"stage={stage} deployment=Embedder replica=Embedder#1"
+        for stage in ("PENDING", "REPLAYING", "PROVING", "READY")
+    ]
+
+
+# --- the log as data -----------------------------------------------------------------------
+
+
+class JsonLog(logging.Handler):
+    """What Serve writes with `encoding: JSON`, and as text, by Ray's own formatters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JSONFormatter())
+        self._text = ServeFormatter("Embedder", "Embedder#1")
+        self.records: list[dict[str, Any]] = []
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(json.loads(self.format(record)))
+        self.lines.append(self._text.format(record))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return our own fields of each record that has some, without the prefix."""
+        return [
+            {key.removeprefix(LOG_PREFIX): value for key, value in record.items()}
+            for record in self.records
+            if f"{LOG_PREFIX}event" in record
+        ]
+
+
+@pytest.fixture(name="log")
+def log_fixture() -> Iterator[JsonLog]:
+    handler = JsonLog()
+    logger = logging.getLogger("serve_warm")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
+    """One record a stage, with how long the one before took, and one for what came of it."""
+    replica = StandIn()
+    key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    *stages, last = log.events()
+    order = ["pending", "pulling", "verifying", "loading", "replaying", "proving", "ready"]
+    assert [(each["event"], each["stage"]) for each in stages] == [("stage", s) for s in order]
+    assert [each.get("previous") for each in stages] == [None, *order[:-1]]
+    assert all(each["seconds"] > 0 for each in stages[1:])
+    elapsed = [each["elapsed_s"] for each in stages]
+    assert elapsed == sorted(elapsed)
+    assert [each["statement"] for each in stages[3:]] == [key] * 4
+    assert [each["inputs_expected"] for each in stages] == [0, *[2] * 6]
+    assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "ready", "full_hit")
+    assert (last["elapsed_s"], last["inputs_done"]) == (report.elapsed_s, 2)
+    assert last["reason"] == ""
+    assert {each["application"] for each in log.events()} == {"app"}
+
+
+def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
+    """Where the artifact was put aside, and again with the verdict at the end."""
+    warm_up(StandIn(), artifact=store.uri)
+
+    (put_aside,) = (each for each in log.events() if each["event"] == "artifact")
+    last = log.events()[-1]
+    assert put_aside["verdict"] == last["verdict"] == "miss"
+    assert put_aside["stage"] == "pulling"
+    assert put_aside["reason"] == last["reason"]
+    assert "has no artifact for 'Embedder'" in last["reason"]
+
+
+def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
+    """The outcome as the metrics have it, and the error."""
+    replica = StandIn()
+    replica.declared = []
+    failed(ConfigError, replica)
+
+    *_, stage, last = log.events()
+
+    assert (stage["event"], stage["stage"], stage["previous"]) == ("stage", "failed", "pending")
+    assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "failed", "failed")
+    assert last["reason"]
+
+
+def test_a_compile_in_traffic_is_fields(log: JsonLog):
+    """What was compiled, for which input, for how long and why."""
+    replica = StandIn(2, 3)
+    warm_up(replica)
+    replica.owner.model(torch.ones(7))
+
+    (event,) = (each for each in log.events() if each["event"] == "compile")
+
+    assert (event["kind"], event["stage"], event["events"]) == ("recompile", "ready", 1)
+    assert "double" in event["function"]
+    assert "7" in event["signature"]
+    assert event["seconds"] > 0
+    assert event["reason"]
+
+
+def test_text_logs_are_as_readable_as_ever(store: LocalStore, log: JsonLog):
+    """Serve's text has the message and nothing of the fields."""
+    replica = StandIn(2, 3)
+    warm_up(replica, artifact=store.uri)
+    replica.owner.model(torch.ones(7))
+
+    assert len(log.lines) == len(log.records) > 5
+    for line, record in zip(log.lines, log.records, strict=True):
+        assert line.endswith(f" -- {record['message']}")
+
+
+def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonLog):
+    """Each has our prefix: `logging` raises where a record has such a field already."""
+    replica = StandIn(2, 3)
+    warm_up(replica, artifact=store.uri)
+    replica.owner.model(torch.ones(7))
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text()
+    plain = {"asctime", "levelname", "message", "filename", "lineno", "process", "timestamp_ns"}
+
+    found = {key for record in log.records for key in record} - plain
+
+    assert {key for key in found if not key.startswith(LOG_PREFIX)} == set()
+    assert [key for key in found if f"`{key}`" not in document] == []

@@ -1,0 +1,663 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is done before `__init__` ends: used where it is what the start wants, and else harmless.
+
+Artifacts are signed and stores are folders. That something was done early is shown by what is gone
+when the start begins, never by a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from artifacts import build, new_key, packed_cache, trusting
+from compiled import compiled, double
+from conftest import wait_until
+from homes import move_home, write_trust_file
+from serve_warm import _private_folders
+from serve_warm.artifact.node_cache import default_root
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import ConfigError, InputError
+from serve_warm.replica.prefetch import Prefetch, Taken
+from serve_warm.replica.warmup import Warmup
+from serve_warm.report import Report, Stage, Verdict
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.files import trust_lines
+from starts import (  # noqa: F401 - `process` is a fixture
+    KEY,
+    StandIn,
+    cut_short,
+    here,
+    missing_blob,
+    other_statement,
+    pointed_at,
+    process,
+    publish,
+    tampered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.timeout(400)
+
+HANG_S = 300.0
+ENDS_S = 120.0
+"""Less than any time-out of a store."""
+OLDER, NEWER = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(2))
+KERNEL = Path("24", "c244b2rga7kqcbbf2xhyb.so")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(root=tmp_path / "store")
+
+
+def begun(replica: StandIn, **settings: Any) -> Prefetch:
+    work = Prefetch(WarmupConfig(**settings), deployment=replica.deployment, trust=replica.trust())
+    work.begin()
+    return work
+
+
+def ended(work: Prefetch) -> Taken | None:
+    """Wait until it has pulled what it can, as an `__init__` that takes long would."""
+    return work._taken.result(HANG_S)
+
+
+def prefetched(replica: StandIn, **settings: Any) -> tuple[Prefetch, Taken | None]:
+    work = begun(replica, **settings)
+    return work, ended(work)
+
+
+def start(replica: StandIn, work: Prefetch, **settings: Any) -> Warmup:
+    warmup = Warmup(replica, WarmupConfig(**settings), prefetched=work)
+    asyncio.run(warmup.run())
+    return warmup
+
+
+def hidden(report: Report) -> dict[str, float]:
+    return {time.stage.value: time.hidden_s for time in report.stages if time.hidden_s}
+
+
+def thrown_away(taken: Taken | None) -> bool:
+    """Whether its files are closed and its directory is gone, now or in a moment."""
+    assert taken is not None
+    assert taken.directory is not None
+    wait_until("its directory is removed", lambda: not taken.directory.exists())
+    return all(file.closed for file in taken.pulled.raw.values())
+
+
+@contextmanager
+def node_locked(raw: dict[str, bytes]) -> Iterator[Callable[[], None]]:
+    """Be another process of this node that downloads: whoever fetches waits until it is called."""
+    (part,) = build(raw=raw)[0].parts
+    _private_folders.make_private(default_root())
+    lock = os.open(default_root() / f"{part.sha256}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield lambda: fcntl.flock(lock, fcntl.LOCK_UN)
+    finally:
+        os.close(lock)
+
+
+def fetching(work: Prefetch) -> None:
+    """Wait until it has come to the node's cache."""
+    wait_until("this machine is read", lambda: any(span.ended for span in work._spans))
+    assert not work._taken.done()
+
+
+# --- used ----------------------------------------------------------------------------------
+
+
+def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path):
+    """The start needs neither the store nor the node's cache, and says what was hidden."""
+    replica = StandIn()
+    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+    shutil.rmtree(store.root)
+    shutil.rmtree(default_root())
+
+    warmup = start(replica, work, artifact=store.uri)
+
+    report = warmup.report()
+    assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, key)
+    assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
+    assert report.artifact.signers == ("key0",)
+    assert hidden(report).keys() == {"PENDING", "PULLING", "VERIFYING", "LOADING"}
+    assert warmup.caches.directory == pointed_at() == taken.directory
+    assert (warmup.caches.directory / KERNEL).read_bytes() == bytes(range(256)) * 64
+    assert all(file.closed for file in taken.pulled.raw.values())
+
+
+def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
+    """In the text beside what the start waited for, and in JSON under a name of its own."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, _ = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    lines = [line for line in report.text().splitlines() if "during __init__" in line]
+    assert [line.split()[0] for line in lines] == ["pending", "pulling", "verifying", "loading"]
+    assert all(time["hidden_s"] >= 0 for time in report.to_json()["stages"])
+    assert report.to_json()["stages"][-1]["hidden_s"] == 0
+
+
+def test_what_user_code_compiles_meanwhile_stays_out(store: LocalStore, tmp_path: Path):
+    """Until the start accepts it torch's caches are elsewhere."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+    during = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    start(replica, work, artifact=store.uri)
+
+    assert not Path(during).is_relative_to(taken.directory)
+
+
+def test_a_start_waits_for_what_is_under_way(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It does not begin a pull of its own beside it."""
+    replica = StandIn()
+    raw = {"cache": packed_cache(tmp_path / "built")}
+    publish(store, here(replica), raw=raw)
+    caplog.set_level("INFO", "serve_warm")
+    with node_locked(raw) as release:
+        work = begun(replica, artifact=store.uri)
+        fetching(work)
+        warmup = Warmup(replica, WarmupConfig(artifact=store.uri), prefetched=work)
+        warmup.observe([lambda report: report.stage is Stage.PULLING and release()])
+
+        asyncio.run(warmup.run())
+
+    assert warmup.report().verdict is Verdict.FULL_HIT
+    assert warmup.caches.directory == ended(work).directory
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if line.startswith("pulled artifact")]) == 1
+
+
+def test_a_refused_statement_is_warned_of_once(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Looking twice at what was read once is one look to whoever reads the log."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    (store.root / "statements" / "Embedder" / "junk.dsse.json").write_bytes(b"junk")
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert taken is not None
+    assert report.verdict is Verdict.FULL_HIT
+    assert len(report.artifact.trace) == 2
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if line.startswith("refused statement")]) == 1
+
+
+# --- not what is wanted --------------------------------------------------------------------
+
+
+def other_store(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
+    other = LocalStore(root=tmp_path / "other")
+    publish(other, here(replica), raw={"cache": packed_cache(tmp_path / "theirs")})
+    return {"artifact": other.uri}
+
+
+def other_node_cache(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
+    return {"node_cache_dir": str(tmp_path / "blobs")}
+
+
+def other_size(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
+    return {"node_cache_max_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize("change", [other_store, other_node_cache, other_size])
+def test_settings_that_change_later_are_those_that_count(
+    store: LocalStore, tmp_path: Path, change: Callable[..., dict[str, Any]]
+):
+    """What was pulled by other settings is thrown away, and the start pulls by its own."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+    settings = {"artifact": store.uri, **change(replica, tmp_path)}
+
+    warmup = start(replica, work, **settings)
+
+    report = warmup.report()
+    assert (report.verdict, report.artifact.store) == (Verdict.FULL_HIT, settings["artifact"])
+    assert warmup.caches.directory != taken.directory
+    assert hidden(report).keys() == {"PENDING"}
+    assert thrown_away(taken)
+
+
+def test_other_parts_are_pulled_anew(store: LocalStore, tmp_path: Path):
+    """An artifact without one of the parts that the start asks for is no hit."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri, parts=("torch_bytes",)).report()
+
+    assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "missing_part")
+    assert thrown_away(taken)
+
+
+@pytest.mark.parametrize("withdrawn", ["key", "artifact"])
+def test_trust_that_ends_meanwhile_is_no_trust(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, withdrawn: str
+):
+    """Keys and the deny-list are those of the moment in which the start looks."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    replica._trust = None
+    lines = f"max_age_days = 36500\n{trust_lines(KEY.public_key(), name='builder')}"
+    file = write_trust_file(tmp_path / "home", lines)
+    move_home(tmp_path / "home", monkeypatch)
+    work, taken = prefetched(replica, artifact=store.uri)
+    digest = taken.pulled.chosen.manifest.parts[0].sha256
+    file.write_text(f'denied = ["sha256:{digest}"]\n{lines}' if withdrawn == "artifact" else "")
+
+    warmup = start(replica, work, artifact=store.uri)
+
+    report = warmup.report()
+    assert report.verdict is Verdict.REFUSED
+    assert report.artifact.refused == ("denied" if withdrawn == "artifact" else "no_trust")
+    assert list(warmup.caches.directory.rglob("*.so")) == []
+    assert thrown_away(taken)
+
+
+def test_a_trust_file_that_others_can_write_has_a_reason_of_its_own(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`no_trust` would lead to a file that is not mounted; this one is there, with a wrong mode."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    replica._trust = None
+    lines = trust_lines(KEY.public_key(), name="builder")
+    file = write_trust_file(tmp_path / "home", lines)
+    file.chmod(0o666)
+    move_home(tmp_path / "home", monkeypatch)
+    work, _ = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "bad_trust_file")
+    assert report.artifact.reason.startswith(f"the trust file cannot be used: {file} ")
+    assert f"chmod go-w {file}" in report.artifact.reason
+
+
+@pytest.mark.parametrize("refused", ["untrusted", "expired"])
+def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
+):
+    """An artifact that fits and is refused is not one that does not fit."""
+    caplog.set_level(logging.INFO, logger="serve_warm")
+    replica = StandIn()
+    replica._trust = trusting(new_key() if refused == "untrusted" else KEY, max_age_s=60.0)
+    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+
+    prefetched(replica, artifact=store.uri)
+
+    (line,) = [r.message for r in caplog.records if "during __init__" in r.message]
+    assert f"{key} is refused ({refused}): " in line
+    assert "fits" not in line
+
+
+def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
+    """What the app compiles with is known after `__init__`, and then another variant fits."""
+    replica, other = StandIn(), StandIn()
+    other.owner.model = compiled(double, dynamic=True)
+    raw = {"cache": packed_cache(tmp_path / "built")}
+    right = publish(store, here(replica), raw=raw, created=OLDER)
+    wrong = publish(store, here(other), raw=raw, created=NEWER)
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    warmup = start(replica, work, artifact=store.uri)
+
+    report = warmup.report()
+    assert taken.pulled.chosen.key == wrong
+    assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, right)
+    # The same blob, so the node had it.
+    assert report.artifact.downloaded_bytes == 0
+    assert thrown_away(taken)
+
+
+def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore, tmp_path: Path):
+    """An artifact for what was true before `__init__` is a miss."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        report = start(replica, work, artifact=store.uri).report()
+    finally:
+        torch.set_default_dtype(before)
+
+    assert report.verdict is Verdict.MISS
+    assert "default_dtype: " in report.artifact.trace[0]
+    assert thrown_away(taken)
+
+
+@pytest.mark.parametrize(
+    "built_for", [{"torch": "2.11.0"}, {"libc": "musl 1"}], ids=lambda factors: next(iter(factors))
+)
+def test_what_does_not_fit_this_machine_is_not_fetched(
+    store: LocalStore, tmp_path: Path, built_for: dict[str, str]
+):
+    """Nothing but statements is read, and the start says why nothing fits."""
+    replica = StandIn()
+    raw = {"cache": packed_cache(tmp_path / "built")}
+    publish(store, here(replica, **built_for), raw=raw)
+
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    assert taken is None
+    assert not default_root().exists()
+    report = start(replica, work, artifact=store.uri).report()
+    assert report.verdict is Verdict.MISS
+    assert f"{next(iter(built_for))}: " in report.artifact.trace[0]
+
+
+# --- failing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [tampered, cut_short, missing_blob, other_statement])
+def test_what_is_damaged_is_refused_as_ever(
+    store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
+):
+    """Looking early changes no verdict, and unpacks nothing that is not as it was signed."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    damage(store)
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert taken is None
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert list(Path(tempfile.gettempdir()).rglob("*.so")) == []
+
+
+def test_an_unknown_signer_is_refused_as_ever(store: LocalStore, tmp_path: Path):
+    """Nothing is trusted in advance."""
+    replica = StandIn(trust=trusting(new_key()))
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert taken is None
+    assert report.verdict is Verdict.REFUSED
+    assert not default_root().exists() or not list(default_root().iterdir())
+
+
+def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
+    """A store that was away during `__init__` and is back gives its artifact to the start."""
+    replica = StandIn()
+    good = LocalStore(root=tmp_path / "good")
+    publish(good, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    store.root.symlink_to(store.root)  # a loop: nothing can be listed in it
+    work, taken = prefetched(replica, artifact=store.uri)
+    store.root.unlink()
+    store.root.symlink_to(good.root)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert taken is None
+    assert report.verdict is Verdict.FULL_HIT
+
+
+def test_an_address_that_is_no_store_is_said_by_the_start():
+    """The user's code does not see it, and the start ends with what is wrong as ever."""
+    replica = StandIn()
+    work, taken = prefetched(replica, artifact="s3://bucket?version=1")
+
+    with pytest.raises(ConfigError, match="store contains a query"):
+        start(replica, work, artifact="s3://bucket?version=1")
+
+    assert taken is None
+
+
+@pytest.mark.slow
+def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path: Path):
+    """The deadline of the pull holds for what was begun before it, too."""
+    replica = StandIn()
+    raw = {"cache": packed_cache(tmp_path / "built")}
+    publish(store, here(replica), raw=raw)
+    with node_locked(raw):
+        work = begun(replica, artifact=store.uri)
+        fetching(work)
+
+        report = start(replica, work, artifact=store.uri, pull_deadline_s=0.3).report()
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
+    assert "nothing was pulled within" in report.artifact.reason
+    assert ended(work) is None
+
+
+def test_a_start_that_fails_throws_it_away(store: LocalStore, tmp_path: Path):
+    """Nothing stays open or on disk for a replica that will not serve."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    work, taken = prefetched(replica, artifact=store.uri)
+    replica.declared = []
+
+    with pytest.raises(InputError):
+        start(replica, work, artifact=store.uri)
+
+    assert thrown_away(taken)
+
+
+def test_dropping_ends_what_is_under_way(store: LocalStore, tmp_path: Path):
+    """Nothing is asked of a store for a start that has been switched off."""
+    replica = StandIn()
+    raw = {"cache": packed_cache(tmp_path / "built")}
+    publish(store, here(replica), raw=raw)
+    with node_locked(raw) as release:
+        work = begun(replica, artifact=store.uri)
+        fetching(work)
+
+        work.drop()
+        release()
+
+    assert ended(work) is None
+
+
+# --- in a process of its own ---------------------------------------------------------------
+
+IMPORTING = """
+import importlib, os, sys, threading, time
+from serve_warm.config import WarmupConfig
+from serve_warm.replica.prefetch import Prefetch
+from serve_warm.trust.policy import unsigned_ok
+
+before = importlib._bootstrap._find_and_load
+uri = sys.argv[1]
+trust = unsigned_ok(uri, reason="a test")
+work = Prefetch(WarmupConfig(artifact=uri), deployment="Embedder", trust=trust)
+work.begin()
+assert "torch" not in sys.modules
+import torch
+while "torch._inductor.compile_fx" not in sys.modules or work._spans[-1].ended is None:
+    time.sleep(0.02)
+assert not work.set_too_late
+os.environ["TORCHINDUCTOR_FREEZING"] = "1"
+work.init_ended()
+assert work.hidden_s > 0
+print(*work.set_too_late)
+while importlib._bootstrap._find_and_load is not before:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_is_imported_once_torch_is(store: LocalStore, tmp_path: Path):
+    """For an artifact that needs it, and not before user code imports torch.
+
+    What `__init__` sets too late for it is named.
+    """
+    publish(store, here(StandIn()), raw={"cache": packed_cache(tmp_path / "built")})
+
+    completed = subprocess.run(
+        [sys.executable, "-c", IMPORTING, store.uri],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.split() == ["TORCHINDUCTOR_FREEZING"]
+    assert "Traceback" not in completed.stderr
+
+
+CHOOSING = """
+import sys, threading, time, torch
+from pathlib import Path
+from serve_warm.config import WarmupConfig
+from serve_warm.replica.prefetch import Prefetch
+from serve_warm.trust.policy import unsigned_ok
+
+uri, driver, then = sys.argv[1:]
+torch.version.cuda = "13.0"
+asked = []
+for name in "is_available device_count _lazy_init get_device_properties get_device_name".split():
+    setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
+trust = unsigned_ok(uri, reason="a test")
+config = WarmupConfig(artifact=uri)
+work = Prefetch(config, deployment="Embedder", trust=trust, driver=[Path(driver)])
+work.begin()
+while not any(span.ended for span in work._spans):
+    time.sleep(0.02)
+time.sleep(0.5)
+print("torch._inductor.compile_fx" in sys.modules, len(work._spans), asked)
+if then == "initialised":
+    torch.cuda._initialized = True
+else:
+    work.init_ended()
+for thread in threading.enumerate():
+    if thread.name.startswith("serve_warm"):
+        thread.join()
+print("torch._inductor.compile_fx" in sys.modules, len(work._spans))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # One span is Dynamo, the second this machine, the third Inductor.
+    ("then", "shown"),
+    [("initialised", "True 3"), ("ended", "False 2")],
+)
+def test_devices_are_asked_for_after_user_code_has_chosen_them(
+    store: LocalStore, tmp_path: Path, then: str, shown: str
+):
+    """With a driver Inductor and the machine wait until CUDA is initialised or `__init__` ended."""
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+
+    completed = subprocess.run(
+        [sys.executable, "-c", CHOOSING, store.uri, str(driver), then],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+
+    assert completed.stdout.splitlines() == ["False 1 []", shown], completed.stderr
+
+
+FORKING = """
+import os, sys, time
+from serve_warm.config import WarmupConfig
+from serve_warm.replica.prefetch import Prefetch
+from serve_warm.trust.policy import unsigned_ok
+
+uri = sys.argv[1]
+trust = unsigned_ok(uri, reason="a test")
+work = Prefetch(WarmupConfig(artifact=uri), deployment="Embedder", trust=trust)
+work.begin()
+import torch
+while "torch._dynamo" not in sys.modules:
+    time.sleep(0.001)
+under_way = work._spans[-1].ended is None
+child = os.fork()
+if child == 0:
+    import torch._inductor.compile_fx
+    os._exit(int(torch.compile(lambda x: x + 6, backend="eager")(torch.ones(1))))
+_, status = os.waitpid(child, 0)
+print(under_way, os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_init_forks_can_compile(store: LocalStore, tmp_path: Path):
+    """Forked in the middle of the import it has a whole compiler."""
+    publish(store, here(StandIn()), raw={"cache": packed_cache(tmp_path / "built")})
+
+    completed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, store.uri],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+
+    assert completed.stdout == "True 7\n", completed.stderr
+
+
+DYING = """
+import sys, torch
+from serve_warm.config import WarmupConfig
+from serve_warm.replica.prefetch import Prefetch
+
+Prefetch(WarmupConfig(artifact="s3://bucket/artifacts"), deployment="Embedder", trust=None).begin()
+sys.stdin.read(1)
+raise SystemExit("__init__ failed")
+"""
+
+
+@pytest.mark.slow
+def test_a_store_that_hangs_keeps_no_process_alive():
+    """A replica whose `__init__` fails ends at once, in the middle of whatever is under way."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "y",
+            "AWS_REGION": "us-east-1",
+        }
+        with subprocess.Popen(
+            [sys.executable, "-c", DYING],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            connection, _ = silent.accept()
+            with connection:
+                # The connection is held open: nothing but the end of the process ends it.
+                _, errors = process.communicate("x", timeout=ENDS_S)
+
+    assert "__init__ failed" in errors
+    assert process.returncode == 1

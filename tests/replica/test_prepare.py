@@ -1,0 +1,258 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a start finds before it replays: inputs, compiler, GPU, and settings that do nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compiled import double
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import (
+    CompilerMissing,
+    InputError,
+    WarmupFailed,
+    WarmupTimeout,
+)
+from serve_warm.inputs import Input
+from serve_warm.replica.warmup import Warmup
+from serve_warm.report import Stage, Verdict
+from starts import (  # noqa: F401 - fixtures
+    Capturing,
+    StandIn,
+    failed,
+    process,
+    warm_up,
+)
+
+
+def test_the_gpu_that_is_read_is_the_serving_threads(monkeypatch: pytest.MonkeyPatch):
+    """CUDA has a current device for each thread, and `__init__` sets that of the event loop."""
+    serving = threading.get_ident()
+    found = types.SimpleNamespace(
+        name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 * 2**30
+    )
+    for name, value in {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 2,
+        "get_allocator_backend": "none that is known",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(
+        torch.cuda, "current_device", lambda: 1 if threading.get_ident() == serving else 0
+    )
+
+    replica = StandIn()
+    replica.owner.model = double  # Dynamo would ask for a device, too
+
+    start = warm_up(replica)
+
+    assert start.journal.fingerprint is not None
+    assert start.journal.fingerprint.machine["gpu"] == "A sm_90 132 SMs 80 GiB as cuda:1"
+
+
+class Undecided(StandIn):
+    async def warmup_inputs(self) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_inputs_that_are_never_declared_have_a_deadline():
+    """Every wait of a start ends: also the one for the user's own method."""
+    error, report, _ = failed(WarmupTimeout, Undecided(), deadline_s=0.2)
+
+    assert error.message.startswith("warmup_inputs() did not return within")
+    assert error.hint
+    assert (report.stage, report.error) == (Stage.FAILED, str(error))
+
+
+def test_a_start_without_inputs_is_late_by_policy():
+    """What has proven nothing may serve where the policy says so, and never looks clean."""
+    report = warm_up(Undecided(), deadline_s=0.2, on_deadline="serve").report()
+
+    assert (report.stage, report.verdict, report.covered.expected) == (
+        *(Stage.READY, Verdict.LATE, 0),
+    )
+    assert report.degraded[0].startswith("late: warmup_inputs()")
+
+
+def test_a_gpu_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch):
+    """A start with a driver that is too old runs on the CPU, if the app does, and says it once."""
+
+    def init() -> None:
+        message = "The NVIDIA driver on your system is too old (found version 12020). Please"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    # A driver is there, wherever this test runs.
+    exists, driver = Path.exists, Path("/dev/nvidiactl")
+    monkeypatch.setattr(Path, "exists", lambda path, **how: path == driver or exists(path, **how))
+
+    report = warm_up(StandIn()).report()
+
+    [warning] = [line for line in report.warnings if "driver" in line]
+    assert "cannot use this machine's GPU" in warning
+    assert "too old (found version 12020)" in warning
+    assert report.fingerprint["machine"]["gpu"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "text"),
+    [
+        ([], InputError, "Embedder.warmup_inputs() returned no inputs"),
+        (7, InputError, "Embedder.warmup_inputs() returned int"),
+        ([Input(target="rank")], InputError, "no method 'rank'"),
+        (ValueError("no vocabulary"), ValueError, "ValueError: no vocabulary"),
+    ],
+)
+def test_inputs_that_cannot_be_used_fail_the_start(declared: Any, kind: type[Exception], text: str):
+    """A start that ends in the user's code has ended: its report says so, whatever was raised."""
+    replica = StandIn()
+    replica.declared = declared
+
+    _, report, _ = failed(kind, replica)
+
+    assert report.stage is Stage.FAILED
+    assert text in report.error
+    assert replica.calls == []
+
+
+def test_inputs_that_are_refused_are_known():
+    """Logs and `warmup_requests()` say what was declared, also where a target does not exist."""
+    replica = StandIn()
+    replica.declared = [Input(target="rank")]
+    start = Warmup(replica, WarmupConfig())
+
+    with pytest.raises(InputError, match="no method"):
+        asyncio.run(start.run())
+
+    assert [item.target_name for item in start.journal.inputs] == ["rank"]
+
+
+def test_the_missing_compiler_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not after a download and a minute of tracing: the inputs are not even asked for."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU a C++ compiler is not required")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    replica = StandIn()
+    replica.owner.model = torch.compile(double)
+
+    error, report, _ = failed(CompilerMissing, replica, artifact=str(tmp_path / "store"))
+
+    assert "looked for g++" in error.message
+    assert "g++" in report.error
+    assert not replica.asked
+    assert [time.stage for time in report.stages] == [Stage.PENDING]
+
+
+def test_what_is_not_compiled_by_inductor_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An image without g++ serves a model that Inductor does not compile; the lack is named."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    report = warm_up(StandIn()).report()
+
+    assert report.covered.proven == report.covered.expected == 2
+    assert torch.cuda.is_available() or "looked for g++" in report.warnings[0]
+
+
+def test_cuda_graphs_on_threads_that_end_are_refused():
+    """What was recorded on the thread of one request is lost to the next: it is no replica."""
+    error, report, _ = failed(WarmupFailed, Capturing(own_threads=True))
+
+    assert "CUDA graphs belong to the thread that recorded them" in error.message
+    assert "on_model_thread" in error.hint
+    assert report.stage is Stage.FAILED
+
+
+@pytest.mark.parametrize(
+    ("others", "said"), [((), "declare inputs that reach it"), (("Encoder",), "(Encoder) warms up")]
+)
+def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str):
+    """It is no error, and its inputs count as ever: a router has nothing to prove."""
+    replica = StandIn()
+    replica.owner.model = double
+    replica.waits_for = lambda: others
+
+    report = warm_up(replica, on_uncovered="fail").report()
+
+    assert (report.covered.proven, report.degraded) == (2, ())
+    [warning] = report.warnings
+    assert warning.startswith("nothing compiled was found in this process")
+    assert said in warning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [RuntimeError, InputError])
+def test_what_user_code_raises_is_cut(kind: type[Exception], caplog: pytest.LogCaptureFixture):
+    """A message of megabytes is its beginning in the report, the state file and the log."""
+    replica = StandIn()
+    hint = {"hint": "correct it"} if kind is InputError else {}
+    replica.declared = kind("it broke " + "x" * 1_500_000, **hint)
+
+    _, report, _ = failed(kind, replica)
+
+    assert "it broke" in report.error
+    assert len(report.error) < 1100
+    assert report.error.endswith("hint: correct it" if hint else "...")
+    assert len(caplog.text) < 20_000
+
+
+def test_what_user_code_raises_is_redacted():
+    """Its text goes into the report, the state file and the log."""
+    replica = StandIn()
+    replica.declared = RuntimeError("GET https://host/x?X-Amz-Signature=0a1b2c failed")
+
+    _, report, _ = failed(RuntimeError, replica)
+
+    assert "RuntimeError: GET https://host/x" in report.error
+    assert "0a1b2c" not in str(report.to_json())
+
+
+def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
+    """Torch loads what it finds there without a signature; off, there is nothing to say."""
+    names = ["TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"]
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    on = warm_up(StandIn()).report()
+    for name in names:
+        monkeypatch.setenv(name, "0")
+    off = warm_up(StandIn()).report()
+
+    assert [w for w in on.warnings if ", ".join(names) in w]
+    assert not [w for w in off.warnings if "REMOTE" in w]
+
+
+def test_ranks_without_a_process_group_are_warned_of():
+    """Such a process starts by itself, as it does where nothing was asked for."""
+    asked = warm_up(StandIn(), ranks="together").report()
+    not_asked = warm_up(StandIn()).report()
+
+    assert [w for w in asked.warnings if w.startswith("ranks: together does nothing here")]
+    assert asked.stage is Stage.READY
+    assert not [w for w in not_asked.warnings if "ranks" in w]
+
+
+def test_a_torch_without_profiles_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    """The setting does nothing there, and costs nothing: the start is as without it."""
+    monkeypatch.delattr("torch._dynamo.pgo.reset_code_state")
+
+    report = warm_up(StandIn(), pgo="on").report()
+
+    assert [w for w in report.warnings if w.startswith("pgo: on does nothing here: torch 2.")]
+    assert len(report.warnings) == 1
+    assert report.stage is Stage.READY

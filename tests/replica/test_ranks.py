@@ -1,0 +1,336 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that compute together start together: on real process groups (gloo), a process a rank.
+
+What they compile has a collective in it, so that a rank which makes a call more or less than the
+others would hang, and the test with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+from torch.distributed import HashStore
+
+from rank_groups import (
+    HANG_S,
+    Group,
+    compiled_anything,
+    reports,
+)
+from serve_warm.errors import RankFailed, WarmupFailed
+from serve_warm.fingerprint import Fingerprint
+from serve_warm.replica.ranks import Ranks, join
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+TOLERANCE = 1e-5
+
+
+# --- what they say to one another ----------------------------------------------------------
+
+
+def group(size: int, **options: float) -> list[Ranks]:
+    store = HashStore()
+    return [Ranks(rank, size, store, **options) for rank in range(size)]
+
+
+def together(*sayings: Coroutine[Any, Any, Any]) -> list[Any]:
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*sayings, return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def test_all_ranks_know_what_each_of_them_says():
+    """Answers come in the order of the ranks, turn by turn."""
+    first, second, third = group(3)
+
+    async def say(one: Ranks, *words: Any) -> list[Any]:
+        return [await one.agree("a word", word, timeout_s=60) for word in words]
+
+    answers = together(say(first, 1, "a"), say(second, 2, None), say(third, 3, {"c": 1}))
+
+    assert answers == [[[1, 2, 3], ["a", None, {"c": 1}]]] * 3
+
+
+def test_a_process_by_itself_agrees_with_itself():
+    """Without a process group nothing is asked of anybody."""
+    with join() as alone:
+        [answer] = together(alone.agree("a word", 1, timeout_s=0))
+
+    assert (alone.size, answer) == (1, [1])
+
+
+def test_an_earlier_start_is_not_heard():
+    """What was said in a start that ended is no answer in the next one of the same group."""
+    store = HashStore()
+    for word in ("before", "now"):
+        both = [Ranks(rank, 2, store) for rank in range(2)]
+        answers = together(*(one.agree("a word", word, timeout_s=60) for one in both))
+        both[0].say_failed(ValueError("afterwards"))
+
+    assert answers == [["now", "now"]] * 2
+
+
+def test_ranks_that_are_out_of_step_fail():
+    """A rank that has come to something else is named, with both things."""
+    first, second = group(2)
+
+    errors = together(
+        first.agree("pass 2", True, timeout_s=60), second.agree("the proof", {}, timeout_s=60)
+    )
+
+    assert all(isinstance(error, RankFailed) for error in errors)
+    assert errors[0].message == "rank 0 of 2 has come to pass 2, but rank 1 to the proof"
+
+
+def test_a_failure_is_told_with_the_rank_where_it_began():
+    """Who fails since another one did repeats what that one said."""
+    first, second, third = group(3)
+    second.say_failed(WarmupFailed("the store is empty"))
+
+    [error] = together(first.agree("a word", 1, timeout_s=60))
+    third_answer = third.agree("a word", 1, timeout_s=60)
+    first.say_failed(error)
+    [repeated] = together(third_answer)
+
+    assert isinstance(error, RankFailed)
+    assert error.message == repeated.message == "rank 1 of 3 has failed: the store is empty"
+
+
+def test_a_rank_that_says_nothing_is_named():
+    """One that has not come so far is waited for until the time is up."""
+    first, _ = group(2)
+
+    [error] = together(first.agree("its artifact", 1, timeout_s=0.05))
+
+    assert isinstance(error, RankFailed)
+    assert "rank 1 of 2 did not answer about its artifact" in error.message
+
+
+def test_a_rank_without_a_pulse_is_gone():
+    """One that gave a pulse and stopped is not waited for as long as the start may take."""
+    first, second = group(2, silent_s=0.2)
+    ended = threading.Event()
+    ended.set()
+    second.give_pulse(ended)
+
+    [error] = together(first.agree("its artifact", 1, timeout_s=HANG_S))
+
+    assert isinstance(error, RankFailed)
+    assert "rank 1 of 2 has sent no pulse" in error.message
+
+
+def test_a_store_that_is_gone_is_a_sentence():
+    """The exception of a store's client becomes one that says what to do."""
+
+    class Gone:
+        def add(self, key: str, many: int) -> int:
+            return many
+
+        def set(self, key: str, value: str) -> None:
+            raise torch.distributed.DistNetworkError("Connection reset by peer\nat line 1")
+
+    [error] = together(Ranks(1, 2, Gone()).agree("a word", 1, timeout_s=60))
+
+    assert isinstance(error, RankFailed)
+    assert error.message.endswith("does not answer: Connection reset by peer")
+
+
+# --- starts of real process groups ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Starts of one pair of processes, one after the other."""
+    plans = {
+        "even": {},
+        "uneven": {"steps": 8, "stepping": 1},
+        "never quiet": {"do": "compile", "doing": 1, "config": {"max_passes": 3}},
+        "other inputs": {"declare": {"1": [6]}},
+        "forbidding": {"config": {"after_ready": "forbid"}},
+        "alone": {"model": "whole", "declare": {"1": [6]}, "config": {"ranks": "alone"}},
+        "raising": {"do": "raise", "doing": 1, "declare": {"0": [], "1": []}},
+    }
+    folder = tmp_path_factory.mktemp("group")
+    return dict(zip(plans, Group(folder=folder).run(*plans.values()), strict=True))
+
+
+@pytest.mark.slow
+def test_ranks_replay_and_prove_together(starts: dict[str, list[dict[str, Any]]]):
+    """Equally warm ones need what one process needs: a compiling pass, a quiet one, the proof."""
+    for said in starts["even"]:
+        assert said["report"]["stage"] == "READY"
+        assert said["report"]["passes"] == 3
+        assert said["report"]["covered"] == {"expected": 2, "proven": 2}
+        assert said["error"] == 0.0
+
+
+@pytest.mark.slow
+def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
+    """A rank that needs five passes is not left alone in its collectives by one that needs two."""
+    first, second = starts["uneven"]
+
+    assert [first["report"]["passes"], second["report"]["passes"]] == [6, 6]
+    assert first["calls"] == second["calls"]
+    assert first["report"]["warmup"]["compiles"] == 2
+    assert second["report"]["warmup"]["compiles"] == 2 + 8
+    assert all(said["report"]["covered"]["proven"] == 2 for said in starts["uneven"])
+
+
+def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[str, Any]]]):
+    """Where one rank compiles in each pass none is proven, and the others name that rank."""
+    first, second = reports(starts["never quiet"])
+
+    assert (first["passes"], second["passes"]) == (4, 4)
+    assert first["covered"] == second["covered"] == {"expected": 2, "proven": 0}
+    why = second["inputs"][0]["note"]
+    assert why.startswith("not quiet: 1 compiles; double (compiled.py:")
+    assert first["inputs"][0]["note"] == f"rank 1: {why}"
+    assert first["degraded"]
+    assert second["degraded"]
+
+
+def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, Any]]]):
+    """They would wait for each other in a collective: both say who has what, before any call."""
+    first, second = starts["other inputs"]
+
+    assert first["raised"] == second["raised"] == "ConfigError"
+    assert "rank 1 has ['batch 6', 'batch 4', 'batch 2']" in first["report"]["error"]
+    assert "rank 0 has ['batch 4', 'batch 2']" in second["report"]["error"]
+    assert first["report"]["passes"] == 0
+
+
+def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]]):
+    """`after_ready: forbid` is refused, with the reason."""
+    for said in starts["forbidding"]:
+        assert said["raised"] == "ConfigError"
+        assert "leaves the others waiting" in said["report"]["error"]
+
+
+def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
+    """Where the others do not warm up by themselves none of them is asked, nor waited for."""
+    first, second = reports(starts["alone"])
+
+    assert (first["covered"]["proven"], second["covered"]["proven"]) == (2, 3)
+    assert first["fingerprint"]["app"]["rank"] == "0 of 2"
+
+
+def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]]]):
+    """The one that raised names its input, and the other one ends by its word or its silence."""
+    first, second = starts["raising"]
+
+    assert second["raised"] == "ReplayFailed"
+    assert "KeyError: 'no such weights'" in second["report"]["error"]
+    assert first["raised"] == "ReplayFailed"
+    assert first["report"]["stage"] == "FAILED"
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_a_pass_is_not_waited_for(tmp_path: Path):
+    """Its peer fails in the collective that it was to call, with the input."""
+    [[first, second]] = Group(folder=tmp_path).run({"do": "die", "doing": 1})
+
+    assert second == {}
+    assert first["raised"] == "ReplayFailed"
+    assert "'batch 2' raised" in first["report"]["error"]
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_between_passes_is_missed(tmp_path: Path):
+    """Its peer, which waits for its word, ends with a sentence and not with its deadline."""
+    [[first, second]] = Group(folder=tmp_path).run({"do": "leave", "doing": 1}, silent_s=2.0)
+
+    assert second == {}
+    assert first["raised"] == "RankFailed"
+    assert "rank 1 of 2 has sent no pulse for 2 s" in first["report"]["error"]
+
+
+# --- an artifact for each rank -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a group compiled and published at one level, a variant a rank."""
+
+    group: Group
+    level: int
+    store: Path
+    said: list[dict[str, Any]]
+
+    def variant(self, rank: int) -> str:
+        return Fingerprint.from_json(self.said[rank]["report"]["fingerprint"]).key
+
+    def started(self, store: Path, **options: Any) -> list[dict[str, Any]]:
+        start = {"level": self.level, "store": str(store), "load": True, **options}
+        [said] = self.group.run(start)
+        return said
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    group, store = Group(folder=folder), folder / "store"
+    [said] = group.run({"level": request.param, "store": str(store), "publish": True})
+    return Built(group=group, level=request.param, store=store, said=said)
+
+
+@pytest.mark.long
+def test_each_rank_starts_from_its_own_artifact(built: Built):
+    """All are full hits, nothing is compiled, what they compute together is right."""
+    warm = built.started(built.store)
+
+    assert len({built.variant(0), built.variant(1)}) == 2
+    for rank, said in enumerate(warm):
+        report = said["report"]
+        assert report["fingerprint"]["app"]["rank"] == f"{rank} of 2"
+        assert built.variant(rank) in report["artifact"]["statement"]
+        assert report["verdict"] == "full_hit"
+        assert not compiled_anything(report)
+        assert report["covered"] == {"expected": 2, "proven": 2}
+        assert said["error"] < TOLERANCE
+    assert len({said["calls"] for said in warm}) == 1
+    if built.level == 2:
+        assert [said["report"]["warmup"]["compiles"] for said in warm] == [0, 0]
+
+
+@pytest.mark.long
+def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
+    """With one rank's artifact missing all compile, equally often, and say whose is missing."""
+    shutil.copytree(built.store, tmp_path / "store")
+    for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
+        path.unlink()
+
+    first, second = built.started(tmp_path / "store")
+
+    assert [said["report"]["verdict"] for said in (first, second)] == ["miss", "miss"]
+    assert "because rank 1 of 2 has none: " in first["report"]["artifact"]["reason"]
+    assert "rank: artifact 0 of 2, here 1 of 2" in second["report"]["artifact"]["reason"]
+    for said in (first, second):
+        assert said["report"]["stage"] == "READY"
+        assert compiled_anything(said["report"])
+        assert said["report"]["covered"] == {"expected": 2, "proven": 2}
+        assert said["error"] < TOLERANCE
+    assert first["report"]["passes"] == second["report"]["passes"]
+
+
+@pytest.mark.long
+def test_a_policy_that_fails_fails_all_ranks(built: Built, tmp_path: Path):
+    """Under `on_missing: fail` the rank that has its artifact does not wait for the other one."""
+    shutil.copytree(built.store, tmp_path / "store")
+    for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
+        path.unlink()
+
+    first, second = built.started(tmp_path / "store", config={"on_missing": "fail"})
+
+    assert (first["raised"], second["raised"]) == ("RankFailed", "WarmupFailed")
+    assert "rank 1 of 2 has failed: verdict miss" in first["report"]["error"]

@@ -1,0 +1,621 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""How many seats a replica asks for, and when it asks for no more; and the raylet's answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from conftest import wait_until
+from serve_warm import node
+from serve_warm._seats import (
+    TICKET_S,
+    Seat,
+    SeatFolder,
+    SeatUse,
+    Wanted,
+    is_named_idle,
+    lives,
+    start_ticks,
+)
+from serve_warm.config import Seats
+from serve_warm.replica.seats import (
+    LIMIT_OF_LOSSES,
+    PAUSE_S,
+    SEAT_BYTES,
+    SPARE,
+    TAKEN_PAUSE_S,
+    Raylet,
+    SeatKeeper,
+    SeatsDelayed,
+    SeatsUnavailable,
+    imports_of_seat,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEGABYTE = 1_000_000
+
+
+class Workers:
+    """A raylet that starts real processes, which take tickets as the hook does."""
+
+    def __init__(self, folder: SeatFolder) -> None:
+        self.folder = folder
+        self.asked: list[int] = []
+        self.raises: Exception | None = None
+        self.come = True
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.line = [sys.executable, "-c", "input()"]
+        self.program: str | None = None
+
+    def ask(self, many: int, *, keep_alive_s: float) -> None:
+        self.asked.append(many)
+        if self.raises is not None:
+            raise self.raises
+        for _ in range(many if self.come else 0):
+            self._begin()
+
+    def _begin(self) -> None:
+        process = subprocess.Popen(self.line, executable=self.program, stdin=subprocess.PIPE)
+        self.processes.append(process)
+        found = self.folder.claim()
+        assert found is not None
+        ticket, wanted = found
+        self.folder.write(
+            Seat(
+                pid=process.pid,
+                start_ticks=start_ticks(process.pid),
+                state="importing",
+                deployment=wanted.deployment,
+                ticket=ticket,
+                is_named_idle=is_named_idle(process.pid),
+                began_boot_s=node.boot_s(),
+                memory_bytes=100 * MEGABYTE,
+            )
+        )
+
+    def settle(self, state: Any = "waiting", note: str = "") -> None:
+        """Have all seats that import be through."""
+        for seat in self.folder.seats():
+            if seat.state == "importing":
+                self.folder.write(replace(seat, state=state, note=note))
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    folder = SeatFolder(tmp_path / "seats")
+    workers = Workers(folder)
+    yield workers
+    for process in workers.processes:
+        workers.end(process)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return node.boot_s() + self.ahead_s
+
+
+def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
+    options = {"free_bytes": lambda: 10_000 * MEGABYTE, "deployment": "app#Embedder", **more}
+    return SeatKeeper(
+        settings=Seats(count=count),
+        source=workers,
+        folder=workers.folder,
+        omp_threads="1",
+        imports=("torch",),
+        **options,
+    )
+
+
+def said(keeper: SeatKeeper) -> SeatUse:
+    return keeper.describe(SeatUse())
+
+
+def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers: Workers):
+    """So that imports which cannot work cost one worker and not all."""
+    kept = keeper(workers, count=3)
+
+    for _ in range(3):
+        kept.look()
+    before = list(workers.asked)
+    workers.settle()
+    for _ in range(3):
+        kept.look()
+
+    assert before == [1]
+    assert workers.asked == [1, 2]
+
+
+def test_a_seat_that_was_taken_is_replaced(workers: Workers):
+    """Whatever took it, a replica of this deployment or of another with the same runtime_env."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    kept.look()
+    workers.settle()
+    kept.look()
+
+    workers.folder.remove(workers.folder.seats()[0])
+    kept.look()
+    at_once = list(workers.asked)
+    clock.ahead_s += TAKEN_PAUSE_S + 1
+    kept.look()
+
+    assert at_once == [1]  # the replica that took it has the cores for itself
+    assert workers.asked == [1, 1]
+    assert said(kept).waiting == 0
+    assert said(kept).problem == ""
+
+
+def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(workers: Workers):
+    """Nothing removes its file. Ray gives its process another name."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    workers.line = ["ray::IDLE", "-c", "read x; exec -a ray::ServeReplica:other sh -c 'read y'"]
+    workers.program = "/bin/bash"
+    kept.look()
+    workers.settle()
+    kept.look()
+    waiting = said(kept).waiting
+
+    (process,) = workers.processes
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica"):
+        time.sleep(0.01)
+    kept.look()
+    clock.ahead_s += TAKEN_PAUSE_S + 1
+    kept.look()
+
+    assert waiting == 1
+    assert workers.asked == [1, 1]
+    assert said(kept).waiting == 0
+
+
+@pytest.mark.parametrize("state", ["failed", "hung", "cuda"])
+def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
+    """The next one would be of no use either; the reason is in the report."""
+    kept = keeper(workers)
+    kept.look()
+
+    workers.settle(state, note="importing app raised ValueError")
+    for _ in range(3):
+        kept.look()
+
+    assert workers.asked == [1]
+    assert said(kept).problem == f"a seat is useless ({state}): importing app raised ValueError"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bool):
+    """As when torch's import takes too long. A file from before this replica is not about it."""
+    kept = keeper(workers, count=1)
+    kept.look()
+    workers.settle("hung", note="importing torch took over 60 s; the worker ended")
+    if not is_new:
+        workers.folder.write(replace(workers.folder.seats()[0], began_boot_s=0.0))
+    workers.end(workers.processes[0])
+
+    kept.look()
+
+    assert said(kept).problem.startswith("a seat is useless (hung): importing torch") is is_new
+    assert len(workers.asked) == (1 if is_new else 2)
+
+
+def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
+    """No ticket is left for a worker that comes later for another reason."""
+    kept = keeper(workers)
+    workers.raises = SeatsUnavailable("no such request")
+
+    for _ in range(3):
+        kept.look()
+
+    assert workers.asked == [1]
+    assert said(kept).problem == "no such request"
+    assert workers.folder.claim() is None
+
+
+def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(workers: Workers):
+    """With longer and longer pauses, so that nothing is asked for without end."""
+    clock = Clock()
+    kept = keeper(workers, clock=clock)
+    workers.raises = SeatsDelayed("no answer")
+
+    kept.look()
+    kept.look()
+    at_once = len(workers.asked)
+    clock.ahead_s += PAUSE_S + 0.1
+    kept.look()
+    after_a_pause = len(workers.asked)
+    for _ in range(10):
+        clock.ahead_s += 1000
+        kept.look()
+
+    assert (at_once, after_a_pause) == (1, 2)
+    assert len(workers.asked) == LIMIT_OF_LOSSES
+    assert said(kept).problem == f"no answer, {LIMIT_OF_LOSSES} times in a row"
+
+
+def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers):
+    """It may come for a replica, which must not wait for the imports of a seat."""
+    clock = Clock()
+    kept = keeper(workers, clock=clock)
+    workers.come = False
+
+    kept.look()
+    clock.ahead_s += TICKET_S + 1
+    kept.look()
+
+    assert workers.folder.claim() is None
+    assert said(kept).problem == ""
+
+
+def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Workers):
+    """It could not read the ticket, or ended at once. No worker is asked for without end."""
+    clock = Clock()
+    kept = keeper(workers, clock=clock)
+    workers.come = False
+
+    for _ in range(10):
+        kept.look()
+        workers.folder.claim()
+        clock.ahead_s += 2 * TICKET_S
+
+    assert len(workers.asked) == LIMIT_OF_LOSSES
+    assert said(kept).problem == "a worker took a ticket and wrote no file, 5 times in a row"
+
+
+def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):
+    """As on a node where memory runs out whenever one imports."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+
+    for _ in range(10):
+        clock.ahead_s += 70
+        kept.look()
+        while workers.processes:
+            workers.end(workers.processes.pop())
+
+    assert len(workers.asked) == LIMIT_OF_LOSSES
+    assert "ended while it was importing, 5 times in a row" in said(kept).problem
+    assert workers.folder.seats() == []
+
+
+def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers):
+    """Ray may keep the old one on a large node, and then there are twice as many and no more."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    kept.look()
+    workers.settle()
+    kept.look()
+    early = list(workers.asked)
+
+    clock.ahead_s += 880
+    kept.look()
+    workers.settle()
+    for _ in range(5):
+        clock.ahead_s += 2000
+        kept.look()
+
+    assert early == [1]
+    assert workers.asked == [1, 1]
+    assert said(kept).waiting == 2
+
+
+def test_nothing_is_asked_for_without_memory(workers: Workers):
+    """A seat may not be what has a replica killed."""
+    free = [50 * MEGABYTE]
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock, free_bytes=lambda: free[0])
+
+    kept.look()
+    before = list(workers.asked)
+    free[0] = 10_000 * MEGABYTE
+    clock.ahead_s += 10
+    kept.look()
+
+    assert before == []
+    assert workers.asked == [1]
+
+
+def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
+    """The size of the first seat is known, even if it was taken since."""
+    free = [SPARE * SEAT_BYTES]
+    clock = Clock()
+    kept = keeper(workers, count=3, clock=clock, free_bytes=lambda: free[0])
+
+    kept.look()
+    workers.settle()
+    free[0] = 0
+    kept.look()
+    workers.folder.remove(workers.folder.seats()[0])
+    kept.look()
+    free[0] = 2.5 * SPARE * 100 * MEGABYTE
+    clock.ahead_s += 10
+    kept.look()
+
+    assert workers.asked == [1, 2]
+
+
+def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
+    """As after a sweep of /tmp. Only if that happens again and again is it the end."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    workers.come = False
+    kept.look()
+    shutil.rmtree(workers.folder.path)
+    workers.come = True
+    clock.ahead_s += TICKET_S + 1
+
+    for _ in range(3):
+        kept.look()
+        clock.ahead_s += 10
+
+    assert workers.asked == [1, 1]
+    assert said(kept).problem == ""
+
+
+def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
+    """It no longer counts seats, either."""
+    first, second = keeper(workers, count=1), keeper(workers, count=1)
+    first.look()
+    workers.settle()
+    first.look()
+    before = said(first).waiting
+    workers.settle()
+    workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
+
+    first.look()
+    workers.folder.remove(workers.folder.seats()[0])
+    second.look()
+
+    assert (before, said(first).waiting) == (1, None)
+    assert "no licence" in said(first).problem
+    assert said(second).waiting == 0
+    assert workers.asked == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_keeper_whose_thread_ends_says_so(workers: Workers):
+    """Whatever the reason: the report has it, and another replica can keep seats."""
+    first, second = keeper(workers, count=1), keeper(workers, count=1)
+    workers.raises = TypeError("not a channel")
+
+    first.begin()
+    wait_until("the thread ends", lambda: said(first).problem)
+    workers.raises = None
+    second.look()
+
+    assert said(first).problem == "the thread that keeps seats ended: TypeError('not a channel')"
+    assert said(second).waiting == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_does_not_hold_the_place_of_a_keeper(workers: Workers):
+    """A data loader may outlive its replica."""
+    first, second = keeper(workers, count=1), keeper(workers, count=1)
+    first.look()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writes, b"x")  # it has freed what it may not hold
+        time.sleep(60)
+        os._exit(0)
+
+    os.read(reads, 1)
+    for each in (reads, writes):
+        os.close(each)
+    workers.settle("failed")
+    first.look()
+    workers.folder.remove(workers.folder.seats()[0])
+    second.look()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+    assert said(second).waiting == 0
+
+
+def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
+    """Others wait until it ends; other deployments have seats of their own."""
+    first, second = keeper(workers, count=1), keeper(workers, count=1)
+    other = keeper(workers, count=1, deployment="app#Router")
+
+    for each in (first, second, other):
+        each.look()
+
+    assert workers.asked == [1, 1]
+    assert said(second).waiting is None
+
+
+def test_a_ticket_is_for_one_worker(tmp_path: Path):
+    """However many begin at a time."""
+    folder = SeatFolder(tmp_path / "seats")
+    folder.make()
+    folder.offer(Wanted(deployment="a", imports=("torch",)))
+
+    assert folder.claim() is not None
+    assert folder.claim() is None
+
+
+def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path):
+    """Its replica is gone, and a start that takes it would import at a low priority."""
+    long_ago = SeatFolder(tmp_path / "seats", clock=lambda: node.boot_s() - TICKET_S - 1)
+    long_ago.make()
+    long_ago.offer(Wanted(deployment="a", imports=("torch",)))
+
+    assert SeatFolder(long_ago.path).claim() is None
+    assert list(long_ago.path.iterdir()) == []
+
+
+def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
+    """After a day without a change, unless a seat of theirs lives."""
+    me = Seat(pid=1, start_ticks=start_ticks(1), state="waiting", deployment="a", ticket="t")
+    folders = {name: SeatFolder(tmp_path / "seats" / name) for name in ("old", "lives", "new")}
+    for name, folder in folders.items():
+        folder.make()
+        folder.write(replace(me, start_ticks=me.start_ticks + (name != "lives")))
+    for name in ("old", "lives"):
+        os.utime(folders[name].path, (0, 0))
+    (tmp_path / "seats" / "aa-vanishes").symlink_to("nowhere")
+
+    SeatFolder(tmp_path / "seats" / "mine").make()
+
+    left = sorted(path.name for path in (tmp_path / "seats").iterdir())
+    assert left == ["aa-vanishes", "lives", "mine", "new"]
+
+
+def test_a_pid_that_is_used_again_is_no_seat():
+    """A process is known by when it began, too."""
+    me = Seat(pid=1, start_ticks=start_ticks(1), state="waiting", deployment="a", ticket="t")
+
+    assert lives(me)
+    assert not lives(replace(me, start_ticks=me.start_ticks + 1))
+
+
+def test_workers_that_ray_does_not_exchange_share_no_tickets():
+    """Another node, cluster or runtime_env has another folder."""
+    line = ["--session-name=s", "--node-id=n", "--runtime-env-hash=1"]
+    lines = [
+        line,
+        *([*line, f"--{name}=other"] for name in ("session-name", "node-id", "runtime-env-hash")),
+    ]
+
+    folders = [SeatFolder.of_worker(arguments) for arguments in lines]
+
+    assert len({folder.path for folder in folders if folder is not None}) == 4
+    assert SeatFolder.of_worker(["python", "app.py"]) is None
+
+
+def test_a_seat_imports_what_a_replica_has_loaded():
+    """The app's first; no compiler where the replica has none, and no torch for a router."""
+    loaded = ("serve_warm.report", "torch", "ray.serve._private.replica", "numpy")
+
+    names = imports_of_seat(Seats(imports=("app.model", "torch")), loaded)
+
+    assert names[:3] == ("app.model", "torch", "ray.serve._private.replica")
+    assert "numpy" not in names
+    assert imports_of_seat(Seats(), ("serve_warm.report",))[-1] == "serve_warm.report"
+    # transformers imports Dynamo in a replica that compiles nothing.
+    assert imports_of_seat(Seats(), ("torch", "torch._dynamo")) == ("torch", "torch._dynamo")
+
+
+# The raylet --------------------------------------------------------------------------------------
+
+
+class Answers(grpc.GenericRpcHandler):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def service(self, details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda _request, context: context.abort(self.code, "no")
+        )
+
+
+class Hangs(grpc.GenericRpcHandler):
+    """Takes a request and does not answer it until the client gives up."""
+
+    def service(self, details: Any) -> Any:
+        def wait(_request: Any, context: grpc.ServicerContext) -> None:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait()
+
+        return grpc.unary_unary_rpc_method_handler(wait)
+
+
+@pytest.fixture
+def raylet() -> Iterator[Any]:
+    """Start servers that answer each request with a status, or not at all; give the port."""
+    with ThreadPoolExecutor(1) as pool:
+        servers = []
+
+        def start(code: grpc.StatusCode | None, address: str = "127.0.0.1", port: int = 0) -> int:
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers((Hangs() if code is None else Answers(code),))
+            port = server.add_insecure_port(f"{address}:{port}")
+            server.start()
+            servers.append(server)
+            return port
+
+        def stop() -> None:
+            for server in servers:
+                server.stop(None).wait()
+
+        start.stop = stop
+        yield start
+        stop()
+
+
+def ask(port: int, host: str = "127.0.0.1") -> None:
+    Raylet(host=host, port=port, runtime_env="{}").ask(1, keep_alive_s=60)
+
+
+@pytest.mark.parametrize("name", ["UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"])
+def test_a_raylet_that_has_no_such_request_or_refuses_it_is_named(raylet: Any, name: str):
+    """An older Ray, or one whose token this process does not have."""
+    port = raylet(grpc.StatusCode[name])
+
+    with pytest.raises(SeatsUnavailable, match=f"answered PrestartWorkers with {name}"):
+        ask(port)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
+    """Its address needs brackets before the port."""
+    port = raylet(grpc.StatusCode.PERMISSION_DENIED, "[::1]")
+
+    with pytest.raises(SeatsUnavailable, match="answered PrestartWorkers with PERMISSION_DENIED"):
+        ask(port, host="::1")
+
+
+def test_a_raylet_that_is_not_there_may_come_back():
+    """It may just have been restarted."""
+    with pytest.raises(SeatsDelayed, match="UNAVAILABLE"):
+        ask(1)
+
+
+@pytest.mark.long
+def test_a_raylet_that_does_not_answer_is_given_up(raylet: Any):
+    """The keeper's thread is free again, and asks later."""
+    port = raylet(None)
+
+    with pytest.raises(SeatsDelayed, match="DEADLINE_EXCEEDED"):
+        ask(port)
+
+
+def test_a_raylet_that_was_restarted_is_asked_again(raylet: Any):
+    """By the same object: it keeps no channel to the one before."""
+    port = raylet(grpc.StatusCode.UNAVAILABLE)
+    source = Raylet(host="127.0.0.1", port=port, runtime_env="{}")
+    with pytest.raises(SeatsDelayed):
+        source.ask(1, keep_alive_s=60)
+    raylet.stop()
+    with pytest.raises(SeatsDelayed):
+        source.ask(1, keep_alive_s=60)
+    raylet(grpc.StatusCode.PERMISSION_DENIED, port=port)
+
+    with pytest.raises(SeatsUnavailable, match="PERMISSION_DENIED"):
+        source.ask(1, keep_alive_s=60)

@@ -1,0 +1,397 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the limits on trust do to a start: scope, origin, age, and an artifact older than before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts import packed_cache, trusting
+from believing import public_pem
+from serve_warm.artifact.newest_seen import MAX_MARKS, NewestSeen, Variant
+from serve_warm.report import Report, Stage, Verdict
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.files import load_trust
+from serve_warm.trust.policy import signed_by
+from starts import (  # noqa: F401 - `process` is a fixture
+    KEY,
+    StandIn,
+    here,
+    process,
+    publish,
+    warm_up,
+)
+
+OLDER, NEWER = "2026-11-20T10:00:00.000000Z", "2026-11-21T10:00:00.000000Z"
+PEM = public_pem(KEY)
+SAID = {"provenance": {"source": "4f2c", "builder": "https://ci/acme/build.yml"}}
+
+
+def days_ago(days: float) -> str:
+    then = datetime.now(timezone.utc) - timedelta(days=days)
+    return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store, and a node of this test alone that starts from it."""
+
+    store: LocalStore
+    node: Path
+
+    def put(self, *, created: str = NEWER, facts: Any = None) -> str:
+        raw = {"cache": packed_cache(self.node / secrets.token_hex(4))}
+        return publish(self.store, here(StandIn()), created=created, raw=raw, facts=facts)
+
+    def start(self, trust: Any = None) -> Report:
+        replica = StandIn(trust=trusting(KEY) if trust is None else trust)
+        blobs = str(self.node / "blobs")
+        return warm_up(replica, artifact=self.store.uri, node_cache_dir=blobs).report()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    node = tmp_path / "node"
+    node.mkdir(mode=0o700)
+    return Site(LocalStore(root=tmp_path / "store"), node)
+
+
+@pytest.fixture
+def seen(site: Site) -> NewestSeen:
+    (site.node / "blobs").mkdir(mode=0o700)
+    return NewestSeen.beside(site.node / "blobs")
+
+
+# --- an artifact that is older than before --------------------------------------------------
+
+
+def roll_back(site: Site) -> None:
+    """Take a newer artifact once, and leave only an older one in the store."""
+    newest = site.put()
+    assert site.start().verdict is Verdict.FULL_HIT
+    site.store.delete(newest)
+    site.put(created=OLDER)
+
+
+def test_an_older_artifact_in_place_of_a_newer_one_is_said(
+    site: Site,
+):
+    """The start is warm, and its report names both times."""
+    roll_back(site)
+
+    report = site.start()
+
+    assert report.verdict is Verdict.FULL_HIT
+    [warning] = [text for text in report.warnings if text.startswith("rollback: ")]
+    assert OLDER in warning
+    assert NEWER in warning
+    assert site.start().warnings == report.warnings
+
+
+def test_an_older_artifact_is_refused_by_policy(
+    site: Site,
+):
+    """With `rollback = "refuse"` the start is cold, and names the file to remove if need be."""
+    roll_back(site)
+    refusing = trusting(KEY, rollback="refuse")
+
+    report = site.start(refusing)
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact is not None
+    assert report.artifact.refused == "rollback"
+    [mark] = (site.node / "blobs.newest").iterdir()
+    record = site.node / "blobs" / record_of(mark)
+    for file in (mark, record):
+        assert str(file) in report.artifact.reason
+        file.unlink()
+    assert site.start(refusing).verdict is Verdict.FULL_HIT
+
+
+def test_nothing_is_said_of_what_is_as_new_or_from_another_store(
+    site: Site,
+):
+    """The same artifact again, a newer one, and an older one in another store are no rollback."""
+    site.put(created=OLDER)
+    other = Site(LocalStore(root=site.node / "other"), site.node)
+    other.put(created="2026-11-19T10:00:00.000000Z")
+    refusing = trusting(KEY, rollback="refuse")
+
+    reports = [site.start(refusing), site.start(refusing)]
+    publish(
+        other.store,
+        here(StandIn(), libc="musl 1"),
+        created=NEWER,
+        raw={"cache": b"for another machine"},
+    )
+    reports.append(other.start(refusing))
+    site.store.delete(site.store.list("statements/")[0])
+    site.put(created=NEWER)
+    reports.append(site.start(refusing))
+
+    assert [report.verdict for report in reports] == [Verdict.FULL_HIT] * 4
+    assert [report.warnings for report in reports] == [()] * 4
+
+
+def record_of(mark: Path) -> str:
+    """Return the name of what stands in the node cache for a mark."""
+    fields = json.loads(mark.read_text())
+    fields.pop("created")
+    return Variant(**fields).record_name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", ["the folder", "the mark"])
+def test_marks_that_were_removed_are_noticed(site: Site, removed: str):
+    """A node cache that has taken an artifact had a mark of it: without one nothing is believed."""
+    roll_back(site)
+    folder = site.node / "blobs.newest"
+    [mark] = folder.iterdir()
+    shutil.rmtree(folder) if removed == "the folder" else mark.unlink()
+    refusing = trusting(KEY, rollback="refuse")
+
+    reports = [site.start(refusing), site.start(refusing)]
+
+    assert [report.verdict for report in reports] == [Verdict.REFUSED] * 2
+    reason = reports[0].artifact.reason if reports[0].artifact else ""
+    assert "was removed" in reason
+    blobs = f"{site.node / 'blobs'}/"
+    [record] = [word for word in reason.split() if word.startswith(blobs)]
+    Path(record.rstrip(",")).unlink()
+    assert site.start(refusing).verdict is Verdict.FULL_HIT
+
+
+def test_a_new_node_takes_what_there_is(site: Site):
+    """Without a node cache there was no mark that could be missing, nor is one after a refusal."""
+    roll_back(site)
+    shutil.rmtree(site.node / "blobs.newest")
+    shutil.rmtree(site.node / "blobs")
+
+    assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
+
+
+def test_a_record_is_no_stranger_in_the_node_cache(site: Site):
+    """Releases that know none share the folder, refuse what is not theirs, and remove old ones."""
+    site.put()
+    site.start()
+    [mark] = (site.node / "blobs.newest").iterdir()
+    record = site.node / "blobs" / record_of(mark)
+    os.utime(record, (0, 0))
+
+    assert re.fullmatch(r"[0-9a-f]{64}\.lock", record.name)
+    assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
+    assert record.stat().st_mtime > 1
+
+
+@pytest.mark.parametrize("spoil", ["another's folder", "a damaged mark"])
+def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: str):
+    """Whoever could make its folder first, or cut it short, must not allow an older artifact."""
+    roll_back(site)
+    folder = site.node / "blobs.newest"
+    if spoil == "a damaged mark":
+        [mark] = folder.iterdir()
+        mark.write_bytes(b"{")
+    else:
+        folder.chmod(0o777)
+
+    report = site.start(trusting(KEY, rollback="refuse"))
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact is not None
+    assert report.artifact.refused == "rollback"
+    assert "cannot be read or trusted" in report.artifact.reason
+    assert site.start().verdict is Verdict.FULL_HIT
+
+
+def test_what_a_start_did_not_accept_leaves_no_mark(
+    site: Site,
+):
+    """A newer artifact that cannot be unpacked must not shut out the good one before it."""
+    bad = publish(site.store, here(StandIn()), created=NEWER, raw={"cache": b"no archive"})
+    assert site.start().verdict is Verdict.REFUSED
+    site.store.delete(bad)
+    site.put(created=OLDER)
+
+    report = site.start(trusting(KEY, rollback="refuse"))
+
+    assert report.verdict is Verdict.FULL_HIT
+
+
+VARIANT = Variant(store="s3://bucket", deployment="Embedder", fingerprint="00" * 8)
+
+
+def test_the_newest_time_stays(seen: NewestSeen):
+    """Noting an older time changes nothing, and a mark can be read by people."""
+    assert seen.created(VARIANT) == ""
+
+    for created in (OLDER, NEWER, OLDER):
+        seen.note(VARIANT, created)
+
+    [mark] = seen.folder.iterdir()
+    assert seen.created(VARIANT) == NEWER
+    assert json.loads(mark.read_text())["deployment"] == "Embedder"
+    assert (mark.stat().st_mode & 0o777, seen.folder.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"created": 1}', b"\xff"])
+def test_a_damaged_mark_is_none(seen: NewestSeen, content: bytes):
+    """Nothing fails for it, and the next start writes a good one."""
+    seen.note(VARIANT, OLDER)
+    (seen.folder / VARIANT.file_name).write_bytes(content)
+
+    assert seen.created(VARIANT) == ""
+    seen.note(VARIANT, OLDER)
+    assert seen.created(VARIANT) == OLDER
+
+
+def test_marks_that_others_could_write_are_neither_read_nor_written(
+    seen: NewestSeen, caplog: pytest.LogCaptureFixture
+):
+    """A folder that is open to others costs the notice, and a warning says so."""
+    seen.note(VARIANT, OLDER)
+    seen.folder.chmod(0o777)
+
+    seen.note(VARIANT, NEWER)
+
+    assert seen.created(VARIANT) == ""
+    assert "cannot notice an older artifact" in caplog.text
+    seen.folder.chmod(0o700)
+    assert seen.created(VARIANT) == OLDER
+
+
+def test_marks_do_not_pile_up(seen: NewestSeen):
+    """Each build of a laptop has a store of its own for a while: the oldest marks go."""
+    seen.note(VARIANT, OLDER)
+    for number in range(MAX_MARKS + 3):
+        (seen.folder / f"{number}.json").write_text("{}")
+    gone = Variant(store="s3://gone", deployment="Embedder", fingerprint="00" * 8)
+    seen.note(gone, OLDER)
+    os.utime(seen.folder / gone.file_name, (0, 0))
+
+    seen.note(VARIANT, NEWER)
+
+    assert len(list(seen.folder.iterdir())) == MAX_MARKS
+    assert seen.created(VARIANT) == NEWER
+    assert seen.find_created(gone) == ""
+
+
+# --- age ------------------------------------------------------------------------------------
+
+
+def test_a_start_says_that_an_artifact_will_soon_be_too_old(
+    site: Site,
+):
+    """A fleet hears of the age limit for more than a month before it goes cold by it."""
+    site.put(created=days_ago(330))
+
+    report = site.start(signed_by(PEM))
+
+    assert report.verdict is Verdict.FULL_HIT
+    [warning] = report.warnings
+    assert "will be refused as too old in 35.0 days" in warning
+    assert site.start(signed_by(PEM, max_age_s=400 * 86400)).warnings == ()
+
+
+def test_an_artifact_older_than_a_year_is_refused_unless_it_is_said(
+    site: Site,
+):
+    """It costs a cold start, and the reason says where the limit can be changed."""
+    site.put(created=days_ago(366))
+
+    report = site.start(signed_by(PEM))
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
+    assert report.artifact is not None
+    assert report.artifact.refused == "expired"
+    assert "the limit is 365.0 days (the default)" in report.artifact.reason
+    assert "or set max_age_days in a trust file" in report.artifact.reason
+    assert site.start(signed_by(PEM, max_age_s=4e7)).verdict is Verdict.FULL_HIT
+
+
+def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
+    """The stricter of two limits is the one to change, in hours where it is below a day."""
+    site.put(created=days_ago(0.25))
+    file = tmp_path / "strict.toml"
+    file.write_text("max_age_days = 0.125\n")
+    file.chmod(0o600)
+
+    refused = site.start(signed_by(PEM, max_age_s=86400.0) | load_trust([file])).artifact.reason
+    by_code = site.start(signed_by(PEM, max_age_s=9000.0) | load_trust([file])).artifact.reason
+
+    assert f"6.0 hours ago, but the limit is 3.0 hours (max_age_days in {file})" in refused
+    assert f"or raise max_age_days in {file}" in refused
+    assert "the limit is 2.5 hours (max_age_s in code)" in by_code
+
+
+# --- scope and origin -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deployments", "verdict"), [(["Emb*"], Verdict.FULL_HIT), (["Scorer"], Verdict.REFUSED)]
+)
+def test_a_start_believes_a_key_for_its_deployments(
+    site: Site,
+    deployments: list[str],
+    verdict: Verdict,
+):
+    """A key for another deployment is `untrusted` here, whatever store the artifact is in."""
+    site.put()
+
+    report = site.start(signed_by(PEM, deployments=deployments))
+
+    assert report.verdict is verdict
+    assert report.artifact is not None
+    assert report.artifact.refused == ("" if verdict is Verdict.FULL_HIT else "untrusted")
+
+
+@pytest.mark.parametrize(
+    ("stores", "verdict"),
+    [(["file:///*/store"], Verdict.FULL_HIT), (["s3://prod/*"], Verdict.REFUSED)],
+)
+def test_a_start_believes_a_key_for_its_stores(
+    site: Site,
+    stores: list[str],
+    verdict: Verdict,
+):
+    """The address is the one that was read, and nothing in the artifact."""
+    site.put()
+
+    assert site.start(signed_by(PEM, stores=stores)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("required", "said", "verdict"),
+    [
+        ({"builder": "https://ci/acme/*", "source": "*"}, SAID, Verdict.FULL_HIT),
+        ({"builder": "https://ci/other/*"}, SAID, Verdict.REFUSED),
+        ({"image": "*"}, SAID, Verdict.REFUSED),
+        ({"source": "*"}, None, Verdict.REFUSED),
+        ({"source": "*"}, {"provenance": ["4f2c"]}, Verdict.REFUSED),
+        ({}, None, Verdict.FULL_HIT),
+        ({}, {"provenance": "of a later release"}, Verdict.FULL_HIT),
+    ],
+)
+def test_a_start_requires_what_the_policies_do(
+    site: Site,
+    required: dict[str, str],
+    said: Any,
+    verdict: Verdict,
+):
+    """Where nothing is required, an artifact that says nothing is loaded as ever."""
+    site.put(facts=said)
+
+    report = site.start(trusting(KEY, require=frozenset(required.items())))
+
+    assert report.verdict is verdict
+    assert report.artifact is not None
+    assert report.artifact.refused == ("" if verdict is Verdict.FULL_HIT else "untrusted")

@@ -1,0 +1,595 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a start, its policies and its verdicts, with real stores and signed artifacts.
+
+The models are compiled with a backend that compiles nothing, so that a start takes no time; what
+a real cache is worth is in test_cold_warm.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import levels
+import serve_warm
+from artifacts import packed_cache
+from compiled import compiled, double
+from serve_warm.artifact.archive import pack_directory
+from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.watch import watch_process
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import (
+    NotProven,
+    ReplayFailed,
+    WarmupTimeout,
+)
+from serve_warm.inputs import Input
+from serve_warm.metrics import METRICS
+from serve_warm.replica.warmup import Warmup
+from serve_warm.report import Counts, Report, Stage, Verdict
+from serve_warm.stores.local import LocalStore
+from starts import (  # noqa: F401 - fixtures
+    CAPTURE,
+    Capturing,
+    Refusal,
+    StandIn,
+    Stuck,
+    failed,
+    here,
+    process,
+    publish,
+    stages_of,
+    store_fixture,
+    warm_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RECOMPILE_LIMIT = 8
+
+
+# --- the order -----------------------------------------------------------------------------
+
+
+def test_the_stages_without_an_artifact():
+    """Nothing is pulled where nothing is configured; the verdict is off and the start clean."""
+    told: list[Report] = []
+    replica = StandIn()
+
+    report = warm_up(replica, told.append).report()
+
+    assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
+    assert [time.stage.value for time in report.stages] == ["PENDING", "REPLAYING", "PROVING"]
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.OFF)
+    assert (report.degraded, report.warnings, report.error) == ((), (), "")
+    assert (report.covered.proven, report.covered.expected) == (2, 2)
+    assert report.artifact is None
+
+
+def test_the_stages_with_an_artifact(store: LocalStore):
+    """Pulled, verified and loaded before anything is replayed."""
+    told: list[Report] = []
+    replica = StandIn()
+    publish(store, here(replica), raw={"cache": pack_directory(store.root.parent / "caches")})
+
+    report = warm_up(replica, told.append, artifact=store.uri).report()
+
+    order = ["PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"]
+    assert stages_of(told) == [*order, "READY"]
+    assert [time.stage.value for time in report.stages] == order
+
+
+def test_inputs_are_replayed_largest_first_and_counted():
+    """Three passes over the inputs by size, and the counts of the warm-up are those of it."""
+    compiled(double)(torch.ones(9))  # before the start: not its own
+    replica = StandIn(2, 5, 3)
+
+    report = warm_up(replica).report()
+
+    assert replica.calls == ["size 5", "size 3", "size 2"] * 3
+    assert (report.passes, report.warmup.compiles, report.warmup.recompiles) == (3, 3, 2)
+    assert [(result.name, result.compiles) for result in report.inputs] == [
+        ("size 5", 1),
+        ("size 3", 1),
+        ("size 2", 1),
+    ]
+    assert report.after_ready == Counts()
+
+
+# --- deadlines and inputs ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_start_that_is_late_fails():
+    """The default: a replica that is not warm in time does not take traffic."""
+    import_compiler()  # seconds, which are not to be part of the deadline
+    error, report, _ = failed(WarmupTimeout, Stuck(), deadline_s=1.5)
+
+    assert "input 'size 2' did not finish" in error.message
+    assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.OFF)  # none is configured
+    assert "deadline_s" in report.error
+
+
+@pytest.mark.slow
+def test_a_start_that_is_late_serves_by_policy():
+    """Marked late and degraded, with what was reached; never like a clean one."""
+    import_compiler()
+    report = warm_up(Stuck(), deadline_s=1.5, on_deadline="serve").report()
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
+    assert len(report.degraded) == 1
+    assert report.degraded[0].startswith("late: input 'size 2' did not finish")
+    assert (report.covered.proven, report.covered.expected) == (0, 2)
+    assert report.warmup.compiles >= 1  # size 3 at least: half a second is little on a busy machine
+
+
+def test_uncovered_inputs_are_served_as_degraded():
+    """What cannot be proven is named, and the replica says that it is not clean."""
+    replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
+
+    report = warm_up(replica).report()
+
+    assert report.stage is Stage.READY
+    assert report.covered.proven == RECOMPILE_LIMIT
+    assert report.degraded[0].startswith("uncovered: 2 of 10 inputs are not proven warm; ")
+    assert "recompile_limit=16" in report.degraded[0]
+
+
+def test_uncovered_inputs_fail_by_policy():
+    """`on_uncovered: fail` is for those who declare what must be warm."""
+    replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
+
+    error, report, _ = failed(NotProven, replica, on_uncovered="fail")
+
+    assert "2 of 10 inputs are not proven warm" in error.message
+    assert "on_uncovered: serve" in error.hint
+    assert (report.stage, error.stage) == (Stage.FAILED, "PROVING")
+
+
+def test_an_input_that_raises_fails_the_start():
+    """No policy lets a replica serve what it could not replay."""
+    replica = StandIn()
+    replica.declared = [Input(target="embed", name="wrong", args=())]
+
+    error, report, _ = failed(ReplayFailed, replica)
+
+    assert error.message.startswith("input 'wrong' raised TypeError")
+    assert report.stage is Stage.FAILED
+    assert report.error == str(error)
+
+
+def test_a_cancelled_start_has_failed():
+    """Who reads the state of a replica that Serve stopped does not see it replaying for ever."""
+
+    async def run() -> Report:
+        replica = Stuck()
+        start = Warmup(replica, WarmupConfig())
+        task = asyncio.ensure_future(start.run())
+        await replica.waits.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        return start.report()
+
+    report = asyncio.run(run())
+
+    assert (report.stage, report.error) == (Stage.FAILED, "CancelledError: ")
+
+
+class Restless(StandIn):
+    """Its largest input has another shape at each replay."""
+
+    async def call(self, item: Input) -> None:
+        size = 10 + len(self.calls) if item.size == 9 else item.size
+        self.calls.append(item.name)
+        self.owner.model(torch.ones(size))
+
+
+def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica():
+    """Under on_uncovered: serve the others are proven, and the replica is marked as degraded."""
+    report = warm_up(Restless(2, 3, 9), max_passes=2).report()
+
+    assert report.stage is Stage.READY
+    assert [result.name for result in report.inputs if not result.proven] == ["size 9"]
+    assert (report.covered.expected, report.covered.proven) == (3, 2)
+    assert "size 9" in report.degraded[0]
+
+
+def test_an_input_that_is_never_quiet_fails_by_policy():
+    """Under on_uncovered: fail the replica does not become ready."""
+    error, _, _ = failed(NotProven, Restless(2, 9), max_passes=2, on_uncovered="fail")
+
+    assert "still compiles" in error.message
+
+
+def test_replay_goes_on_until_capturing_is_over():
+    """A pass in which a CUDA graph is captured is not a quiet one, nor is the one before it."""
+    report = warm_up(Capturing(own_threads=False)).report()
+
+    assert (report.warmup.eager_runs, report.warmup.captures) == (1, 1)
+    assert report.passes == 4  # one before the capture, one that captures, a quiet one, the proof
+    assert report.after_ready.captures == 0
+
+
+class Skipping(StandIn):
+    """Is told by torch, at its first replay, that its graph is not captured."""
+
+    async def call(self, item: Input) -> None:
+        if not self.calls:
+            skip = dataclasses.replace(
+                CAPTURE, kind="skip", function="CUDA graph", reason="skipping due to a CPU node"
+            )
+            watch_process().note(skip)
+        await super().call(item)
+
+
+def test_a_graph_that_is_not_captured_is_named():
+    """The replica is warm and serves; who asked for CUDA graphs hears that there is none."""
+    report = warm_up(Skipping(2)).report()
+
+    assert report.stage is Stage.READY
+    [warning] = report.warnings
+    assert "1 CUDA graph is not captured" in warning
+    assert "skipping due to a CPU node" in warning
+
+
+class OnThreads(StandIn):
+    """Calls the model on a new thread for each request, as a sync handler does."""
+
+    async def call(self, item: Input) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            await asyncio.get_running_loop().run_in_executor(pool, self.owner.model, *item.args)
+
+
+def test_a_sync_handler_is_named_with_its_fix():
+    """One input makes one thread in the proof."""
+    [warning] = warm_up(OnThreads(2)).report().warnings
+
+    assert "compiled calls were made from 1 thread that ended with the request" in warning
+    assert "make the handler `async def`" in warning
+
+
+class Blocking(StandIn):
+    """Blocks the event loop with its first replay, until it is told or for long enough."""
+
+    def __init__(self, *, seconds: float = 60.0) -> None:
+        super().__init__(2)
+        self.seconds = seconds
+        self.go_on = threading.Event()
+        self.threads: set[str] = set()
+
+    async def call(self, item: Input) -> None:
+        await super().call(item)
+        self.threads |= {thread.name for thread in threading.enumerate()}
+        if len(self.calls) == 1:
+            self.go_on.wait(self.seconds)
+
+
+@pytest.mark.slow
+def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+):
+    """In Serve, under `fail`: the report says FAILED and what blocks before the process ends."""
+    import_compiler()  # seconds, which are not to be part of the deadline
+    replica = Blocking()
+    told: list[Report] = []
+    ended: list[Report] = []
+
+    def end_process() -> None:
+        ended.append(start.report())
+        replica.go_on.set()  # where a process really ends, nothing comes back
+
+    start = Warmup(replica, WarmupConfig(deadline_s=3), end_process=end_process)
+    start.observe([told.append])
+    with pytest.raises(WarmupTimeout):
+        asyncio.run(start.run())
+
+    [report] = ended
+    assert report.stage is Stage.FAILED
+    assert "input 'size 2' did not finish within" in report.error
+    assert "the event loop is blocked in wait (threading.py:" in report.error
+    assert "on_model_thread" in report.error
+    assert told[-1].stage is Stage.FAILED
+    assert "warm-up failed: input" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
+def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
+    """Under `serve`: whoever looks sees it within the block; nothing ends, and it serves late."""
+    import_compiler()
+    replica = Blocking()
+    seen: list[Report] = []
+
+    def look(report: Report) -> None:
+        if report.verdict is Verdict.LATE and not replica.go_on.is_set():
+            seen.append(report)
+            replica.go_on.set()
+
+    def end_process() -> None:
+        raise AssertionError
+
+    settings = {limit: 3, "on_deadline": "serve"}
+    start = Warmup(replica, WarmupConfig(**settings), end_process=end_process)
+    start.observe([look])
+    asyncio.run(start.run())
+
+    report = start.report()
+    assert [(each.stage, each.verdict) for each in seen] == [(Stage.REPLAYING, Verdict.LATE)]
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
+    [degraded] = report.degraded
+    assert degraded.startswith("late: input 'size 2' did not finish within")
+    assert replica.calls == ["size 2"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
+def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
+    """No test process of a user ends: the error comes when the loop goes on."""
+    import_compiler()
+    replica = Blocking(seconds=3.5)
+
+    error, report, _ = failed(WarmupTimeout, replica, **{limit: 3})
+
+    assert "input 'size 2' did not finish" in error.message
+    assert report.stage is Stage.FAILED
+    assert "serve_warm-watchdog" not in replica.threads
+
+
+@pytest.mark.slow
+def test_inputs_that_block_the_loop_past_the_deadline_are_late():
+    """A `warmup_inputs()` that returns too late has been too late."""
+    import_compiler()
+    replica = StandIn()
+
+    async def declare() -> Any:
+        time.sleep(1.2)  # noqa: ASYNC251 - as user code does
+        return replica.declared
+
+    replica.warmup_inputs = declare
+
+    error, _, _ = failed(WarmupTimeout, replica, deadline_s=1)
+
+    assert error.message == "warmup_inputs() did not return within 1 s"
+    assert replica.calls == []
+
+
+class Guarded(StandIn):
+    """Answers inputs of one element by itself, and all others with its model."""
+
+    async def call(self, item: Input) -> None:
+        if item.args[0].numel() > 1:
+            await super().call(item)
+
+
+def test_an_input_that_calls_nothing_compiled_degrades_a_replica():
+    """By default it serves; who looks sees which input it is, and why it proves nothing."""
+    report = warm_up(Guarded(1, 2)).report()
+
+    assert report.stage is Stage.READY
+    assert (report.covered.proven, report.covered.expected) == (1, 2)
+    [degraded] = report.degraded
+    assert "uncovered: 1 of 2 inputs are not proven warm; 'size 1' makes no compiled" in degraded
+    assert report.warnings == ()
+
+
+def test_an_input_that_calls_nothing_compiled_can_fail_the_start():
+    """`on_uncovered: fail`, where no input at all reaches the model that is there."""
+    error, report, _ = failed(NotProven, Guarded(1), on_uncovered="fail")
+
+    assert "1 of 1 inputs are not proven warm; 'size 1' makes no compiled call" in error.message
+    assert report.stage is Stage.FAILED
+
+
+class Composed(StandIn):
+    """Calls another deployment, which has no replica while its first input is replayed."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.absent = ["Encoder"]
+
+    async def call(self, item: Input) -> None:
+        await asyncio.sleep(0.3 if self.absent else 0)
+        self.absent = []
+        await super().call(item)
+
+    def waits_for(self) -> Sequence[str]:
+        return ["Encoder"]
+
+    def list_absent(self) -> Sequence[str]:
+        return self.absent
+
+
+def test_a_wait_for_another_deployment_is_named():
+    """Its seconds are not those of replays, and who looks meanwhile sees what is waited for."""
+    told: list[str] = []
+
+    report = warm_up(Composed(), lambda report: told.append(report.doing)).report()
+
+    [wait] = [span for span in report.spans if span.name == "waiting for Encoder"]
+    replaying = report.stage_seconds["replaying"]
+    assert 0.1 < wait.seconds < replaying
+    assert "a replica of Encoder" in told
+    assert report.doing == ""
+    assert "waiting for Encoder 0." in report.text()
+
+
+class Batched(StandIn):
+    """Stacks the calls that are made at once, as `@serve.batch` does up to 4."""
+
+    def __init__(self, *sizes: int, pads: bool) -> None:
+        super().__init__()
+        self.pads = pads
+        self.declared = [
+            Input(target="embed", name=f"batch of {size}", concurrency=size, size=size)
+            for size in sizes
+        ]
+
+    async def call(self, item: Input) -> None:
+        self.calls.append(item.name)
+        self.owner.model(torch.ones(max(self.sizes) if self.pads else item.concurrency))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [item.concurrency for item in self.declared]
+
+    def largest_batch(self) -> int:
+        return 4
+
+
+def test_batches_that_nobody_declared_are_named_before_ready():
+    """Traffic forms them, and each would compile for its users; nothing is compiled for it."""
+    replica = Batched(4, 2, 1, pads=False)
+
+    report = warm_up(replica).report()
+
+    [warning] = report.warnings
+    assert warning.startswith("1 batch size is not declared: traffic will compile for it, ")
+    assert "batches of 3 requests to embed" in warning
+    assert "range(1, 5)" in warning
+    assert (report.covered.proven, report.warmup.compiles) == (3, 3)
+
+
+def test_looking_for_gaps_makes_no_kinds_of_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Levels are of calls that inputs make: a batch that nobody declared was never called."""
+    levels.forget_callables()
+    replica = Batched(4, 2, pads=False)
+    linear = serve_warm.compile(torch.nn.Linear(4, 4))
+    replica.owner.model = lambda calls: linear(torch.ones(len(calls), 4))
+    with torch.inference_mode():
+        levels.build(tmp_path, *(functools.partial(linear, torch.ones(n, 4)) for n in (4, 2)))
+        with levels.started(tmp_path):
+            report = warm_up(replica).report()
+            told = caplog.text
+            with levels.eager_below():
+                linear(torch.ones(3, 4))
+
+    assert [warning[:30] for warning in report.warnings] == ["2 batch sizes are not declared"]
+    assert report.levels == {"1": 0, "2": 2, "3": 0}
+    assert "float32[3, 4]" not in told
+    assert "level 1 for" in caplog.text
+
+
+def test_a_batch_that_is_padded_has_no_gaps():
+    """What is looked at is whether it would compile, not what was declared."""
+    report = warm_up(Batched(4, pads=True)).report()
+
+    assert report.warnings == ()
+
+
+class Small(StandIn):
+    """Has no memory for its largest input, ever."""
+
+    async def call(self, item: Input) -> None:
+        if item.name == "size 9":
+            message = "CUDA out of memory. Tried to allocate 9 GiB."
+            raise torch.OutOfMemoryError(message)
+        await super().call(item)
+
+
+def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Fewer sizes are warm; verdict, report, log and metric say so, and which is missing."""
+    replica = Small(2, 9, 3)
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert report.stage is Stage.READY
+    assert report.verdict is Verdict.PARTIAL
+    assert (report.covered.expected, report.covered.proven) == (3, 2)
+    [why] = report.degraded
+    assert why.startswith("uncovered: 1 of 3 inputs are not proven warm; 'size 9' left out because")
+    [metric] = [metric for metric in METRICS if metric.name == "serve_warm_inputs_left_out"]
+    assert metric.read(report) == {(): 1.0}
+    assert "left out input='size 9'" in caplog.text
+    assert "not proven: size 9: left out" in report.text()
+
+
+def test_an_input_that_lacks_memory_fails_by_policy():
+    """Under on_uncovered: fail a replica has all its sizes, or is none."""
+    error, _, _ = failed(NotProven, Small(2, 9), on_uncovered="fail")
+
+    assert "'size 9' left out" in error.message
+
+
+class Growing(StandIn):
+    """Captures one graph for more and more sizes, as the watch hears of it."""
+
+    async def call(self, item: Input) -> None:
+        if item.name not in self.calls:
+            graph = {"function": "CUDA graph of compile 3/0", "signature": item.name}
+            watch_process().note(dataclasses.replace(CAPTURE, **graph, at_unix=time.time()))
+        await super().call(item)
+
+
+@pytest.mark.parametrize("many", [8, 9])
+def test_a_graph_of_many_sizes_is_named(many: int):
+    """From as many on as torch warns of; each has memory of its own."""
+    replica = Growing(*range(2, 2 + many))
+    replica.owner.model = compiled(double, recompile_limit=64)
+
+    report = warm_up(replica).report()
+
+    said = [line for line in report.warnings if "is captured for 9 sizes" in line]
+    assert len(said) == (many > 8)
+    assert all("cudagraph_capture_sizes" in line for line in said)
+
+
+# --- threads -------------------------------------------------------------------------------
+
+
+class Pooled(StandIn):
+    """Calls its model in a worker thread that Serve may end, as sync handlers are called."""
+
+    async def call(self, item: Input) -> None:
+        with ThreadPoolExecutor(1) as worker:
+            await asyncio.get_running_loop().run_in_executor(worker, self.owner.model, *item.args)
+
+
+def test_compiled_calls_on_passing_threads_are_warned_about():
+    """The warning has the one line that keeps the model on one thread."""
+    report = warm_up(Pooled()).report()
+
+    assert report.stage is Stage.READY
+    assert len(report.warnings) == 1
+    assert "await self.on_model_thread(self.model, ...)" in report.warnings[0]
+    assert threading.get_native_id() not in report.threads
+
+
+# --- after ready ---------------------------------------------------------------------------
+
+
+def test_a_compile_in_traffic_is_refused_by_policy():
+    """`after_ready: forbid`: the request gets the refusal, warm inputs work, nothing compiles."""
+    replica = StandIn(2)
+    start = warm_up(replica, after_ready="forbid")
+
+    with pytest.raises(Refusal, match=r"x=float32\[7\]"):
+        replica.owner.model(torch.ones(7))
+    result = replica.owner.model(torch.ones(2))
+
+    report = start.report()
+    assert result.tolist() == [3.0, 3.0]
+    assert report.after_ready.compiles == 0
+    assert [event.kind for event in report.events] == ["forbidden"]
+
+
+def test_nothing_is_refused_before_ready():
+    """The policy is for traffic: a start under it compiles like any other."""
+    report = warm_up(StandIn(2, 3), after_ready="forbid").report()
+
+    assert report.warmup.compiles == 2
+    assert report.covered.proven == 2

@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlines that are looked at from a thread, with real loops that are blocked or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from serve_warm.errors import WarmupTimeout
+from serve_warm.replica.watchdog import GRACE_S, POLL_S, Watchdog
+
+
+class Told:
+    """What a watchdog has called, in order, and from which threads."""
+
+    def __init__(self, *, overdue: bool = True) -> None:
+        self.overdue = overdue
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+        self.stuck_at = threading.Event()
+
+    def watch(self) -> Watchdog:
+        return Watchdog(self._is_overdue, late=self._late, stuck=self._stuck)
+
+    def _is_overdue(self) -> WarmupTimeout | None:
+        return WarmupTimeout("late") if self.overdue else None
+
+    def _late(self, error: WarmupTimeout) -> None:
+        self.calls.append(f"late: {error.message}")
+        self.threads.add(threading.get_ident())
+
+    def _stuck(self, error: WarmupTimeout, where: str) -> None:
+        self.calls.append(f"stuck: {where}")
+        self.stuck_at.set()
+
+
+def block(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.slow
+def test_a_blocked_loop_is_told_once_with_the_line_that_blocks_it():
+    """First that something is late, then that the loop is stuck; each once, however long it is."""
+    told = Told()
+
+    async def handler() -> None:
+        watchdog = told.watch()
+        block(2 * GRACE_S + 10 * POLL_S)
+        watchdog.stop()
+
+    asyncio.run(handler())
+
+    late, stuck = told.calls
+    assert late == "late: late"
+    assert stuck.startswith("stuck: block (test_watchdog.py:")
+    assert told.threads == told.threads - {threading.get_ident()}
+
+
+@pytest.mark.slow
+def test_a_loop_that_runs_is_late_and_not_stuck():
+    """It has timeouts of its own: nothing has to end it."""
+    told = Told()
+
+    async def handler() -> None:
+        watchdog = told.watch()
+        await asyncio.sleep(2 * GRACE_S)
+        watchdog.stop()
+
+    asyncio.run(handler())
+
+    assert told.calls == ["late: late"]
+
+
+@pytest.mark.slow
+def test_a_blocked_loop_that_is_not_late_is_left_alone():
+    """A compile may take minutes: that is what the deadline is for."""
+    told = Told(overdue=False)
+
+    async def handler() -> None:
+        watchdog = told.watch()
+        block(2 * GRACE_S)
+        watchdog.stop()
+
+    asyncio.run(handler())
+
+    assert told.calls == []
+
+
+@pytest.mark.slow
+def test_nothing_is_told_after_the_stop():
+    """What is ready is not late: after `stop()` a watchdog never fires, whatever is overdue."""
+    told = Told(overdue=False)
+
+    async def handler() -> None:
+        watchdog = told.watch()
+        await asyncio.sleep(2 * POLL_S)
+        watchdog.stop()
+        told.overdue = True
+        block(2 * GRACE_S)
+
+    asyncio.run(handler())
+
+    assert told.calls == []
+
+
+@pytest.mark.slow
+def test_a_stop_waits_for_what_is_being_told():
+    """The loop that comes back in the middle of its end does not become ready meanwhile."""
+    ended: list[str] = []
+    began = threading.Event()
+
+    def stuck(error: WarmupTimeout, where: str) -> None:
+        began.set()
+        time.sleep(0.3)
+        ended.append("told")
+
+    async def handler() -> None:
+        watchdog = Watchdog(lambda: WarmupTimeout("late"), late=lambda error: None, stuck=stuck)
+        began.wait(60)  # which blocks the loop
+        watchdog.stop()
+        ended.append("stopped")
+
+    asyncio.run(handler())
+
+    assert ended == ["told", "stopped"]

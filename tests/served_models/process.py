@@ -1,0 +1,229 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A process that makes or loads rows of the table, each in a fork of its own.
+
+    python process.py make|load|compile
+
+It reads a question a line, `{"name", "level", "folder", "limit_s"}`, and prints an answer a line. A
+fork shares nothing with other rows but the imports before it. Making and loading are two processes,
+so what holds in one alone, such as an object's address, differs in the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import serve_warm
+from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile.session import SESSION
+from served_models.rows import DYNAMIC, Row
+from served_models.table import ROWS
+
+SHOWN = 400
+"""Characters of a reason."""
+
+
+def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
+    """Make the entries of a row in `folder`, and return why there are none, if so."""
+    model, target = _model_of(row)
+    compiled = serve_warm.compile(target, level=level, dynamic=row.shapes == DYNAMIC)
+    sizes = row.sizes[:1] if row.shapes == DYNAMIC else row.sizes
+    began = time.perf_counter()
+    # Only entries are measured: a call without one runs eagerly.
+    with _entries_only(), SESSION.building() as build:
+        for more in sizes:
+            _call(compiled, _inputs_of(row, model, more))
+    make_s, table = time.perf_counter() - began, build.table
+    for file, data in table.to_files(level).items():
+        (folder / file).write_bytes(data)
+    return {
+        "refused": "; ".join(dict.fromkeys(table.refused.values())),
+        "make_s": round(make_s, 2),
+        "facts": sum(len(e.facts.facts) for unit in table.units.values() for e in unit.entries),
+    }
+
+
+def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
+    """Load the entries, make each call, and compare with another model, which runs eagerly."""
+    watch = watch_process()
+    model, target = _model_of(row)
+    compiled = serve_warm.compile(target, level=level, dynamic=row.shapes == DYNAMIC)
+    found = []
+    with _entries_only():
+        began = time.perf_counter()
+        why = SESSION.load(folder)
+        counts = watch.counts()
+        for more in row.sizes:
+            found.append(_call(compiled, _inputs_of(row, model, more)))
+            load_s = time.perf_counter() - began if more == 0 else load_s  # noqa: F821
+        compiles = (watch.counts() - counts).compiles
+        uses = SESSION.uses()
+        reference, eager = _model_of(row)
+        expected = [_call(eager, _inputs_of(row, reference, more)) for more in row.sizes]
+    return {
+        "level": min((use.level for use in uses), default=1),
+        "reason": why or "; ".join(dict.fromkeys(use.reason for use in uses if use.reason)),
+        "same_class": all(type(a) is type(b) for a, b in zip(found, expected, strict=True)),
+        "error": max(_error(a, b) for a, b in zip(found, expected, strict=True)),
+        "compiles": compiles,
+        "load_s": round(load_s, 3),
+    }
+
+
+def compile_cold(row: Row, level: int, folder: Path) -> dict[str, Any]:
+    """Return the seconds of torch.compile's first call, with an empty cache."""
+    del level
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    model, target = _model_of(row)
+    compiled = torch.compile(target, dynamic=row.shapes == DYNAMIC)
+    given = _inputs_of(row, model, 0)
+    began = time.perf_counter()
+    with torch.inference_mode():
+        _call(compiled, given)
+    return {"torch_compile_s": round(time.perf_counter() - began, 2)}
+
+
+@contextlib.contextmanager
+def _entries_only() -> Iterator[None]:
+    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _model_of(row: Row) -> tuple[Any, Any]:
+    """Return a model, and what is compiled of it.
+
+    Raises:
+        CannotMake: the model cannot be made.
+    """
+    torch.manual_seed(0)
+    try:
+        model = row.make().eval()
+        return model, getattr(model, row.method) if row.method else model
+    except Exception as error:
+        raise CannotMake(f"the model cannot be made: {type(error).__name__}: {error}") from error
+
+
+class CannotMake(Exception):
+    """A model of the table does not exist in these versions; the row must be repaired."""
+
+
+def _inputs_of(row: Row, model: Any, more: int) -> Any:
+    torch.manual_seed(1)
+    return row.call(model, more)
+
+
+def _call(called: Any, given: Any) -> Any:
+    torch.manual_seed(2)
+    return called(*given) if isinstance(given, tuple) else called(**given)
+
+
+def _error(found: Any, expected: Any) -> float:
+    """Return the largest difference, as a part of the largest value."""
+    worst = 0.0
+    pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
+    for one, other in pairs:
+        if not isinstance(one, torch.Tensor):
+            continue
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return float("inf")
+        if not one.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(one, other) else 1.0)
+            continue
+        if not torch.equal(one.isnan(), other.isnan()):
+            return float("inf")
+        one, other = one.nan_to_num().double(), other.nan_to_num().double()  # noqa: PLW2901
+        if one.numel():
+            scale = other.abs().max().clamp_min(1e-6)
+            worst = max(worst, float((one - other).abs().max() / scale))
+    return worst
+
+
+def _leaves(value: Any) -> list[Any]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+DO: dict[str, Callable[[Row, int, Path], dict[str, Any]]] = {
+    "make": make,
+    "load": load,
+    "compile": compile_cold,
+}
+
+
+def _shorten(text: str) -> str:
+    """Return a reason without the places of this machine."""
+    return re.sub(r"/[^\s'\"]*/(?=[^\s/'\"]+)", "", " ".join(text.split()))[:SHOWN]
+
+
+def _in_child(do: str, question: dict[str, Any], pipe: int) -> None:
+    torch.set_num_threads(1)
+    row, folder = ROWS[question["name"]], Path(question["folder"])
+    try:
+        answer = DO[do](row, question["level"], folder)
+        for key in ("refused", "reason"):
+            if key in answer:
+                answer[key] = _shorten(answer[key])
+    # Every failure of a row is in its table.
+    except BaseException as error:  # noqa: BLE001
+        said = str(error) if isinstance(error, CannotMake) else f"{type(error).__name__}: {error}"
+        answer = {"failed": _shorten(said)}
+        if os.environ.get("SHOW_ERRORS"):
+            import traceback
+
+            traceback.print_exception(error)
+    os.write(pipe, json.dumps(answer).encode())
+
+
+def ask(do: str, question: dict[str, Any]) -> dict[str, Any]:
+    """Answer one question in a fork; a row beyond its limit is killed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(2, 1)  # libraries print
+        _in_child(do, question, writing)
+        os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], question["limit_s"])
+    said = os.read(reading, 1 << 16) if ready else b""
+    os.close(reading)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if said:
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+    return {"failed": "the process died" if ready else f"took over {question['limit_s']} s"}
+
+
+def main(do: str) -> None:
+    """Answer questions until there are no more."""
+    # A fork imports nothing of these; a start of level 3 imports no compiler.
+    names = ["transformers.modeling_utils"]
+    if do != "load":
+        names += ["torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codecache"]
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        answer = ask(do, json.loads(line))
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,892 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Hub as a store: the contract with and without Xet, pinning, races, and what can go wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hub_stand_in import REPOSITORY, SIGNATURE, Fault, File, Hub
+from serve_warm.errors import (
+    ConfigError,
+    MissingPackage,
+    ObjectExists,
+    ObjectNotFound,
+    ServeWarmError,
+    StoreDenied,
+    StoreError,
+)
+from serve_warm.stores import Object, open_store
+from serve_warm.stores.hub import HubStore
+from serve_warm.stores.hub_client import MAX_ANSWER_BYTES, GivenUpError, Pulse, ask_json
+from serve_warm.testing import StoreContract
+from serve_warm.testing.store_contract import KEY
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+constants = pytest.importorskip("huggingface_hub.constants")
+# How the client calls its HTTP library.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
+
+WRITER = "hf_writerwriter"
+LARGE = bytes(range(256)) * 2000
+"""More than the Hub takes inside a commit."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    (tmp_path / "cas").mkdir()
+    stand_in = Hub(tmp_path / "cas")
+    # What HF_ENDPOINT sets; but the client reads it once, when it is first imported.
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, stand_in.url)
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    yield stand_in
+    stand_in.close()
+    for thread in threading.enumerate():
+        if thread.name == "serve_warm-hub":
+            thread.join(30)  # a call that was given up ends now that its connection has
+    huggingface_hub.close_session()
+
+
+@pytest.fixture(params=["plain", "xet"])
+def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "xet":
+        pytest.importorskip("hf_xet")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", request.param == "plain")
+    return request.param
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all writers retry without a delay, as often as usual."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda _: sleep(0.001))
+
+
+@pytest.fixture
+def raw(hub: Hub) -> Hub:
+    return hub
+
+
+@pytest.fixture
+def store(hub: Hub, transfer: str) -> HubStore:
+    return HubStore(repository=REPOSITORY, silence_s=20)
+
+
+class TestHubStore(StoreContract):
+    def test_download_notices_that_the_object_was_replaced(self, store: HubStore, raw: Hub):
+        """A download returns the object at the commit that `head` found, not a newer one."""
+        raw.write(KEY, b"first" * 1000)
+        found = store.head(KEY)
+        raw.write(KEY, b"other" * 1000)
+        pieces: list[bytes] = []
+
+        store.download(found, lambda _at, piece: pieces.append(bytes(piece)))
+
+        assert b"".join(pieces) == b"first" * 1000
+        with pytest.raises(StoreError, match="changed"):
+            store.download(replace(found, size_bytes=4999), lambda _at, _piece: None)
+
+    def test_download_of_what_is_gone_is_named(self, store: HubStore):
+        """A deleted object can be read at its commit; the error names a commit without it."""
+        store.create("other", b"x")
+        before = store.head("other").version
+        store.create(KEY, b"there")
+        found = store.head(KEY)
+        store.delete(KEY)
+        pieces: list[bytes] = []
+
+        store.download(found, lambda _at, piece: pieces.append(bytes(piece)))
+
+        assert pieces == [b"there"]
+        with pytest.raises(ObjectNotFound, match=KEY):
+            store.download(replace(found, version=before), lambda _at, _piece: None)
+
+
+# --- addresses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "repository", "revision", "prefix"),
+    [
+        ("hf://acme/warm", "acme/warm", "main", ""),
+        ("hf://acme/warm/", "acme/warm", "main", ""),
+        ("hf://acme/warm@v1.2", "acme/warm", "v1.2", ""),
+        ("hf://acme/warm@refs%2Fpr%2F1/gpu/h200", "acme/warm", "refs/pr/1", "gpu/h200"),
+        ("hf://acme/warm/gpu@x/y%2F", "acme/warm", "main", "gpu@x/y%2F"),
+        ("hf://a_b.c/0-1@" + "0f" * 20, "a_b.c/0-1", "0f" * 20, ""),
+    ],
+)
+def test_an_address_names_repository_revision_and_folder(
+    hub: Hub, address: str, repository: str, revision: str, prefix: str
+):
+    """A slash in a revision is quoted; the address is returned unchanged, without a request."""
+    store = open_store(address)
+
+    assert store == HubStore(repository=repository, revision=revision, prefix=prefix)
+    assert store.uri == address.rstrip("/")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "hf://warm",
+        "hf://acme",
+        "hf://acme/",
+        "hf:///warm",
+        "hf://acme/..",
+        "hf://acme/a--b",
+        "hf://acme/warm@",
+        "hf://acme/warm@-x",
+        "hf://acme/warm@a%2F..%2Fb",
+        "hf://acme/warm@a%0Ab",
+        "hf://acme/warm//x",
+        "hf://acme/warm/../x",
+        "hf://acme/warm/.cache",
+        "hf://hf_secretsecret@acme/warm",
+        "hf://acme/wa rm",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str):
+    """A wrong address is a configuration error of one sentence, which does not repeat a user."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(address)
+
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_a_missing_client_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    """Without huggingface_hub, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    with pytest.raises(MissingPackage, match="hf:// needs huggingface-hub"):
+        open_store("hf://acme/warm")
+
+
+def test_a_folder_of_a_repository_is_a_store_of_its_own(hub: Hub, plain: None):
+    """With a prefix, a store reads and writes only below that prefix."""
+    for path in ("art/a", "artx/b", "README.md", "other/art/c"):
+        hub.write(path, b"x")
+    store = open_store(f"hf://{REPOSITORY}/art")
+
+    store.create("s/d", b"new")
+
+    assert store.list("") == ["a", "s/d"]
+    assert (store.list("s/"), store.list("none/x")) == (["s/d"], [])
+    assert hub.read("art/s/d") == store.get("s/d", max_bytes=3) == b"new"
+
+
+# --- what goes over the wire -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [LARGE, io.BytesIO(LARGE)], ids=["bytes", "file"])
+def test_large_objects_go_through_xet_or_lfs(hub: Hub, store: HubStore, transfer: str, given):
+    """Bytes and files are uploaded to the Xet storage, or without Xet by LFS."""
+    store.create(KEY, given)
+
+    uploads = [request for request in hub.requests if request.startswith("PUT /upload/")]
+    assert len(uploads) == (0 if transfer == "xet" else 1)
+    assert hub.read(KEY) == LARGE
+    hub.requests.clear()
+    assert store.get(KEY, max_bytes=len(LARGE)) == LARGE
+    read = [request for request in hub.requests if request.startswith("GET /blobs/")]
+    assert len(read) == (0 if transfer == "xet" else 1)
+
+
+def test_nothing_is_shown_and_the_setting_is_as_before(
+    store: HubStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """The client's progress bars are hidden, but only during calls of the store."""
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # show them also where there is no terminal
+
+    store.create(KEY, io.BytesIO(LARGE))
+    store.get(KEY, max_bytes=len(LARGE))
+
+    assert "".join(capfd.readouterr()) == ""
+    assert not huggingface_hub.utils.are_progress_bars_disabled()
+
+
+def test_downloads_pass_through_a_private_folder_only(
+    hub: Hub, store: HubStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Files that others put into the shared cache are not read, and no file is left behind."""
+    cache, temporary = tmp_path / "cache", tmp_path / "scratch"
+    temporary.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    hub.write(KEY, LARGE)
+    poisoned = cache / "models--acme--warm" / "snapshots" / hub.branches["main"] / KEY
+    poisoned.parent.mkdir(parents=True)
+    poisoned.write_bytes(bytes(len(LARGE)))
+    modes: set[int] = set()
+
+    def sink(_at: int, _piece: bytes | memoryview) -> None:
+        modes.update(entry.stat().st_mode & 0o777 for entry in temporary.iterdir())
+
+    data = store.get(KEY, max_bytes=len(LARGE))
+    store.download(store.head(KEY), sink)
+
+    assert data == LARGE
+    assert (modes, list(temporary.iterdir())) == ({0o700}, [])
+
+
+KILLED = """
+import os, signal, sys
+from serve_warm.stores import open_store
+store = open_store(sys.argv[1])
+store.download(store.head(sys.argv[2]), lambda at, piece: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_what_a_killed_download_leaves_is_swept(
+    hub: Hub, plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The temporary copy of a killed process is eventually removed from the disk."""
+    hub.write(KEY, LARGE)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "TMPDIR": str(scratch),
+    }
+    command = [sys.executable, "-c", KILLED, f"hf://{REPOSITORY}", KEY]
+    killed = subprocess.run(command, env=environment, check=False, timeout=400)
+    [left] = scratch.iterdir()
+    assert sum(path.stat().st_size for path in left.rglob("*") if path.is_file()) >= len(LARGE)
+    for path in left.iterdir():
+        os.utime(path, (0, 0))  # as if it were long ago
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+
+    HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
+
+    assert killed.returncode == -signal.SIGKILL
+    assert list(scratch.iterdir()) == []
+
+
+# --- one commit ------------------------------------------------------------------------------
+
+
+def test_everything_is_read_at_one_commit(
+    hub: Hub, store: HubStore, caplog: pytest.LogCaptureFixture
+):
+    """Commits by others after a listing are not visible, even in part, until the next listing."""
+    hub.write(KEY, b"old")
+    commit = hub.branches["main"]
+    caplog.set_level(logging.INFO, "serve_warm")
+    store.list("")
+
+    hub.write(KEY, b"newer")
+    hub.write("more", b"x")
+
+    assert (store.get(KEY, max_bytes=9), store.head(KEY).size_bytes) == (b"old", 3)
+    assert store.head(KEY).version == commit
+    assert (store.list(""), store.get(KEY, max_bytes=9)) == ([KEY, "more"], b"newer")
+    assert store.list("more") == ["more"]
+    for one in (commit, hub.branches["main"]):
+        assert caplog.text.count(f"repo={REPOSITORY} revision=main commit={one}") == 1
+    assert open_store(store.uri).get(KEY, max_bytes=9) == b"newer"
+
+
+def test_a_list_does_not_go_back_behind_a_write(hub: Hub, plain: None):
+    """A listing that was resolved before another thread's write does not hide that write."""
+    store = HubStore(repository=REPOSITORY)
+    store.list("")
+    commit, writer = hub.branches["main"], HubStore(repository=REPOSITORY, _pin=store._pin)
+    # The answer was made before the write and comes after it.
+    hub.faults = [
+        Fault(
+            request="/revision/main",
+            status=200,
+            headers={"Content-Type": "application/json"},
+            data=json.dumps({"id": REPOSITORY, "sha": commit}).encode(),
+            then=lambda: writer.create(KEY, b"ours"),
+            times=1,
+        )
+    ]
+
+    keys = store.list("")
+
+    assert (keys, store.get(KEY, max_bytes=9)) == ([KEY], b"ours")
+
+
+def test_a_time_that_the_hub_does_not_tell_is_now(hub: Hub, store: HubStore):
+    """An object of unknown age counts as new, so that a prune does not remove it."""
+    hub.change(KEY, File(data=b"x", size=1, date=""))
+
+    assert abs(store.head(KEY).modified_unix - time.time()) < 3600
+
+
+def test_writing_moves_the_commit_on(hub: Hub, store: HubStore):
+    """A store reads its own writes, and what its write was based on."""
+    store.list("")
+    hub.write("more", b"x")
+
+    store.create(KEY, b"ours")
+
+    assert store.list("") == [KEY, "more"]
+    assert store.head(KEY).version == hub.branches["main"]
+
+
+def test_a_commit_in_the_address_is_used_as_it_is(hub: Hub, plain: None):
+    """A commit is never resolved, so that no answer of the Hub can replace it."""
+    hub.write(KEY, b"old")
+    pinned = open_store(f"hf://{REPOSITORY}@{hub.branches['main']}")
+    hub.write(KEY, b"new")
+
+    data = pinned.get(KEY, max_bytes=9)
+
+    assert (data, pinned.list("")) == (b"old", [KEY])
+    assert [request for request in hub.requests if "/revision/" in request] == []
+
+
+def test_a_commit_in_the_address_cannot_be_written_to(hub: Hub, plain: None):
+    """The error says that a branch is needed, and no request is sent."""
+    pinned = open_store(f"hf://{REPOSITORY}@{hub.branches['main']}")
+
+    with pytest.raises(StoreError, match="a commit never changes"):
+        pinned.create(KEY, b"x")
+    with pytest.raises(StoreError, match="a commit never changes"):
+        pinned.delete(KEY)
+
+    assert hub.requests == []
+
+
+def test_an_answer_for_another_commit_is_refused(hub: Hub, store: HubStore):
+    """An answer from a proxy or Hub with a different revision than requested is refused."""
+    hub.write(KEY, b"x")
+    found = store.head(KEY)
+    hub.faults = [Fault(request="/resolve/", headers={"X-Repo-Commit": "0" * 40})]
+
+    with pytest.raises(StoreError, match="the answer is for '0000"):
+        store.get(KEY, max_bytes=9)
+    with pytest.raises(StoreError, match="the answer is for '0000"):
+        store.download(found, lambda _at, _piece: None)
+
+
+def test_a_version_that_is_no_commit_is_refused(hub: Hub, store: HubStore):
+    """The Hub is never asked for a branch that is named like a version."""
+    hub.write(KEY, b"x")
+
+    with pytest.raises(StoreError, match="not a commit: 'main'"):
+        store.download(
+            Object(key=KEY, size_bytes=1, modified_unix=0.0, version="main"), lambda _a, _p: None
+        )
+
+
+def test_names_that_are_no_keys_are_not_listed(hub: Hub, store: HubStore):
+    """Hostile and hidden names in a repository are ignored, and later pages are still read."""
+    hub.page = 2
+    for path in ("a/../../b", "a//b", "a/.hidden", "a\\b", "a/new\nline", "/etc/x", "a/b", "a/c"):
+        hub.change(path, File(data=b"x", size=1))
+
+    assert store.list("") == ["a/b", "a/c"]
+
+
+# --- writers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [False, True])
+def test_of_racing_stores_one_wins(hub: Hub, transfer: str, large: bool):
+    """Independent stores that write one key leave one complete object."""
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> bytes | None:
+        data = bytes([number]) * (len(LARGE) if large else 1000)
+        store = HubStore(repository=REPOSITORY)
+        barrier.wait()
+        try:
+            store.create(KEY, data)
+        except ObjectExists:
+            return None
+        return data
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [data for data in pool.map(write, range(8)) if data is not None]
+
+    assert winners == [hub.read(KEY)]
+
+
+@pytest.mark.slow
+def test_racing_stores_that_write_different_keys_all_succeed(hub: Hub, plain: None):
+    """A commit that is too late for its parent is repeated on the new parent."""
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        store = HubStore(repository=REPOSITORY)
+        barrier.wait()
+        store.create(f"s/{number}", b"x")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+
+    commits = [request for request in hub.requests if "/commit/" in request]
+    assert open_store(f"hf://{REPOSITORY}").list("") == [f"s/{number}" for number in range(8)]
+    assert len(commits) > 8
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_writer_that_is_always_too_late_gives_up(
+    hub: Hub, store: HubStore, no_waiting: None, status: int
+):
+    """The number of attempts is bounded, and the bytes are uploaded only once."""
+    hub.faults = [Fault(request="/commit/main", status=status)]
+
+    with pytest.raises(StoreError, match="other commits to the branch came first"):
+        store.create(KEY, LARGE)
+
+    assert len([request for request in hub.requests if "/commit/" in request]) == 20
+    assert len([request for request in hub.requests if "/preupload/" in request]) == 1
+
+
+def test_a_writer_that_is_late_once_finds_the_object_of_the_other(hub: Hub, store: HubStore):
+    """After a conflict, everything is checked again, and a new object is not overwritten."""
+    theirs = Fault(request="/preupload/", then=lambda: hub.write(KEY, b"theirs"), times=1)
+    hub.faults = [theirs]
+
+    with pytest.raises(ObjectExists):
+        store.create(KEY, b"ours")
+
+    assert hub.read(KEY) == b"theirs"
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b", "a"), ("a/b", "a/b/c/d")])
+def test_a_file_does_not_give_way_to_a_folder(hub: Hub, store: HubStore, first: str, second: str):
+    """A commit could replace a file by a folder, or a folder by a file; this is also refused."""
+    store.create(first, b"mine")
+
+    with pytest.raises(ObjectExists):
+        store.create(second, b"other")
+
+    assert hub.read(first) == b"mine"
+
+
+def test_an_object_that_the_hub_leaves_out_is_an_error(hub: Hub, store: HubStore):
+    """If a .gitignore makes the Hub accept the commit without the file, that is an error."""
+    hub.ignored = "blobs/"
+
+    with pytest.raises(StoreError, match="does not contain the object") as caught:
+        store.create(KEY, b"x")
+
+    assert ".gitignore" in caught.value.hint
+
+
+# --- what can go wrong -------------------------------------------------------------------------
+
+OPERATIONS = {
+    "list": lambda store, found: store.list(""),
+    "head": lambda store, found: store.head(KEY),
+    "get": lambda store, found: store.get(KEY, max_bytes=len(LARGE)),
+    "download": lambda store, found: store.download(found, lambda _at, _piece: None),
+    "create": lambda store, found: store.create("new", LARGE),
+    "delete": lambda store, found: store.delete(KEY),
+}
+HUB_REFUSES = {"X-Error-Message": f"no: hf_secretsecret https://h/x?{SIGNATURE}"}
+FAULTS = {
+    "500": (Fault(request=".", status=500, headers=HUB_REFUSES), StoreError, "HTTP 500"),
+    "429": (
+        Fault(request=".", status=429, headers={"Retry-After": "0"}),
+        StoreError,
+        "HTTP 429",
+    ),
+    "401": (
+        Fault(
+            request=".",
+            status=401,
+            headers={"X-Error-Message": "Invalid credentials in Authorization header"},
+        ),
+        StoreDenied,
+        "HTTP 401",
+    ),
+    "403": (Fault(request=".", status=403, headers=HUB_REFUSES), StoreDenied, "HTTP 403"),
+    "404 repository": (
+        Fault(request=".", status=404, headers={"X-Error-Code": "RepoNotFound"}),
+        StoreDenied,
+        "no such repository, or this account may not see it",
+    ),
+    "404 revision": (
+        Fault(request=".", status=404, headers={"X-Error-Code": "RevisionNotFound"}),
+        StoreDenied,
+        "no revision 'main'",
+    ),
+    "gated": (
+        Fault(request=".", status=403, headers={"X-Error-Code": "GatedRepo"}),
+        StoreDenied,
+        "gated",
+    ),
+    "hang": (Fault(request=".", body="hang"), StoreError, "no answer from the Hub for 1 s"),
+    "no Hub": (Fault(request=".", status=200), StoreError, "hf://acme/warm: "),
+    "not JSON": (
+        Fault(request=".", status=200, headers={"Content-Length": "1"}),
+        StoreError,
+        "hf://acme/warm: ",
+    ),
+}
+
+
+@pytest.fixture
+def check(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> Callable[[BaseException], None]:
+    """Return a check that fails if anything in an error that is or could be logged has a secret."""
+    caplog.set_level(logging.DEBUG)
+    return lambda error: check_is_one_clear_line(error, [caplog.text, *capfd.readouterr()])
+
+
+def check_is_one_clear_line(error: BaseException, texts: list[str]) -> None:
+    assert isinstance(error, ServeWarmError)
+    assert "\n" not in error.message
+    assert 30 < len(error.message) < 300
+    chain: list[BaseException | None] = [error]
+    while (last := chain.pop()) is not None:
+        texts += [str(last), repr(last), repr(vars(last))]
+        assert type(last).__module__.startswith("serve_warm.")
+        chain += [last.__cause__] if last.__context__ is None else [last.__context__]
+    for secret in (WRITER, "hf_secret", SIGNATURE):
+        assert secret not in "\n".join(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_failure_is_one_clear_line(
+    hub: Hub,
+    check: Callable[[BaseException], None],
+    operation: str,
+    fault: str,
+):
+    """Whatever the Hub does, the error is a StoreError of one line, without any credential."""
+    hub.write(KEY, LARGE)
+    found = HubStore(repository=REPOSITORY).head(KEY)
+    store = HubStore(repository=REPOSITORY, silence_s=1 if fault == "hang" else 60)
+    trouble, kind, text = FAULTS[fault]
+    hub.faults = [replace(trouble)]
+
+    with pytest.raises(StoreError, match=text) as caught:
+        OPERATIONS[operation](store, found)
+
+    assert type(caught.value) is kind
+    check(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("body", ["reset", "truncate"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_body_that_always_ends_early_is_an_error(
+    hub: Hub,
+    check: Callable[[BaseException], None],
+    body: str,
+    large: bool,
+):
+    """Part of an object is never accepted as the whole object."""
+    hub.write(KEY, LARGE if large else b"0123456789")
+    store = HubStore(repository=REPOSITORY, silence_s=20)
+    hub.faults = [Fault(request="GET /(blobs|.*/resolve/)", body=body)]
+
+    with pytest.raises(StoreError, match="cannot read 'blobs/sha256/00ff'") as caught:
+        store.get(KEY, max_bytes=len(LARGE))
+
+    check(caught.value)
+
+
+def test_a_body_that_ends_early_once_is_resumed(hub: Hub, plain: None, no_waiting: None):
+    """If a connection closes too soon, the download resumes, and the object is complete."""
+    hub.write(KEY, LARGE)
+    hub.faults = [Fault(request="GET /blobs", body="truncate", times=1)]
+
+    data = HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
+
+    assert data == LARGE
+
+
+def test_a_body_without_an_end_does_not_fill_the_disk(hub: Hub, plain: None):
+    """A body that is longer than announced is abandoned as soon as this is noticed."""
+    hub.write(KEY, b"0123456789")
+    hub.faults = [Fault(request="GET .*/resolve/", body="endless")]
+
+    with pytest.raises(StoreError, match="received more bytes than the Hub announced"):
+        HubStore(repository=REPOSITORY).get(KEY, max_bytes=100)
+
+
+class Flood:
+    """An endless answer, with the number of bytes that were read."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.sent = 0
+
+    def fault(self, status: int, request: str) -> Fault:
+        return Fault(request=request, status=status, headers=self.headers, flood=self.note)
+
+    def note(self, count: int) -> None:
+        self.sent += count
+
+
+FLOODS = {
+    "answer": (200, {}),
+    "error": (404, {"X-Error-Code": "EntryNotFound"}),
+    "try again": (503, {}),
+    "redirect": (307, {"Location": "/elsewhere"}),
+    "compressed": (200, {"Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize(
+    "request_", ["/tree/", "/paths-info/", "GET /api/models/acme/warm$|/revision/"]
+)
+@pytest.mark.parametrize("kind", FLOODS)
+def test_an_answer_without_an_end_is_not_kept(hub: Hub, kind: str, request_: str):
+    """An answer about files is read only up to a limit, regardless of its status."""
+    hub.write(KEY, b"0123456789")
+    status, headers = FLOODS[kind]
+    flood = Flood(headers)
+    hub.faults = [flood.fault(status, request_)]
+    store = HubStore(repository=REPOSITORY, silence_s=30)
+
+    with pytest.raises(StoreError, match=r"larger than|compressed"):
+        store.head(KEY) if "paths" in request_ else store.list("")
+
+    # What the sockets hold is on top of it.
+    assert flood.sent < MAX_ANSWER_BYTES + (32 << 20)
+
+
+ODD = [
+    *(
+        b"{}",
+        b'{"a": 1}',
+        b"null",
+        b"5",
+        b'"file"',
+        b"[1]",
+        b"[null]",
+        b"[[]]",
+        b'[{"type": "file"}]',
+    ),
+    *(b'[{"type": "file", "path": 5}]', b'[{"path": "x"}]', b"[" * 100_000, b"\xff", b""),
+]
+
+
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("request_", ["/tree/", "/paths-info/", "/revision/"])
+@pytest.mark.parametrize("data", ODD, ids=lambda data: data[:20].decode(errors="replace"))
+def test_an_answer_of_another_shape_is_a_store_error(
+    hub: Hub, check: Callable[[BaseException], None], data: bytes, request_: str
+):
+    """An answer from another server than the Hub does not fail a start."""
+    hub.write(KEY, b"0123456789")
+    hub.faults = [Fault(request=request_, status=200, data=data)]
+    store = HubStore(repository=REPOSITORY)
+
+    try:
+        found: object = store.head(KEY) if "paths" in request_ else store.list("")
+    except StoreError as error:
+        check(error)
+    else:
+        assert found == []
+
+
+def test_a_listing_that_is_given_up_ends_in_the_middle_of_an_answer(hub: Hub, plain: None):
+    """If the caller has given up, reading an endless answer ends."""
+    flood = Flood({})
+    hub.faults = [flood.fault(200, "/tree/")]
+    pulse = Pulse()
+    pulse.given_up = True
+
+    with pytest.raises(GivenUpError):
+        ask_json(pulse, "GET", f"{hub.url}/api/models/{REPOSITORY}/tree/main")
+
+
+@pytest.mark.slow
+def test_an_answer_that_drips_is_given_up(hub: Hub, plain: None):
+    """An occasional byte counts as silence, because otherwise a listing would never end."""
+    flood = Flood({})
+    hub.faults = [replace(flood.fault(200, "/tree/"), pause_s=0.2)]
+
+    with pytest.raises(StoreError, match="no answer from the Hub for 1 s"):
+        HubStore(repository=REPOSITORY, silence_s=1).list("")
+
+    assert flood.sent > 65536
+
+
+def test_a_renamed_repository_is_followed_without_its_token_elsewhere(hub: Hub, plain: None):
+    """The Hub answers a repository's old name with the address of its new name."""
+    hub.write(KEY, b"0123456789")
+    there = f"{hub.blob_url}/api/models/{REPOSITORY}/tree/main"
+    hub.faults = [Fault(request="/tree/old", status=307, headers={"Location": there})]
+
+    answer, following = ask_json(Pulse(), "GET", f"{hub.url}/api/models/{REPOSITORY}/tree/old")
+
+    assert {entry["path"] for entry in answer if entry["type"] == "file"} >= {KEY}
+    assert following == ""
+    assert hub.tokens_seen[-2:] == [f"Bearer {WRITER}", ""]
+
+
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("request_", ["PUT /upload", "POST /verify", "/objects/batch", "/commit/"])
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_upload_that_fails_leaves_nothing_and_can_be_repeated(
+    hub: Hub,
+    check: Callable[[BaseException], None],
+    request_: str,
+    status: int,
+):
+    """After a failure at any step, the object does not exist, and repeating the call succeeds."""
+    store = HubStore(repository=REPOSITORY, silence_s=20)
+    hub.faults = [Fault(request=request_, status=status, headers=HUB_REFUSES)]
+
+    with pytest.raises(StoreError, match=f"HTTP {status}") as caught:
+        store.create(KEY, LARGE)
+
+    assert isinstance(caught.value, StoreDenied) == (status == 403)
+    check(caught.value)
+    hub.faults = []
+    assert store.list("") == []
+    store.create(KEY, LARGE)
+    assert hub.read(KEY) == LARGE
+
+
+def test_a_commit_whose_answer_was_lost_is_found_by_the_next_try(hub: Hub, plain: None):
+    """The Hub may have accepted a commit without confirming it; repeating the write succeeds."""
+    store = HubStore(repository=REPOSITORY, silence_s=20)
+    hub.faults = [Fault(request="/commit/", status=500, then=lambda: hub.write(KEY, b"x"), times=1)]
+
+    with pytest.raises(StoreError, match="HTTP 500"):
+        store.create(KEY, b"x")
+    store.create(KEY, b"x")
+
+    assert store.get(KEY, max_bytes=1) == b"x"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("hf_readerreader", "public", "reads", "HTTP 403"),
+        ("", "public", "reads", "HTTP 401"),
+        ("", "private", "", "no such repository, or this account may not see it"),
+        ("hf_strangerxx", "public", "", "HTTP 401"),
+    ],
+)
+def test_credentials_are_those_of_the_client(
+    hub: Hub, store: HubStore, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, str]
+):
+    """HF_TOKEN determines what may be read and written; the error says where tokens come from."""
+    token, visibility, reads, text = case
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent")
+    hub.private = visibility == "private"
+    hub.write(KEY, b"x")
+
+    if reads:
+        assert store.get(KEY, max_bytes=1) == b"x"
+    with pytest.raises(StoreDenied, match=text) as caught:
+        store.create("new", LARGE)
+
+    assert "HF_TOKEN_PATH" in caught.value.hint
+
+
+def test_a_hub_that_is_down_is_a_store_error(hub: Hub, plain: None, no_waiting: None):
+    """If no server is listening, the error has one line."""
+    hub.server.server_close()
+    hub.server.shutdown()
+
+    with pytest.raises(StoreError, match="cannot resolve 'main': ConnectError"):
+        HubStore(repository=REPOSITORY, silence_s=10).list("")
+
+
+class Surprise(BaseException):
+    """An error that no client of the Hub should raise, and that is not an Exception."""
+
+
+@pytest.mark.parametrize("kind", [Surprise, AssertionError, SystemExit])
+def test_whatever_the_client_raises_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+    check: Callable[[BaseException], None],
+    kind: type[BaseException],
+):
+    """An unexpected error becomes a StoreError, and no thread prints it."""
+    printed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+
+    def surprise(*_: object, **__: object) -> None:
+        raise kind(f"GET https://h/x?{SIGNATURE} with Authorization: Bearer {WRITER}")
+
+    monkeypatch.setattr(huggingface_hub.utils, "build_hf_headers", surprise)
+
+    with pytest.raises(StoreError, match=f"cannot resolve 'main': {kind.__name__}") as caught:
+        HubStore(repository=REPOSITORY).list("")
+
+    check(caught.value)
+    for thread in threading.enumerate():
+        if thread.name == "serve_warm-hub":
+            thread.join(30)
+    assert printed == []
+
+
+PROGRAM = """
+import sys
+from serve_warm.errors import StoreError
+from serve_warm.stores import open_store
+store = open_store(sys.argv[1])
+try:
+    print(store.get(sys.argv[2], max_bytes=1_000_000).decode())
+except StoreError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_the_client_is_set_by_its_own_environment(hub: Hub, tmp_path: Path, offline: str):
+    """HF_ENDPOINT, HF_TOKEN_PATH and HF_HUB_OFFLINE have the same meaning as for the client."""
+    hub.private = True
+    hub.write(KEY, b"from the stand-in")
+    token = tmp_path / "token"
+    token.write_text(WRITER)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": offline,
+        "HF_TOKEN_PATH": str(token),
+        "HF_HOME": str(tmp_path / "other"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, f"hf://{REPOSITORY}", KEY],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=400,
+    )
+
+    offline_text = "StoreDenied hf://acme/warm: cannot resolve 'main': HF_HUB_OFFLINE forbids"
+    assert (offline_text if offline == "1" else "from the stand-in") in done.stdout
+    assert "Traceback" not in done.stderr

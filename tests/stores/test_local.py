@@ -1,0 +1,534 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Folders as stores: the contract, crashes at every stage of a write, and odd files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from serve_warm._store_address import SCHEMES, folder_of
+from serve_warm.errors import (
+    ConfigError,
+    ObjectExists,
+    ObjectNotFound,
+    StoreDenied,
+    StoreError,
+)
+from serve_warm.stores import find_missing_folder, kind_of, open_store
+from serve_warm.stores.local import PAGE_FILES, LocalStore
+from serve_warm.testing import StoreContract
+from serve_warm.testing.store_contract import KEY
+
+
+@dataclass
+class Folder:
+    root: Path
+
+    def read(self, key: str) -> bytes:
+        return (self.root / key).read_bytes()
+
+    def write(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "store")
+
+
+@pytest.fixture
+def store(raw: Folder) -> LocalStore:
+    return LocalStore(root=raw.root)
+
+
+class TestLocalStore(StoreContract):
+    pass
+
+
+# --- crashes -------------------------------------------------------------------------------
+
+DATA = bytes(range(256)) * 1000
+
+# The kernel ends (or fails) the write at exactly the given byte.
+WRITER = """
+import resource, signal, sys
+from serve_warm.stores import open_store
+uri, key, limit, action = sys.argv[1:]
+store = open_store(uri)
+data = bytes(range(256)) * 1000
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL if action == "die" else signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+store.create(key, data)
+"""
+
+
+def write_until(store: LocalStore, limit: int, action: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WRITER, store.uri, KEY, str(limit), action]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4096, len(DATA) - 1])
+def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Folder, limit: int):
+    """A writer that is killed midway leaves no object and no listed leftover; the next succeeds."""
+    crashed = write_until(store, limit, "die")
+
+    assert crashed.returncode == -signal.SIGXFSZ
+    assert store.list("") == []
+    with pytest.raises(ObjectNotFound):
+        store.get(KEY, max_bytes=len(DATA))
+    store.create(KEY, DATA)
+    assert (store.list(""), raw.read(KEY)) == ([KEY], DATA)
+
+
+def test_a_writer_that_is_not_killed_completes(store: LocalStore, raw: Folder):
+    """The size limit in the test above is what ends the writers: with the full size, none ends."""
+    completed = write_until(store, len(DATA), "die")
+
+    assert (completed.returncode, raw.read(KEY)) == (0, DATA)
+
+
+def test_a_full_disk_is_a_store_error_and_leaves_no_file(store: LocalStore, raw: Folder):
+    """The error of a failed write names the cause, and the temporary file is removed."""
+    failed = write_until(store, 4096, "fail")
+
+    assert "StoreError" in failed.stderr
+    assert "File too large" in failed.stderr
+    assert [path for path in raw.root.rglob("*") if path.is_file()] == []
+
+
+RACER = """
+import pathlib, sys, time
+from serve_warm.errors import ObjectExists
+from serve_warm.stores import open_store
+uri, go, number = sys.argv[1:]
+store = open_store(uri)
+print("ready", flush=True)
+while not pathlib.Path(go).exists():
+    time.sleep(0.001)
+try:
+    store.create("blobs/x", number.encode() * 300_000)
+    print("won")
+except ObjectExists:
+    print("lost")
+"""
+
+
+@pytest.mark.slow
+def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: Path):
+    """Processes that share no lock still leave one complete object of one of them."""
+    go = tmp_path / "go"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, store.uri, str(go), str(number)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        racer.stdout.readline()
+
+    go.touch()
+    results = [racer.communicate(timeout=400)[0].strip() for racer in racers]
+
+    assert sorted(results) == ["lost"] * 7 + ["won"]
+    assert raw.read("blobs/x") == str(results.index("won")).encode() * 300_000
+
+
+# --- what else can stand in a folder -------------------------------------------------------
+
+
+def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Folder):
+    """A start must not wait for a writer to a pipe, because none may ever come."""
+    raw.root.mkdir()
+    os.mkfifo(raw.root / "x")
+
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.get("x", max_bytes=10)
+    assert store.list("") == []
+
+
+def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder):
+    """A link to a parent folder must not make listing endless."""
+    raw.write("a/x", b"1")
+    (raw.root / "a" / "loop").symlink_to(raw.root)
+
+    assert store.list("") == ["a/x"]
+
+
+@pytest.mark.parametrize("target", ["a.loop", "loop", "other"])
+def test_a_link_loop_does_not_hide_the_objects_beside_it(
+    store: LocalStore, raw: Folder, target: str
+):
+    """A looping link is not an object, and does not prevent the listing of other objects."""
+    raw.write("s/a", b"1")
+    raw.write("s/z", b"1")
+    (raw.root / "s" / "loop").symlink_to(target)
+    (raw.root / "s" / "other").symlink_to("loop")
+
+    assert store.list("") == ["s/a", "s/z"]
+    with pytest.raises(StoreError):
+        store.get("s/loop", max_bytes=10)
+
+
+def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
+    """Files of other programs are not listed, so every listed key can be read."""
+    for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
+        raw.write(name, b"1")
+
+    assert store.list("") == ["x"]
+
+
+def test_a_file_in_place_of_the_folder_is_a_store_error(tmp_path: Path):
+    """A wrong path fails on the first write, with the system's reason."""
+    (tmp_path / "file").write_bytes(b"")
+    store = LocalStore(root=tmp_path / "file")
+
+    with pytest.raises(StoreError, match=r"Not a directory|File exists"):
+        store.create(KEY, b"x")
+    assert store.list("") == []
+
+
+# --- links ---------------------------------------------------------------------------------
+
+OUTSIDE = "00ff"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of another user, with a file that could have the name of a blob."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / OUTSIDE).write_bytes(b"precious")
+    return folder
+
+
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_nothing_is_deleted_through_a_link(
+    store: LocalStore, raw: Folder, outside: Path, linked: str
+):
+    """Writers to a store cannot make a prune delete files outside the store."""
+    (outside / "sha256").mkdir()
+    (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
+    before = sorted(outside.rglob("*"))
+    raw.write("statements/x", b"1")
+    (raw.root / linked).parent.mkdir(exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    with pytest.raises(StoreError, match=f"'{linked}' is a link") as caught:
+        store.delete(f"blobs/sha256/{OUTSIDE}")
+
+    assert sorted(outside.rglob("*")) == before
+    assert "root may contain links" in caught.value.hint
+
+
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_nothing_is_created_through_a_link(
+    store: LocalStore, raw: Folder, outside: Path, linked: str
+):
+    """A link does not make a push write outside the store, even to a new folder."""
+    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    with pytest.raises(StoreError, match=f"'{linked}' is a link"):
+        store.create(KEY + "new", b"x")
+
+    assert list(outside.iterdir()) == [outside / OUTSIDE]
+
+
+@pytest.mark.parametrize("prefix", ["", "blobs/", "blobs/sha256/", "blobs/sha256/00"])
+@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+def test_listing_begins_in_no_linked_folder(
+    store: LocalStore, raw: Folder, outside: Path, linked: str, prefix: str
+):
+    """Files in a linked folder are not part of the store, whatever prefix leads into it."""
+    (outside / "sha256").mkdir()
+    (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
+    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
+    (raw.root / linked).symlink_to(outside)
+
+    assert store.list(prefix) == []
+
+
+def test_links_to_files_are_read(store: LocalStore, raw: Folder):
+    """Objects of a mounted volume (links to files in a hidden folder) are listed and read."""
+    raw.write("..data/x", b"mounted")
+    (raw.root / "x").symlink_to(Path("..data", "x"))
+    pieces: list[bytes] = []
+
+    store.download(store.head("x"), lambda _at, piece: pieces.append(bytes(piece)))
+
+    assert store.list("") == ["x"]
+    assert store.get("x", max_bytes=10) == b"".join(pieces) == b"mounted"
+
+
+def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
+    store: LocalStore, raw: Folder, outside: Path
+):
+    """The target of a link is never overwritten; deleting removes the link and keeps the file."""
+    raw.root.mkdir()
+    (raw.root / "x").symlink_to(outside / OUTSIDE)
+    (raw.root / "dangling").symlink_to(outside / "nothing")
+
+    with pytest.raises(ObjectExists):
+        store.create("x", b"other")
+    with pytest.raises(ObjectExists):
+        store.create("dangling", b"other")
+    store.delete("x")
+
+    assert [path.name for path in outside.iterdir()] == [OUTSIDE]
+    assert (outside / OUTSIDE).read_bytes() == b"precious"
+    assert store.list("") == []
+
+
+def test_a_folder_that_cannot_be_read_hides_nothing_beside_it():
+    """Writers to a folder store must not be able to turn a hit into a miss."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:  # which others may enter
+        root = Path(made)
+        (root / "statements" / "Dep" / "zz").mkdir(parents=True)
+        (root / "statements" / "Dep" / "good.dsse.json").write_text("{}")
+        (root / "statements" / "Dep" / "zz").chmod(0)
+        root.chmod(0o755)
+        with without_privileges():
+            found = LocalStore(root=root).list("statements/")
+
+    assert found == ["statements/Dep/good.dsse.json"]
+
+
+def test_folders_count_towards_a_page(store: LocalStore):
+    """A tree of empty folders also yields pages, so that the caller can stop listing."""
+    for number in range(PAGE_FILES + 1):
+        (store.root / "statements" / str(number)).mkdir(parents=True)
+
+    assert [len(page) for page in store.pages("statements/")] == [0, 0]
+
+
+NO_OBJECTS: dict[str, Callable[[Path], object]] = {
+    "hidden": lambda path: path.with_name(f".{path.name}").touch(),
+    "odd": lambda path: path.with_name(f"{path.name}\\x").touch(),
+    "loop": lambda path: path.symlink_to(path),
+    "link to a folder": lambda path: path.symlink_to("/"),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("kind", NO_OBJECTS)
+def test_what_is_no_object_counts_towards_a_page(store: LocalStore, kind: str):
+    """A page ends after a number of examined names, so that the caller can stop after each page."""
+    (store.root / "statements").mkdir(parents=True)
+    for number in range(2 * PAGE_FILES + 1):
+        NO_OBJECTS[kind](store.root / "statements" / str(number))
+
+    assert [len(page) for page in store.pages("statements/")] == [0, 0, 0]
+
+
+def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):
+    """The configured path may be a link, for example to the newest of several folders."""
+    raw.root.mkdir()
+    (tmp_path / "current").symlink_to(raw.root)
+    store = LocalStore(root=tmp_path / "current")
+
+    store.create(KEY, b"1")
+    store.create("s/a", b"1")
+    store.delete("s/a")
+
+    assert (store.list(""), raw.read(KEY)) == ([KEY], b"1")
+
+
+# --- what the file system refuses ----------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[[LocalStore], object]] = {
+    "list": lambda store: store.list("blobs/"),
+    "head": lambda store: store.head(KEY),
+    "get": lambda store: store.get(KEY, max_bytes=10),
+    "create": lambda store: store.create(f"{KEY}1", b"x"),
+    "delete": lambda store: store.delete(KEY),
+}
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Run the block as user nobody if this is root, who could read and write everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_folder_of_somebody_else_is_denied(store: LocalStore, raw: Folder, operation: str):
+    """Retries do not help against missing permission; the error names the user who lacks it."""
+    raw.write(KEY, b"x")
+    raw.root.chmod(0)
+
+    try:
+        with without_privileges(), pytest.raises(StoreDenied, match="Permission denied") as caught:
+            OPERATIONS[operation](store)
+    finally:
+        raw.root.chmod(0o700)
+
+    assert "the user of this process (uid " in caught.value.hint
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_folder_that_cannot_be_synced_is_written(
+    store: LocalStore, raw: Folder, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    """Some network file systems sync only files, and report this with different errors."""
+    refuse_to_sync_folders(monkeypatch, code)
+
+    store.create(KEY, b"x")
+
+    assert raw.read(KEY) == b"x"
+
+
+def test_a_folder_that_fails_to_sync_is_an_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    """A failing disk is not mistaken for a file system that cannot sync folders."""
+    refuse_to_sync_folders(monkeypatch, errno.EIO)
+
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.create(KEY, b"x")
+
+
+def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+# --- addresses -----------------------------------------------------------------------------
+
+
+def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A relative path is resolved when the store is opened; a URI is percent-decoded."""
+    monkeypatch.chdir(tmp_path)
+    stores = [open_store(uri) for uri in ("./a b", "a b", f"{tmp_path}/a b")]
+    stores.append(open_store((tmp_path / "a b").as_uri()))
+    monkeypatch.chdir("/")
+    stores[0].create("x", b"1")
+
+    assert [store.list("") for store in stores] == [["x"]] * 4
+    assert {store.uri for store in stores} == {f"{tmp_path.as_uri()}/a%20b"}
+
+
+def test_an_address_is_that_of_the_folder_it_leads_to(tmp_path: Path):
+    """A key that is trusted only in one folder is not trusted in another through `..` or a link."""
+    (tmp_path / "prod").mkdir()
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "prod" / "link").symlink_to(tmp_path / "evil")
+    prod = (tmp_path / "prod").as_uri()
+
+    found = {open_store(f"{prod}/{way}").uri for way in ("../evil", "%2e%2e/evil", "link")}
+
+    assert found == {(tmp_path / "evil").as_uri()}
+
+
+@pytest.mark.parametrize("uri", ["s3:bucket", "S3:/bucket/x", "hf:org/repo", "gs:"])
+def test_half_an_address_is_refused(uri: str):
+    """The error shows a valid address, and no folder named `s3:` is created."""
+    with pytest.raises(ConfigError, match="is not the scheme of a store address") as caught:
+        open_store(uri)
+
+    assert "s3://bucket/prefix" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://me:secret@bucket/x",
+        "s3://bucket/x?X-Amz-Signature=secret",
+        "az://container/x#secret",
+        "hf://secret@owner/repo",
+    ],
+)
+def test_credentials_in_an_address_are_refused(uri: str):
+    """Credentials in an address are refused, and the error does not repeat them."""
+    with pytest.raises(ConfigError, match="query, a fragment or a user") as caught:
+        open_store(uri)
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://user:secret@host/x?X-Amz-Signature=secret",
+        "http://169.254.169.254/secret",
+        "ftp://secret",
+        "file://secret/share",
+        "file:secret",
+    ],
+)
+def test_other_addresses_are_refused_without_repeating_them(uri: str):
+    """An address may contain a password, so the error names only the scheme."""
+    with pytest.raises(ConfigError) as caught:
+        open_store(uri)
+
+    assert uri.partition(":")[0] in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["", "~/artifacts", "a\0b", "file:///a%00b"])
+def test_paths_that_mean_nothing_are_refused(uri: str):
+    """An empty path and `~` are refused, because they would name the wrong folder."""
+    with pytest.raises(ConfigError):
+        open_store(uri)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
+def test_a_folder_whose_name_is_not_text_is_found_by_its_address(tmp_path: Path):
+    """The address of a store opens the same folder, byte for byte."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+
+    store = open_store(LocalStore(root=folder).uri)
+
+    assert folder_of(store.uri) == folder
+    assert find_missing_folder(store) is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [
+        ("./artifacts", "file"),
+        ("/srv/artifacts", "file"),
+        ("FILE:///srv/artifacts", "file"),
+        ("s3://bucket/prefix", "s3"),
+        ("gs://bucket/prefix", "gs"),
+        ("az://container/prefix", "azure"),
+        ("hf://owner/repo@v1", "hf"),
+        ("https://host/secret?sig=x", "none"),
+        ("azure://container", "none"),
+    ],
+)
+def test_an_address_has_a_kind_of_a_closed_set(uri: str, kind: str):
+    """The kind is a metric label, so it never contains more than the scheme of an address."""
+    assert kind_of(uri) == kind
+    assert kind in {*(scheme.kind for scheme in SCHEMES.values()), "none"}

@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shared helpers for the tests of keys, envelopes, trust and verification."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from serve_warm.errors import ArtifactRefused
+from serve_warm.trust.policy import Trust
+from serve_warm.trust.verify import verify
+
+PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1"}'
+DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
+STORE = "file:///srv/artifacts"
+
+
+def refusal(envelope: bytes, whom: Trust, *, store: str = "") -> ArtifactRefused:
+    with pytest.raises(ArtifactRefused) as caught:
+        verify(envelope, whom, store=store)
+    return caught.value
+
+
+def public_pem(key: Any) -> str:
+    public = key.public_key()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def write_trust(directory: Path, text: str, name: str = "trust.toml") -> Path:
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)

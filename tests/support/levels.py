@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Functions to build and load entries in tests, and to find out which level served a call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from processes import search_path
+from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile.session import SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from serve_warm.precompile.entries import EntryTable, LoadLibrary
+    from serve_warm.precompile.running_build import MakeLibrary
+
+
+def build(
+    folder: Path,
+    *calls: Callable[[], Any],
+    level: int = 2,
+    make_library: MakeLibrary | None = None,
+) -> EntryTable:
+    """Make an entry for each call, and write the entries of a level to `folder`."""
+    folder.mkdir(exist_ok=True)
+    with torch.inference_mode(), SESSION.building(make_library=make_library) as building:
+        for call in calls:
+            call()
+    for name, data in building.table.to_files(level).items():
+        (folder / name).write_bytes(data)
+    return building.table
+
+
+def forget_callables() -> None:
+    """Do not count callables of earlier tests, some of which are still alive."""
+    SESSION.dispatchers.clear()
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    load_library: LoadLibrary | None = None,
+) -> Iterator[None]:
+    """Load what was built, as a fresh process would, and forget what was compiled before."""
+    torch._dynamo.reset()
+    why = SESSION.load(folder, clock=clock, load_library=load_library)
+    assert not why, why
+    try:
+        yield
+    finally:
+        SESSION.unload()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The result of one call, the level that served it, and the reason for that level."""
+
+    value: Any
+    level: int
+    reason: str
+    call: str
+    compiles: int
+
+
+def served(call: Callable[[], Any]) -> Served:
+    """Call a compiled callable once."""
+    watch = watch_process()
+    counts, before = watch.counts(), _uses()
+    value = call()
+    after, compiles = _uses(), (watch.counts() - counts).compiles
+    # Not less: models of earlier tests end at any time, and their counts with them.
+    changed = {use: n - before.get(use, 0) for use, n in after.items() if n > before.get(use, 0)}
+    if not changed:  # level 2, for not the first time: a hit is not counted
+        return Served(value=value, level=2, reason="", call="", compiles=compiles)
+    # The level that it ended with: the one that refused it may have counted first.
+    (text, level, reason, _) = min(changed, key=lambda use: use[1])
+    return Served(value=value, level=level, reason=reason, call=text, compiles=compiles)
+
+
+def _uses() -> dict[tuple[str, int, str, str], int]:
+    return {(u.call, u.level, u.reason, u.callable): u.calls for u in SESSION.uses()}
+
+
+def spans(call: Callable[[], Any], times: int) -> list[Any]:
+    """Return the counts of each of several calls."""
+    watch, found = watch_process(), []
+    with torch.inference_mode():
+        for _ in range(times):
+            before = watch.counts()
+            call()
+            found.append(watch.counts() - before)
+    return found
+
+
+@contextlib.contextmanager
+def eager_below() -> Iterator[None]:
+    """Make level 1 run eagerly, for tests of what falls back to it, not of what it compiles."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> dict[str, Any]:
+    """Build or start `app.py` of a folder in a fresh process; return its output.
+
+    Entries and torch's caches stay in the folder, for the next process.
+    """
+    entries = folder / "entries"
+    entries.mkdir(exist_ok=True)
+    question = {"do": do, "folder": str(entries), "path": str(folder / "app.py"), "level": level}
+    here = Path(__file__).parent
+    ended = subprocess.run(
+        [sys.executable, str(here / "precompiled_process.py"), json.dumps(question)],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": search_path(),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answer

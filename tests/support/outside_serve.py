@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of a replica to a start, as outside Serve; torch is not imported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serve_warm.inputs import Input
+    from serve_warm.report import CompileEvent
+    from serve_warm.trust.policy import Trust
+
+
+class OutsideServe:
+    """Base class of stand-ins for a deployment, which add names, owner, inputs and `call`."""
+
+    application = "app"
+    unwatched_compiles_before = 0
+    deployment: str
+    replica: str
+    owner: Any
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        """Accept any input."""
+
+    def serving_threads(self) -> set[int]:
+        """Return the current thread as the serving thread."""
+        return {threading.get_native_id()}
+
+    def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
+        """Return no suggestion, because no request is running."""
+        return ""
+
+    def largest_batch(self) -> int:
+        """Return 1, because this stand-in does not batch."""
+        return 1
+
+    def waits_for(self) -> Sequence[str]:
+        """Return no deployments: this stand-in calls none."""
+        return ()
+
+    def list_absent(self) -> Sequence[str]:
+        """Return no deployments, because none is missing."""
+        return ()
+
+    def trust(self) -> Trust | None:
+        """Return None, so that the machine's trust files apply."""
+        return None
+
+    def refusal(self, event: CompileEvent) -> BaseException:
+        """Return an error that names what would have been compiled."""
+        return RuntimeError(event.function)

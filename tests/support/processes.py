@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of this folder, each run in a separate process, that answer with a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def answer_of(
+    program: str,
+    question: dict[str, Any],
+    *paths: str,
+    cwd: Path | None = None,
+    **environ: str,
+) -> Any:
+    """Run a program with a question, and return the answer in its last line.
+
+    `paths` are folders of packages for the program that are not in the suite's environment.
+    """
+    ended = subprocess.run(
+        [sys.executable, str(HERE / program), json.dumps(question)],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "PYTHONPATH": search_path(*paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def search_path(*paths: str) -> str:
+    """Return a PYTHONPATH that begins with the project, followed by this process's PYTHONPATH."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(HERE.parents[1]), *paths, given)))

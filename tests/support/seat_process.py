@@ -1,0 +1,152 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A process that becomes a replica, with or without a seat, and prints facts; see processes.py.
+
+Ray is not used: this module does what Ray does to a worker (command line, hook, variable).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from serve_warm import preload
+from serve_warm._seats import SeatFolder, Wanted
+from serve_warm.replica import seat_use
+
+DEVICES = ("cpu", "cuda")
+
+COMMAND_LINE = ("--session-name=a", "--node-id=b", "--runtime-env-hash=7")
+
+
+def be_seat(question: dict[str, Any]) -> None:
+    sys.argv = ["default_worker.py", *COMMAND_LINE]
+    folder = SeatFolder.of_worker(sys.argv)
+    assert folder is not None
+    if question.get("ticket", True):
+        folder.make()
+        folder.offer(
+            Wanted(
+                deployment="app#Embedder",
+                imports=tuple(question["imports"]),
+                omp_threads=question.get("omp_of_ticket"),
+                limit_s=question.get("limit_s", 300.0),
+                paths=tuple(question.get("paths", ())),
+            )
+        )
+    if "change" in question:
+        (ticket,) = folder.path.glob("ticket-*")
+        ticket.write_text(json.dumps({**json.loads(ticket.read_text()), **question["change"]}))
+    if question.get("fifo"):  # a reader waits until something is written to it
+        (ticket,) = folder.path.glob("ticket-*")
+        question["fifo"] = ticket.read_bytes()
+        ticket.unlink()
+        os.mkfifo(ticket)
+    if question.get("no_file"):
+        (folder.path / f"seat-{os.getpid()}").mkdir()
+    preload.run()
+    if question.get("no_file"):
+        (folder.path / f"seat-{os.getpid()}").rmdir()
+
+
+def fingerprint() -> dict[str, Any]:
+    from serve_warm.config import environment
+    from serve_warm.fingerprint import Fingerprint, read_app, read_machine
+
+    environ = environment()
+    return Fingerprint(machine=read_machine(environ), app=read_app(environ)).to_json()
+
+
+def modes() -> list[Any]:
+    """Return the state that torch keeps for each thread."""
+    import torch
+
+    return [
+        str(torch.get_default_device()),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        [torch.is_autocast_enabled(each) for each in DEVICES],
+        [str(torch.get_autocast_dtype(each)) for each in DEVICES],
+        torch.is_autocast_cache_enabled(),
+        float(torch.full((1,), 1e-38, device="cpu") / 2),
+        sys.float_info.min / 2,
+    ]
+
+
+def facts() -> dict[str, Any]:
+    """Return facts that compiled code and answers may depend on, read on the serving thread."""
+    import numpy as np
+    import torch
+
+    return {
+        "fingerprint": fingerprint(),
+        "interop": torch.get_num_interop_threads(),
+        "pools": [
+            line.strip()
+            for line in torch.__config__.parallel_info().splitlines()
+            if "max_threads" in line or "get_num" in line
+        ],
+        "modes": modes(),
+        "drawn": [torch.rand(3, device="cpu").tolist(), random.random()],
+        "numpy": np.geterr(),
+        "collection": [gc.isenabled(), gc.get_threshold()],
+        "variables": sorted(name for name in os.environ if name.startswith(("OMP", "PYTORCH"))),
+    }
+
+
+def main() -> None:
+    question = json.loads(sys.argv[1])
+    if question["seat"]:
+        be_seat(question)
+    answer: dict[str, Any] = {"compiler": "torch._dynamo" in sys.modules}
+    answer["loaded"] = [name for name in question["imports"] if name in sys.modules]
+    answer["collection_then"] = [gc.isenabled(), gc.get_threshold()]
+    answer["omp_then"] = os.environ.get("OMP_NUM_THREADS")
+    if question.get("go"):
+        os.environ["GO"] = "1"
+        folder = SeatFolder.of_worker(COMMAND_LINE)
+        if folder is not None and question.get("fifo"):
+            (folder.path / f"claimed-{os.getpid()}").write_bytes(question["fifo"])
+        next(t for t in threading.enumerate() if t.name == "serve_warm-preload").join()
+    answer["before_replica"] = [name for name in question["imports"] if name in sys.modules]
+    if (omp := question.get("omp")) is not None:
+        os.environ["OMP_NUM_THREADS"] = omp  # as Ray does, once the worker is a replica's
+    os.environ.update(question.get("environ", {}))
+    if "torch_threads" in question:
+        sys.modules["torch"].set_num_threads(question["torch_threads"])
+    answer["frozen"] = gc.get_freeze_count()
+    if "thread" in question:
+        threading.current_thread().name = question["thread"]
+    answer["wrong_gpu"] = seat_use.is_on_wrong_gpu(os.environ)
+    use = seat_use.take(os.environ)
+    answer["use"] = {**vars(use), "text": use.text()}
+    folder = SeatFolder.of_worker(COMMAND_LINE)
+    assert folder is not None
+    answer["files"] = (
+        sorted(path.name for path in folder.path.glob("*")) if question["seat"] else []
+    )
+    for name in question["imports"]:
+        # The app's own imports, as in any start: what fails here fails without a seat, too.
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    answer["then"] = [name for name in question["imports"] if name in sys.modules]
+    answer["nice"] = sorted(
+        {os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in Path("/proc/self/task").iterdir()}
+    )
+    answer["paths"] = sys.path
+    answer["maps"] = Path("/proc/self/maps").read_text()
+    if question.get("facts"):
+        answer["facts"] = facts()
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main()

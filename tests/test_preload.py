@@ -1,0 +1,521 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Seats without Ray: what a worker imports, what a replica sets right, and who keeps how many."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from processes import answer_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IMPORTS = ("torch", "serve_warm.precompile.compiled", "serve_warm.replica.warmup")
+"""What a seat of a replica at level 3 imports, but for Ray's own modules."""
+
+
+HANGS_IN_A_SEAT = """
+import threading
+if threading.current_thread().name == "serve_warm-preload":
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Any:
+    """Start a process of seat_process.py with a folder of its own for seats."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "tmp").mkdir(mode=0o700)
+
+    def start(**question: Any) -> Any:
+        question = {"seat": True, "imports": [], **question}
+        environ = {"TMPDIR": str(tmp_path / "tmp"), **question.pop("own_environ", {})}
+        return answer_of("seat_process.py", question, str(tmp_path / "modules"), **environ)
+
+    def module(name: str, source: str) -> str:
+        (tmp_path / "modules" / f"{name}.py").write_text(source)
+        return name
+
+    start.module = module
+    start.tmp = tmp_path / "tmp"
+    return start
+
+
+# The same as a start without a seat -------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_start_on_a_seat_is_the_same_factor_by_factor(process: Any):
+    """With Ray's thread count known to the seat or not: fingerprint, pools, device and draws."""
+    seeds = process.module(
+        "app_with_seeds", "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
+    )
+    imports = [seeds, *IMPORTS]
+    questions = [
+        {"seat": False, "own_environ": {"OMP_NUM_THREADS": "1"}},
+        {"omp": "1", "omp_of_ticket": "1"},
+        {"omp": "1", "omp_of_ticket": None},
+        {"omp": "1", "omp_of_ticket": "2"},
+    ]
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda q: process(imports=imports, facts=True, **q), questions))
+
+    plain, *seats = answers
+    assert plain["use"]["miss"] == "no_hook"
+    assert plain["loaded"] == []
+    assert plain["facts"]["fingerprint"]["app"]["threads"] == "1"
+    for seat in seats:
+        assert seat["use"]["hit"], seat["use"]
+        assert seat["loaded"] == imports
+        assert seat["facts"] == plain["facts"]
+
+
+SETS_MODES = """
+import torch
+torch.set_flush_denormal(True)
+torch.set_default_device("meta")
+torch.set_grad_enabled(False)
+torch.set_autocast_enabled("cpu", True)
+torch.set_autocast_dtype("cpu", torch.float16)
+torch.set_autocast_cache_enabled(False)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", ["", "mode = torch.inference_mode()\nmode.__enter__()\n"])
+def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, more: str):
+    """If it is Ray's own, as in a throughput-optimized Serve, and even if a later import hangs."""
+    name = process.module("app_sets_modes", SETS_MODES + more)
+    hangs = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
+    on_rays = {"thread": "AsyncIO Thread: default", "facts": True, "omp_of_ticket": None}
+    questions = [
+        {"imports": [name], "seat": False, **on_rays},
+        {"imports": [name], **on_rays},
+        {"imports": [name, hangs], "limit_s": 10.0, **on_rays},
+    ]
+
+    with ThreadPoolExecutor(2) as pool:
+        plain, seat, hung = pool.map(lambda question: process(**question), questions)
+
+    assert (seat["use"]["miss"], hung["use"]["miss"]) == ("", "hung")
+    assert plain["facts"]["modes"][0] == "meta"
+    assert plain["facts"]["modes"][-1] == 0.0
+    for name in ("modes", "fingerprint"):
+        assert seat["facts"][name] == plain["facts"][name]
+        assert hung["facts"][name] == plain["facts"][name]
+
+
+@pytest.mark.long
+def test_a_seat_of_level_3_has_no_compiler(process: Any):
+    """Its imports do not bring Dynamo, which would cost a second and 100 MB."""
+    answer = process(imports=list(IMPORTS))
+
+    assert answer["use"]["hit"]
+    assert not answer["compiler"]
+    assert answer["frozen"] > 100_000  # Serve's own collection has little left to do
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", ["", "gc.disable()", "gc.set_threshold(5000, 20, 30)"])
+def test_no_garbage_is_collected_during_imports(process: Any, own: str):
+    """Not once; and after them as in a start without a seat, with what the app set itself."""
+    name = process.module(
+        "makes_garbage",
+        "import gc\n"
+        "phases = []\n"
+        "gc.callbacks.append(lambda phase, _: phases.append(phase))\n"
+        "for _ in range(5000):\n"
+        "    cycle = []\n"
+        "    cycle.append(cycle)\n"
+        f"assert not phases, phases\ngc.callbacks.pop()\n{own}\n",
+    )
+
+    seat = process(imports=[name])
+
+    enabled, thresholds = seat["collection_then"]
+    assert seat["use"]["hit"], seat["use"]
+    assert enabled is (own != "gc.disable()")
+    assert thresholds == ([5000, 20, 30] if "5000" in own else list(gc.get_threshold()))
+
+
+@pytest.mark.slow
+def test_threads_that_an_import_set_are_kept(process: Any):
+    """As in a start without a seat, where the variable was there before."""
+    name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
+
+    answer = process(imports=[name, "torch"], omp="1", omp_of_ticket="1", facts=True)
+
+    assert answer["use"]["hit"]
+    assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ticket", ["1", "2"])
+def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process: Any, ticket: str):
+    """The app's module comes first, and imports torch itself."""
+    name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
+
+    answer = process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket, facts=True)
+
+    assert answer["use"]["miss"] == ("" if ticket == "1" else "threads")
+    assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
+
+
+@pytest.mark.slow
+def test_threads_set_after_the_imports_are_left_alone(process: Any):
+    """Whoever set them knew more than the seat."""
+    answer = process(imports=["torch"], omp="1", omp_of_ticket="2", torch_threads=3, facts=True)
+
+    assert answer["use"]["hit"], answer["use"]
+    assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
+
+
+@pytest.mark.slow
+def test_threads_of_mkl_win_over_ray_as_in_any_start(process: Any):
+    """Its variable is the first that MKL reads, and torch asks MKL for the number of threads."""
+    mkl = {"MKL_NUM_THREADS": "2"}
+    questions = [
+        {"seat": False, "own_environ": {**mkl, "OMP_NUM_THREADS": "1"}},
+        {"omp": "1", "omp_of_ticket": "2", "own_environ": mkl},
+    ]
+
+    plain, seat = [process(imports=["torch"], facts=True, **each) for each in questions]
+
+    assert seat["use"]["hit"], seat["use"]
+    for fact in ("fingerprint", "pools", "interop"):
+        assert seat["facts"][fact] == plain["facts"][fact]
+
+
+@pytest.mark.slow
+def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
+    """The wheels of numpy bring their own OpenBLAS, which read the variable when it was loaded."""
+    name = process.module("app_with_numpy", "import numpy\n")
+    answers = [
+        process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")
+    ]
+    has_openblas = "openblas" in answers[0]["maps"]
+
+    assert [each["use"]["hit"] for each in answers] == [True, True]
+    assert answers[0]["use"]["note"] == ""
+    assert ("OpenBLAS keeps the threads" in answers[1]["use"]["note"]) is has_openblas
+
+
+@pytest.mark.slow
+def test_threads_that_cannot_be_known_are_a_reason(process: Any):
+    """An import set them under another thread count, which it may have computed them from."""
+    name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
+
+    answer = process(imports=["torch", name], omp="1", omp_of_ticket="2")
+
+    assert answer["use"]["miss"] == "threads"
+    assert "OMP_NUM_THREADS became 1 after that" in answer["use"]["text"]
+
+
+@pytest.mark.slow
+def test_an_environment_that_torch_has_read_is_a_reason(process: Any):
+    """A variable that is set after the imports cannot have its effect any more."""
+    answer = process(imports=["torch"], environ={"ATEN_CPU_CAPABILITY": "default", "OTHER": "1"})
+
+    assert answer["use"]["miss"] == "environment"
+    assert answer["use"]["note"].startswith("ATEN_CPU_CAPABILITY changed")
+
+
+@pytest.mark.slow
+def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
+    """Its modules are imported in its own order, before anything of a seat's."""
+    name = process.module(
+        "app_sets_variable",
+        "import os, sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "os.environ['TORCH_SHOW_DISPATCH_TRACE'] = '0'\nimport torch\n",
+    )
+
+    answer = process(imports=[name, "torch"])
+
+    assert answer["use"]["hit"], answer["use"]
+
+
+# Nothing of it harms ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_ticket_imports_nothing(process: Any):
+    """A start that finds no seat does not import at a low priority what it then waits for."""
+    answer = process(imports=["torch"], ticket=False)
+
+    assert answer["loaded"] == []
+    assert answer["use"]["miss"] == "none"
+    assert answer["use"]["text"] == "seat: no (none): no seat was free"
+
+
+def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
+    """It imported nothing, and its replica says so."""
+    answer = process(imports=["colorsys"], no_file=True)
+
+    assert answer["use"]["miss"] == "failed"
+    assert "seat-" in answer["use"]["note"]
+    assert answer["loaded"] == []
+
+
+@pytest.mark.slow
+def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
+    """As on a dead network mount. The thread that waits for it imports nothing later."""
+    answer = process(imports=["colorsys"], fifo=True, go=True)
+
+    assert answer["use"]["miss"] == "hung"
+    assert answer["use"]["note"] == "looking for a ticket took over 5 s"
+    assert answer["before_replica"] == []
+    assert answer["files"] == []
+
+
+@pytest.mark.parametrize(
+    ("ticket", "says"),
+    [
+        ({"colour": "red"}, "unknown fields: colour"),
+        ({"imports": None}, "TypeError: 'NoneType' object is not iterable"),
+        ({"offered_boot_s": "now"}, "could not convert string to float: 'now'"),
+    ],
+    ids=["unknown", "not-a-list", "not-a-time"],
+)
+def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
+    process: Any, ticket: dict[str, Any], says: str
+):
+    """The worker goes on as without one."""
+    answer = process(imports=["colorsys"], change=ticket)
+
+    assert answer["use"]["miss"] == "failed"
+    assert says in answer["use"]["note"]
+    assert answer["loaded"] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ValueError('no licence')", "ValueError: no licence"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import no_such_module", "ModuleNotFoundError"),
+    ],
+    ids=["raises", "exits", "missing"],
+)
+def test_an_import_that_fails_does_not_end_the_worker(process: Any, source: str, says: str):
+    """The start imports again, and says what was wrong; what comes after it is imported."""
+    name = process.module("bad_app", source)
+
+    answer = process(imports=[name, "colorsys"])
+
+    assert answer["use"]["miss"] == "failed"
+    assert says in answer["use"]["text"]
+    assert answer["loaded"] == ["colorsys"]
+
+
+@pytest.mark.slow
+def test_an_import_that_hangs_is_given_up(process: Any):
+    """The worker goes on, and the replica can import the same modules."""
+    inner = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
+    name = process.module("app_over_it", f"import {inner}\n")
+
+    answer = process(imports=[name, inner], limit_s=1.0, omp_of_ticket="1")
+
+    assert answer["use"]["miss"] == "hung"
+    assert "app_over_it, hangs_in_a_seat took over 1 s" in answer["use"]["note"]
+    assert answer["loaded"] == []
+    assert answer["then"] == [name, inner]
+    assert answer["omp_then"] is None
+    assert answer["collection_then"][1] == list(gc.get_threshold())
+
+
+def test_an_import_that_raises_after_it_was_given_up_changes_nothing(process: Any):
+    """The reason stays that it took too long, and no file says that a replica is a seat."""
+    name = process.module(
+        "slow_app",
+        "import os, threading, time\n"
+        "if threading.current_thread().name == 'serve_warm-preload':\n"
+        "    while 'GO' not in os.environ:\n"
+        "        time.sleep(0.01)\n"
+        "    raise ValueError('too late')\n",
+    )
+
+    answer = process(imports=[name, "colorsys"], limit_s=0.5, go=True)
+
+    assert answer["use"]["miss"] == "hung"
+    assert answer["loaded"] == []
+    assert answer["files"] == []
+    assert "colorsys" not in answer["before_replica"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_slow_module_that_is_not_of_the_app_is_not_imported_twice(process: Any, named: bool):
+    """The worker ends and its file says why. A second import of torch would raise."""
+    name = process.module("stands_for_torch", "import time\ntime.sleep(60)\n")
+    app = process.module("app_over_torch", f"import {name}\n")
+    package = process.tmp.parent / "modules" / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import {name}\n")
+
+    with pytest.raises(AssertionError):
+        process(imports=["torch"] if named else [app], limit_s=0.5)
+
+    (seat,) = process.tmp.glob("serve_warm-*/seats/*/seat-*")
+    once = "torch" if named else name
+    assert '"state": "hung"' in seat.read_text()
+    assert f"the worker ended, because {once} cannot be imported twice" in seat.read_text()
+
+
+@pytest.mark.slow
+def test_a_slow_package_of_the_app_with_an_extension_is_not_imported_twice(process: Any):
+    """Its extension may raise the second time, as torch's do."""
+    speedups = pytest.importorskip("markupsafe._speedups")  # torch needs this package
+    package = process.tmp.parent / "modules" / "own_package"
+    package.mkdir()
+    shutil.copy(speedups.__file__, package)
+    (package / "__init__.py").write_text("import own_package._speedups, time\ntime.sleep(60)\n")
+
+    with pytest.raises(AssertionError):
+        process(imports=["own_package"], limit_s=0.5)
+
+    (seat,) = process.tmp.glob("serve_warm-*/seats/*/seat-*")
+    assert "ended, because own_package cannot be imported twice" in seat.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "left"), [("", 0), ("sys.path.append(own)", 1)])
+def test_modules_of_the_drivers_folder_are_found(
+    process: Any, tmp_path: Path, more: str, left: int
+):
+    """A seat has no job, so Ray adds that folder only once the seat becomes a replica."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    source = f"import os, sys\nown = os.path.dirname(__file__)\n{more}\n"
+    (folder / "app_of_the_driver.py").write_text(source)
+
+    answer = process(imports=["app_of_the_driver"], paths=[str(folder)])
+
+    assert answer["use"]["hit"], answer["use"]
+    assert answer["paths"].count(str(folder)) == left
+
+
+@pytest.mark.slow
+def test_the_low_priority_ends_with_the_imports(process: Any):
+    """The main thread never had it, and threads that an import began have it no more."""
+    name = process.module(
+        "begins_a_thread",
+        "import os, threading\n"
+        "nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        "assert nice == min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + 10), nice\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    )
+
+    answer = process(imports=[name, "torch"])
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert answer["use"]["hit"], answer["use"]
+    assert answer["nice"] == [own] or os.geteuid() != 0
+
+
+NOTES_ITS_PRIORITY = """
+import os, threading
+class AtItsEnd:
+    def __del__(self, os=os, threading=threading):
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        with open(os.environ["NOTE"], "w") as note:
+            note.write(str(nice))
+of_this_thread = threading.local()
+of_this_thread.end = AtItsEnd()
+"""
+
+
+@pytest.mark.slow
+def test_the_thread_that_imported_ends_at_its_own_priority(process: Any, tmp_path: Path):
+    """With a low one, it would stay for long on a busy node."""
+    note = tmp_path / "note"
+    name = process.module("notes_its_priority", NOTES_ITS_PRIORITY)
+
+    process(imports=[name], own_environ={"NOTE": str(note)})
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert note.read_text() == str(own) or os.geteuid() != 0
+
+
+@pytest.fixture
+def fake_driver(tmp_path: Path) -> dict[str, str]:
+    """A stand-in for NVIDIA's driver that ends the process which opens it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = tmp_path / "driver.c"
+    source.write_text(
+        "#include <unistd.h>\n"
+        "__attribute__((constructor)) static void touched(void) { _exit(66); }\n"
+    )
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", str(source), "-o", str(folder / name)], check=True
+        )
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.slow
+def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
+    """Which GPU is a replica's is not known yet; the stand-in does end who opens it."""
+    answer = process(imports=list(IMPORTS), own_environ=fake_driver)
+    code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
+    touched = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **fake_driver}, check=False
+    )
+
+    assert answer["use"]["hit"]
+    assert touched.returncode == 66
+
+
+DRIVER = """
+static int is_initialized;
+int cuInit(unsigned flags) { is_initialized = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return is_initialized ? 0 : 3; }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "miss"), [("", ""), ("driver.cuInit(0)", "cuda")])
+def test_a_driver_that_is_only_loaded_is_no_reason(
+    process: Any, tmp_path: Path, then: str, miss: str
+):
+    """Builds of torch link to it, and NVML may open the same device files (seen on an H100)."""
+    library, source = tmp_path / "libcuda.so.1", tmp_path / "driver.c"
+    source.write_text(DRIVER)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    name = process.module(
+        "loads_driver", f"import ctypes\ndriver = ctypes.CDLL({str(library)!r})\n{then}\n"
+    )
+
+    answer = process(imports=[name])
+
+    assert answer["use"]["miss"] == miss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("visible", [None, "1"])
+def test_cuda_that_began_in_a_seat_is_a_reason(process: Any, visible: str | None):
+    """Whatever Ray chooses later: CUDA does not look at its variable again."""
+    name = process.module("begins_cuda", "import torch\ntorch.cuda._initialized = True\n")
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    answer = process(imports=[name], environ=environ)
+
+    assert answer["use"]["miss"] == "cuda"
+    assert answer["wrong_gpu"] is (visible is not None)

@@ -1,0 +1,750 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What another user of the machine can change, and where our own folders are made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serve_warm import _private_folders
+from serve_warm._private_folders import (
+    LOCK_NAME,
+    file_problems,
+    folder_problems,
+    make_private,
+    private_base,
+    problems,
+    process_folder,
+    temporary_folder,
+    user_folder,
+)
+from serve_warm.errors import ArtifactRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+US, STRANGER = 11111, 22222
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+def private(path: Path) -> Path:
+    path.mkdir(mode=0o700)
+    return path
+
+
+def whats(found: tuple[_private_folders.Problem, ...]) -> list[str]:
+    return [problem.what for problem in found]
+
+
+@contextmanager
+def acting_as(user: int) -> Iterator[None]:
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """Give a folder that other users can reach, which those of pytest are not."""
+    folder = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+# --- what is safe --------------------------------------------------------------------------
+
+# Becomes another user, in the group of all that is group-writable, and tries to change each tree.
+ATTACK = """
+import json, os, pathlib, sys
+user, group, trees = json.load(sys.stdin)
+os.setgroups([group]); os.setgid(group); os.setuid(user)
+
+def renamed(path):
+    os.rename(path, path + "~")
+    os.rename(path + "~", path)
+
+def tried(act, *arguments):
+    try:
+        act(*arguments)
+    except OSError:
+        return False
+    return True
+
+def exposed(steps, file):
+    leaf = steps[-1]
+    return (
+        any(tried(renamed, step) for step in steps)
+        or any(tried(os.chmod, step, os.stat(step).st_mode & 0o7777) for step in steps if tried(os.stat, step))
+        or tried(os.listdir, leaf)
+        or tried(os.stat, file)
+        or tried(pathlib.Path(leaf, "new").touch)
+    )
+
+print(json.dumps([exposed(steps, file) for steps, file in trees]))
+"""  # noqa: E501
+
+
+def attacked(trees: list[tuple[list[str], str]], *, user: int, group: int) -> list[bool]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ATTACK],
+        input=json.dumps([user, group, trees]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def grown(folder: Path, chance: random.Random) -> tuple[list[str], str]:
+    """Make a way of folders of random owners and modes; mostly good, or hardly any would pass."""
+    steps = []
+    for depth in range(chance.choice([1, 2, 3, 4])):
+        folder = folder / f"{depth}"
+        folder.mkdir()
+        steps.append(str(folder))
+    file = folder / "file"
+    file.write_bytes(b"")
+    modes = [0o755] * 6 + [0o700, 0o711, 0o751, 0o1777, 0o777, 0o775, 0o757, 0o1775, 0o770]
+    for step in steps:
+        leaf = step == steps[-1]
+        owner = chance.choice([US] * 9 + [STRANGER, 0] if leaf else [0, 0, US, US, STRANGER])
+        os.chown(step, owner, owner)
+        Path(step).chmod(chance.choice([0o700] * 12 + modes if leaf else modes))
+    return steps, str(file)
+
+
+@root_only
+def test_what_is_found_safe_nobody_else_can_change(reachable: Path):
+    """Another user neither enters, renames nor opens up what has no problem; it is tried."""
+    chance = random.Random(3)
+    trees = [grown(private_to_all(reachable / str(number)), chance) for number in range(300)]
+
+    safe = []
+    for steps, _ in trees:
+        with acting_as(US):
+            try:
+                safe.append(not problems(Path(steps[-1])))
+            except OSError:  # closed to us
+                safe.append(False)
+    exposed = [attacked(trees, user=STRANGER, group=group) for group in (STRANGER, 0, US)]
+
+    for number, one in enumerate(safe):
+        assert not (one and any(each[number] for each in exposed)), trees[number]
+    # Both did happen, often.
+    assert safe.count(True) > 30
+    assert sum(any(each) for each in zip(*exposed, strict=True)) > 100
+
+
+def private_to_all(path: Path) -> Path:
+    path.mkdir()
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o500, 0o1700])
+def test_a_private_folder_has_no_problem(tmp_path: Path, mode: int):
+    """Below folders of root and of this user there is nothing to say."""
+    folder = private(tmp_path / "folder")
+    folder.chmod(mode)
+
+    assert problems(folder) == ()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o711, 0o1777, 0o1775])
+def test_a_folder_above_may_be_read_or_be_sticky(tmp_path: Path, mode: int):
+    """Nobody can rename what is in it."""
+    folder = private(private(tmp_path / "above") / "folder")
+    folder.parent.chmod(mode)
+
+    assert problems(folder) == ()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o720, 0o702])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_any_folder_above_that_others_can_write_is_a_problem(tmp_path: Path, mode: int, depth: int):
+    """However far above; the command that is named puts it right."""
+    folder = tmp_path / "a" / "b" / "c" / "folder"
+    make_private(folder)
+    above = folder.parents[depth - 1]
+    above.chmod(mode)
+
+    (problem,) = problems(folder)
+
+    assert problem.what == f"{above} can be written by group or others (mode {mode:o})"
+    subprocess.run(problem.fix.split(), check=True)
+    assert problems(folder) == ()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o755, 0o770, 0o701, 0o704, 0o710, 0o740])
+def test_a_private_folder_is_closed_to_all_others(tmp_path: Path, mode: int):
+    """Any bit of group or others is a problem of the folder itself; the command mends it."""
+    folder = private(tmp_path / "folder")
+    folder.chmod(mode)
+
+    (problem,) = problems(folder)
+
+    assert problem.what == f"{folder} is open to other users (mode {mode & 0o777:o})"
+    subprocess.run(problem.fix.split(), check=True)
+    assert problems(folder) == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "safe"),
+    [(0o755, True), (0o711, True), (0o775, False), (0o1777, False), (0o702, False)],
+)
+def test_an_unwritable_folder_may_be_read(tmp_path: Path, mode: int, *, safe: bool):
+    """Others see what is in it and change nothing; the sticky bit does not help, they may add."""
+    folder = private(tmp_path / "folder")
+    folder.chmod(mode)
+
+    assert (problems(folder, leaf="unwritable") == ()) == safe
+
+
+@root_only
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_step_of_somebody_else_is_a_problem(tmp_path: Path, depth: int):
+    """Whatever its mode: its owner can change that."""
+    folder = tmp_path / "a" / "b" / "folder"
+    make_private(folder)
+    theirs = [folder, *folder.parents][depth]
+    os.chown(theirs, STRANGER, -1)
+
+    (problem,) = problems(folder)
+
+    assert problem.what == f"{theirs} belongs to user id {STRANGER}"
+    subprocess.run(problem.fix.split(), check=True)
+    assert problems(folder) == ()
+
+
+@root_only
+def test_the_folder_itself_must_not_be_roots(reachable: Path):
+    """What root left there is not ours, although root may own what is above."""
+    folder = private(reachable / "folder")
+    os.chown(reachable, US, -1)
+
+    with acting_as(US):
+        found = problems(folder, leaf="unwritable")
+
+    assert whats(found) == [f"{folder} belongs to user id 0 (root)"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_link_on_the_way_is_a_problem(tmp_path: Path, depth: int):
+    """Also where it leads to a safe folder: the real path is named, and has no problem."""
+    folder = tmp_path / "a" / "b" / "folder"
+    make_private(folder)
+    step = [folder, *folder.parents][depth]
+    step.rename(tmp_path / "moved")
+    step.symlink_to(tmp_path / "moved")
+
+    (problem,) = problems(folder)
+
+    assert problem.what == f"{step} is a symbolic link"
+    assert problem.fix == f"name {tmp_path / 'moved'} instead"
+    assert problems(folder.resolve()) == ()
+
+
+def test_all_problems_are_said_at_once(tmp_path: Path):
+    """Nobody mends one to be told of the next, from the top down."""
+    folder = tmp_path / "a" / "b" / "folder"
+    make_private(folder)
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(0o777)
+
+    assert [what.split()[0] for what in whats(problems(folder))] == [
+        *(str(tmp_path / "a"), str(tmp_path / "a" / "b"), str(folder))
+    ]
+
+
+def test_dots_are_not_resolved(tmp_path: Path):
+    """`..` behind a link is another folder than it reads like."""
+    folder = private(tmp_path / "folder")
+
+    (problem,) = problems(tmp_path / "folder" / ".." / "folder")
+
+    assert ".. in it" in problem.what
+    assert str(folder) in problem.fix
+
+
+def test_a_file_is_no_folder(tmp_path: Path):
+    """Nor is a pipe."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+
+    assert whats(problems(tmp_path / "pipe")) == [f"{tmp_path / 'pipe'} is not a directory"]
+
+
+def test_what_was_opened_is_what_is_looked_at(tmp_path: Path):
+    """Another folder that has the name by now does not stand for the one that is open."""
+    folder = private(tmp_path / "folder")
+    opened = os.open(folder, os.O_RDONLY)
+    folder.chmod(0o777)
+    folder.rename(tmp_path / "moved")
+    private(folder)
+
+    try:
+        found = problems(folder, opened=opened)
+    finally:
+        os.close(opened)
+
+    assert len(found) == 1
+    assert problems(folder) == ()
+
+
+def test_the_refusal_says_everything(tmp_path: Path):
+    """What is wrong is the message, what to do the hint, and the reason a metric's label."""
+    folder = private(tmp_path / "folder")
+    folder.chmod(0o750)
+
+    with pytest.raises(ArtifactRefused) as caught:
+        _private_folders.check_private(folder, "the shelf", advice="or buy another")
+
+    assert caught.value.reason == "unsafe_directory"
+    assert caught.value.message.startswith(f"the shelf is not private: {folder} is open")
+    assert caught.value.hint == f"chmod 700 {folder}; or buy another"
+
+
+# --- files and links -----------------------------------------------------------------------
+
+
+def of_file(path: Path) -> list[str]:
+    with open(path, "rb") as file:
+        return whats(file_problems(path, opened=file.fileno()))
+
+
+def linked_twice(tmp_path: Path) -> Path:
+    """Return a link to a link to a file: each stands two folders deep of its own."""
+    for name in ("first", "second", "third"):
+        (tmp_path / name / "in").mkdir(parents=True, mode=0o755)
+    (tmp_path / "third" / "in" / "file").write_text("x")
+    (tmp_path / "second" / "in" / "link").symlink_to("../../third/in/file")
+    (tmp_path / "first" / "in" / "link").symlink_to(tmp_path / "second" / "in" / "link")
+    return tmp_path / "first" / "in" / "link"
+
+
+def test_links_to_what_is_safe_are_followed(tmp_path: Path):
+    """So are those of a ConfigMap."""
+    link = linked_twice(tmp_path)
+
+    assert of_file(link) == []
+    assert folder_problems(link.parent) == ()
+
+
+@pytest.mark.parametrize("name", ["first", "second", "third", "first/in", "second/in", "third/in"])
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_every_folder_that_a_link_leads_over_counts(tmp_path: Path, name: str, mode: int):
+    """Also those of a link in the middle, which neither the first nor the real path shows."""
+    link = linked_twice(tmp_path)
+    (tmp_path / name).chmod(mode)
+
+    assert of_file(link) == [f"{tmp_path / name} can be written by group or others (mode {mode:o})"]
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"), [("first", True), ("first/in", False), ("third", True), ("third/in", False)]
+)
+def test_a_sticky_folder_is_enough_above_but_not_for_names(
+    tmp_path: Path, name: str, *, safe: bool
+):
+    """Into one that they may write to others can put hard links to files and links, not folders."""
+    link = linked_twice(tmp_path)
+    (tmp_path / name).chmod(0o1777)
+
+    assert (of_file(link) == []) == safe
+
+
+def test_a_sticky_folder_is_no_place_for_names_to_be_made_in(tmp_path: Path):
+    """Others could make the same name first."""
+    folder = private(tmp_path / "folder")
+    assert folder_problems(folder) == ()
+    folder.chmod(0o1777)
+
+    assert len(folder_problems(folder)) == 1
+
+
+@root_only
+@pytest.mark.parametrize("name", ["first/in/link", "second/in/link", "third/in/file", "second"])
+def test_every_owner_that_a_link_leads_over_counts(tmp_path: Path, name: str):
+    """A link is its owner's."""
+    link = linked_twice(tmp_path)
+    os.chown(tmp_path / name, STRANGER, -1, follow_symlinks=False)
+
+    (what,) = of_file(link)
+
+    assert what.endswith(f"belongs to user id {STRANGER}")
+
+
+def test_links_without_an_end_are_an_error(tmp_path: Path):
+    """Not a way that is gone for ever."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        folder_problems(tmp_path / "a")
+
+
+# --- where folders are made ----------------------------------------------------------------
+
+
+class AccountAt:
+    """An account as the password database has it, but for its home."""
+
+    def __init__(self, uid: int, home: Path, look_up: Callable[[int], pwd.struct_passwd]) -> None:
+        self._uid, self._look_up = uid, look_up
+        self.pw_dir = str(home)
+
+    @property
+    def pw_name(self) -> str:
+        return self._look_up(self._uid).pw_name  # `node` remembers names of users
+
+
+def account_at(home: Path) -> Callable[[int], AccountAt]:
+    """Return a stand-in for `pwd.getpwuid` that gives every account one home."""
+    look_up = pwd.getpwuid
+    return lambda uid: AccountAt(uid, home, look_up)
+
+
+@pytest.fixture
+def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Give a machine of which all three places are the test's."""
+    made = SimpleNamespace(
+        temporary=private(tmp_path / "tmp"), home=private(tmp_path / "home"), last=tmp_path / "last"
+    )
+    private(made.last)
+    monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
+    monkeypatch.setenv("TMPDIR", str(made.temporary))
+    monkeypatch.setattr(pwd, "getpwuid", account_at(made.home))
+    return made
+
+
+def opened(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def given_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(path, STRANGER, -1)
+
+
+def removed(path: Path) -> None:
+    path.rmdir()
+
+
+SPOILT = [opened, given_away, removed]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_the_folder_for_temporary_files_comes_first(bases: SimpleNamespace, mode: int):
+    """Where it is safe nothing else is touched."""
+    bases.temporary.chmod(mode)
+
+    assert private_base(last=bases.last) == bases.temporary
+    assert user_folder("x") == bases.temporary / f"serve_warm-{os.geteuid()}" / "x"
+    assert list(bases.home.iterdir()) == []
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_the_home_comes_second(
+    bases: SimpleNamespace, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+):
+    """An emptyDir at /tmp is 0777 and not sticky; a line says what is used in its place."""
+    spoil(bases.temporary)
+
+    found = [private_base(last=bases.last) for _ in range(3)]
+
+    assert found == 3 * [bases.home / ".cache" / "serve_warm"]
+    assert stat.S_IMODE(found[0].stat().st_mode) == 0o700
+    (record,) = caplog.records
+    assert (record.levelname, str(bases.temporary) in record.message) == ("INFO", True)
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_what_all_machines_have_comes_last(bases: SimpleNamespace, spoil: Callable[[Path], None]):
+    """A home need not be there, nor be safe."""
+    opened(bases.temporary)
+    spoil(bases.home)
+
+    assert private_base(last=bases.last) == bases.last
+
+
+def test_a_user_without_a_name_has_no_home(bases: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    """Containers run under user ids that the password database does not know."""
+
+    def unknown(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    opened(bases.temporary)
+
+    assert private_base(last=bases.last) == bases.last
+
+
+@root_only
+def test_a_base_that_cannot_be_written_is_none(reachable: Path, monkeypatch: pytest.MonkeyPatch):
+    """Safe is not enough."""
+    temporary, last = private_to_all(reachable / "tmp"), private_to_all(reachable / "last")
+    os.chown(last, US, US)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    with acting_as(US):
+        assert private_base(last=last) == last
+
+
+@root_only
+def test_a_home_that_is_closed_to_its_user_is_none(
+    reachable: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The password database of an image may name root's for everybody."""
+    temporary, last = private_to_all(reachable / "tmp"), private_to_all(reachable / "last")
+    os.chown(last, US, US)
+    home = private(reachable / "closed") / "home"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(pwd, "getpwuid", account_at(home))
+
+    with acting_as(US):
+        assert private_base(last=last) == last
+
+
+def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
+    bases: SimpleNamespace, caplog: pytest.LogCaptureFixture
+):
+    """What is compiled has to be somewhere; the warning comes once and names the command."""
+    for each in vars(bases).values():
+        opened(each)
+
+    found = [private_base(last=bases.last) for _ in range(3)]
+
+    assert found == 3 * [bases.temporary]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"chmod +t {bases.temporary}" in record.message
+    assert "no artifact can be loaded" in record.message
+    bases.temporary.chmod(0o1777)
+    assert problems(private_base(last=bases.last), leaf="above") == ()
+
+
+def test_folders_are_made_private(tmp_path: Path):
+    """All that were missing; one that was there stays as it is."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(0o755)
+    folder = tmp_path / "there" / "a" / "b"
+
+    before = os.umask(0)
+    try:
+        make_private(folder)
+        make_private(folder)
+    finally:
+        os.umask(before)
+
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.parents[:2])]
+    assert modes == [0o700, 0o700, 0o755]
+
+
+def test_nothing_is_made_where_a_link_says(tmp_path: Path):
+    """A link to nowhere stays one."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+    make_private(tmp_path / "link")
+    with pytest.raises(FileNotFoundError):
+        make_private(tmp_path / "link" / "x")
+
+    assert not (tmp_path / "nowhere").exists()
+
+
+# --- folders that end with their process ---------------------------------------------------
+
+KILLED = """
+import os, pathlib, signal, sys
+from serve_warm._private_folders import process_folder, temporary_folder
+base = pathlib.Path(sys.argv[2])
+if sys.argv[1] == "process":
+    print(process_folder(base), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+with temporary_folder(base) as folder:
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def left_behind(base: Path, kind: str = "process") -> Path:
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, kind, str(base)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    folder = Path(ended.stdout.strip())
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "kernel.so").write_bytes(b"x")
+    (folder / "file").write_bytes(b"x")
+    return folder
+
+
+def aged(folder: Path) -> Path:
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
+    os.utime(folder / LOCK_NAME, (long_ago, long_ago))
+    return folder
+
+
+def test_a_temporary_folder_is_private_and_goes(tmp_path: Path):
+    """Nobody else enters it, and nothing of it stays, whatever was written."""
+    with temporary_folder(tmp_path) as folder:
+        found = problems(folder)
+        (folder / "deep" / "er").mkdir(parents=True)
+        (folder / "deep" / "link").symlink_to(tmp_path)
+        (folder / "link").symlink_to(tmp_path)
+        (folder / "file").write_bytes(b"x")
+
+    assert found == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_goes_after_an_error_and_holds_no_file(tmp_path: Path):
+    """The lock is closed with it."""
+    before = len([*Path("/proc/self/fd").iterdir()])
+
+    with pytest.raises(KeyError), temporary_folder(tmp_path):
+        raise KeyError
+
+    assert list(tmp_path.iterdir()) == []
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+@pytest.mark.parametrize("kind", ["process", "temporary"])
+@pytest.mark.parametrize("next_one", ["process", "temporary"])
+def test_folders_of_killed_processes_are_swept(tmp_path: Path, kind: str, next_one: str):
+    """By the next one of either kind; those of living processes stay, however old."""
+    dead, alive = aged(left_behind(tmp_path, kind)), aged(process_folder(tmp_path))
+
+    with temporary_folder(tmp_path) as current:
+        aged(current)
+        if next_one == "process":
+            process_folder(tmp_path)
+
+        assert current.is_dir()
+    assert not dead.exists()
+    assert alive.is_dir()
+
+
+def test_what_was_just_made_is_not_swept(tmp_path: Path):
+    """Between making a folder and locking it there is a moment: its owner gets a minute."""
+    young = left_behind(tmp_path)
+
+    process_folder(tmp_path)
+
+    assert (young / "file").exists()
+
+
+def test_nothing_is_swept_that_others_may_have_made(tmp_path: Path):
+    """What has the right name and may be somebody else's doing is left alone."""
+    dead = aged(left_behind(tmp_path))
+    dead.chmod(0o770)
+
+    process_folder(tmp_path)
+
+    assert (dead / "file").exists()
+
+
+def test_nothing_is_swept_where_others_can_exchange_it(tmp_path: Path):
+    """By the time that it is removed it could be another one of our folders."""
+    base = private(tmp_path / "base")
+    dead = aged(left_behind(base))
+
+    base.chmod(0o777)
+    process_folder(base)
+    assert (dead / "file").exists()
+
+    base.chmod(0o700)
+    process_folder(base)
+    assert not dead.exists()
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path):
+    """Nor is a pipe waited for."""
+    for number, make in enumerate((lambda lock: lock.symlink_to(tmp_path / "old"), os.mkfifo)):
+        folder = private(tmp_path / f"serve_warm-{number}")
+        make(folder / LOCK_NAME)
+        (folder / "file").write_bytes(b"x")
+    (tmp_path / "old").write_bytes(b"")
+    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
+    os.utime(tmp_path / "old", (long_ago, long_ago))
+
+    process_folder(tmp_path)
+
+    assert (tmp_path / "serve_warm-0" / "file").exists()
+
+
+def test_a_removal_that_ends_early_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The lock goes last, so that what is left is swept another day."""
+    with monkeypatch.context() as broken, temporary_folder(tmp_path) as folder:
+        (folder / "deep").mkdir()
+        broken.setattr(shutil, "rmtree", lambda *_, **__: None)
+        folder_left = folder
+    assert (folder_left / LOCK_NAME).exists()
+
+    aged(folder_left)
+    process_folder(tmp_path)
+
+    assert not folder_left.exists()
+
+
+def test_a_file_system_without_locks_has_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They are made, and nobody takes those of others for abandoned."""
+
+    def none(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    first = aged(process_folder(tmp_path))
+
+    process_folder(tmp_path)
+
+    assert first.is_dir()
+
+
+def test_threads_sweep_at_the_same_time(tmp_path: Path):
+    """Whoever comes second finds nothing, and that is no error."""
+    dead = [aged(left_behind(tmp_path)) for _ in range(3)]
+    barrier, errors = threading.Barrier(8), []
+
+    def make() -> None:
+        barrier.wait()
+        try:
+            process_folder(tmp_path)
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert not any(folder.exists() for folder in dead)

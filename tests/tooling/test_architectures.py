@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A model of `transformers` on level 2, and more in `make stress`.
+
+`make architectures` takes all rows; its table is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures import FEW, MORE, table
+from levels import in_a_process
+from processes import search_path
+from served_models.rows import DYNAMIC, TWO
+from served_models.table import ROWS
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "architectures.json"
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    return table(list(FEW))
+
+
+@pytest.fixture(scope="module")
+def more_rows() -> dict[str, dict[str, Any]]:
+    return table(list(MORE))
+
+
+@pytest.mark.long
+def test_an_architecture_reaches_level_2(rows: dict[str, dict[str, Any]]):
+    """Built in one process and loaded in another: no compile, and eager's numbers and class."""
+    assert_level_2(rows["llama"])
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", MORE)
+def test_more_architectures_reach_level_2(more_rows: dict[str, dict[str, Any]], name: str):
+    """An encoder and a model of images, likewise."""
+    assert_level_2(more_rows[name])
+
+
+def assert_level_2(row: dict[str, Any]) -> None:
+    assert row["served"], row["reason"]
+    assert row["reason"] == ""
+    assert row["error"] < 1e-5
+
+
+@pytest.mark.long
+def test_what_has_no_entry_is_named(rows: dict[str, dict[str, Any]]):
+    """A cache that is passed in is of a class that no entry takes."""
+    row = rows["llama, DynamicCache given"]
+
+    assert not row["served"]
+    assert "DynamicCache" in row["reason"]
+    assert row["error"] == 0
+
+
+def test_the_table_is_of_a_hundred_models_of_eight_libraries():
+    """Twenty have two shapes, and twenty have dynamic ones."""
+    shapes = Counter(row.shapes for row in ROWS.values())
+
+    assert len(ROWS) == 100
+    assert len({row.library for row in ROWS.values()}) == 8
+    assert shapes[TWO] == shapes[DYNAMIC] == 20
+
+
+def test_the_committed_table_is_of_all_models():
+    """No row is dropped, none is wrong, and each that was refused has its reason."""
+    committed = json.loads(RESULTS.read_text())["rows"]
+    found = [row[level] for row in committed for level in ("level_2", "level_3") if row[level]]
+
+    assert [row["name"] for row in committed] == list(ROWS)
+    assert all(each["is_right"] for each in found)
+    assert all(each["served"] or each["reason"] for each in found)
+
+
+TWO_MODELS = """
+import os
+import torch
+import transformers
+from transformers.utils import output_capturing
+
+import serve_warm
+from served_models.text import BERT, TEXT
+
+FORBID = "CHANGE" not in os.environ
+
+def make():
+    if "FIRST" in os.environ:
+        transformers.BertModel(transformers.BertConfig(**BERT))
+    torch.manual_seed(0)
+    settings = {**TEXT, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    if "CHANGE" in os.environ:
+        output_capturing._CAN_RECORD_REGISTRY.get(model.model).clear()
+    compiled = serve_warm.compile(model, dynamic=False)
+    return lambda ids: compiled(input_ids=ids, use_cache=False).logits
+
+def calls():
+    return [(torch.arange(8).reshape(1, 8),)]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_another_model_that_is_made_first_keeps_entries(tmp_path: Path):
+    """A registry grows with each class that is made; an entry relies on its own model's value."""
+    (tmp_path / "app.py").write_text(TWO_MODELS)
+
+    path = {"PYTHONPATH": search_path(str(Path(__file__).parents[1]))}
+
+    built = in_a_process(tmp_path, "build", **path)
+    first = in_a_process(tmp_path, "start", FIRST="1", **path)
+    changed = in_a_process(tmp_path, "start", FIRST="1", CHANGE="1", **path)
+
+    assert not built["refused"]
+    assert (first["levels"], first["reasons"], first["compiles"]) == ([2], [""], 0)
+    assert first["outputs"] == built["outputs"]
+    assert changed["levels"] == [1]
+    assert "_CAN_RECORD_REGISTRY" in changed["reasons"][0]

@@ -1,0 +1,262 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Values that the Helm chart refuses: each one names its key and what to do, in both engines.
+
+The alternative is a manifest that applies and then hangs, or does what nobody meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts import CHART, ENGINES, Refused, example, helm_3, laid_over
+
+MINIMAL = example("minimal")
+BUCKET = {"artifact": {"store": "s3://artifacts/scorer"}}
+MISTAKES = yaml.safe_load((Path(__file__).parents[1] / "data" / "chart_mistakes.yaml").read_text())
+
+
+def values_of(mistake: dict[str, Any]) -> dict[str, Any]:
+    values = laid_over(example(mistake.get("base", "minimal")), mistake.get("values", {}))
+    if "deployment" in mistake:
+        (application,) = values["applications"]
+        (only,) = application["deployments"]
+        application["deployments"] = [{**only, **mistake["deployment"]}]
+    if "worker" in mistake:
+        limits = {"limits": {"cpu": "2", "memory": "4Gi"}}
+        values["workers"] = [{"name": "workers", "resources": limits, **mistake["worker"]}]
+    return values
+
+
+def problems_in(text: str) -> list[str]:
+    """Return the problems that are listed in what an engine says."""
+    return re.findall(r"(?m)^ *- (.*)", text)
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["name"])
+def test_a_mistake_is_refused_with_its_key_and_what_to_do(
+    mistake: dict[str, Any], engine: str
+) -> None:
+    """Nothing is rendered; the text has the key as the user wrote it and the way out, once."""
+    with pytest.raises(Refused) as refused:
+        ENGINES[engine](values_of(mistake))
+
+    text, key = str(refused.value), mistake["key"]
+    # The schema's words are the engines' own: a.0.b in Helm 3, '/a/0/b' in Helm 4.
+    named = [re.escape(key), re.escape("/" + key.replace(".", "/"))]
+    assert re.search(rf"(?<![\w.\]])({'|'.join(named)})(?![\w\[])", text), text
+    assert mistake["fix"] in text, text
+    assert len(problems_in(text)) == 1, text
+
+
+ONE = {"name": "Scorer", "ray_actor_options": {"num_cpus": 1}, "user_config": {"warmup": {}}}
+PEM = example("s3-irsa")["trust"]["keys"][0]["pem"]
+FINE: dict[str, dict[str, Any]] = {
+    "a registry with a port": {"values": {"image": {"repository": "registry:5000/scorer"}}},
+    "a key with words before it": {
+        "values": {"trust": {"keys": [{"name": "a", "pem": f"a\n{PEM}"}]}}
+    },
+    "a folder below /tmp": {"values": {"writableDirs": ["/tmp/x", "/runs", "/var/cache/serve"]}},
+    "a volume beside the chart's": {
+        "values": {
+            "extraVolumes": [{"name": "shm", "emptyDir": {}}, {"name": "key", "emptyDir": {}}],
+            "extraVolumeMounts": [
+                {"name": "shm", "mountPath": "/dev/shm"},
+                {"name": "key", "mountPath": "/tmp/key"},
+                {"name": "key", "mountPath": "/srv"},
+            ],
+        }
+    },
+    "half a CPU, four times": {
+        "deployment": {"num_replicas": 4, "ray_actor_options": {"num_cpus": 0.5}},
+        "values": {"readiness": {"expect": "min=4"}},
+    },
+    "no CPU at all": {"deployment": {"num_replicas": 9, "ray_actor_options": {"num_cpus": 0}}},
+    "scaled to nothing": {
+        "deployment": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}},
+        "values": {"applications": [{"name": "a", "import_path": "a:b", "deployments": [ONE]}]},
+    },
+    "replicas up to as many as there may be": {
+        "values": {"autoscaling": {"enabled": True}},
+        "worker": {"replicas": 0, "minReplicas": 0, "maxReplicas": 2},
+        "deployment": {"num_replicas": 4},
+    },
+    "CPUs of the request alone": {"worker": {"resources": {"requests": {"cpu": "1500m"}}}},
+    "CPUs of the node": {
+        "worker": {"resources": {}},
+        "deployment": {"num_replicas": 64, "ray_actor_options": {"memory": 2**36}},
+    },
+    "more GPUs told than there are": {
+        "worker": {"rayStartParams": {"num-gpus": "2", "num-cpus": "2"}, "resources": {}},
+        "deployment": {"num_replicas": 4, "ray_actor_options": {"num_cpus": 0.5, "num_gpus": 0.5}},
+    },
+    "a part of a GPU": {
+        "worker": {"resources": {"limits": {"cpu": "2", "nvidia.com/mig-1g.18gb": 1}}},
+        "deployment": {"ray_actor_options": {"num_gpus": 1}},
+    },
+    "what Ray itself makes of a node": {
+        "deployment": {"ray_actor_options": {"resources": {"accelerator_type:H100": 0.001}}},
+    },
+    "a metrics port that nobody scrapes": {
+        "worker": {"rayStartParams": {"metrics-export-port": "9090"}},
+    },
+    "whole devices": {
+        "worker": {
+            "resources": {
+                "requests": {"nvidia.com/gpu": "2000m", "hugepages-2Mi": "64Mi"},
+                "limits": {"cpu": "2", "nvidia.com/gpu": 2, "hugepages-2Mi": "64Mi"},
+            }
+        },
+    },
+    "devices by their limit alone": {
+        "worker": {"resources": {"limits": {"cpu": "500m", "google.com/tpu": 4}}},
+    },
+    "tolerations of all kinds": {
+        "worker": {
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "a", "operator": "Exists", "effect": "NoSchedule"},
+                {"key": "a", "value": "b"},
+                {"key": "sla", "operator": "Gt", "value": "950"},
+                {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9},
+            ]
+        },
+    },
+    "a module with a hyphen, and one whose name ends like a file": {
+        "values": {
+            "applications": [
+                {"name": "a", "import_path": "my-app.numpy:app", "deployments": [ONE]},
+                {"name": "b", "import_path": "app.py_app", "route_prefix": "/b"},
+            ]
+        },
+        "worker": {},
+    },
+    "a container that needs nothing said": {
+        "worker": {
+            "sidecars": [{"name": "a"}],
+            "initContainers": [
+                {"name": "b", "volumeMounts": [{"name": "serve-warm-scratch", "mountPath": "/x"}]}
+            ],
+        },
+    },
+    "no time at all to drain": {
+        "worker": {"env": [{"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"}]},
+        "values": {"terminationGracePeriodSeconds": 25},
+    },
+    "equal amounts in other words": {
+        "worker": {
+            "resources": {
+                "requests": {"cpu": "2000m", "memory": "4096Mi"},
+                "limits": {"cpu": 2, "memory": "4Gi"},
+            }
+        },
+    },
+}
+"""Near to a mistake, and none."""
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_near_to_a_mistake_is_rendered(name: str, engine: str) -> None:
+    """A check refuses what cannot work and nothing beside it."""
+    assert ENGINES[engine](values_of(FINE[name]))
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    """Three mistakes need one run to be seen, not three."""
+    values = laid_over(
+        MINIMAL, {**BUCKET, "image": {"tag": "latest"}, "networkPolicy": {"enabled": True}}
+    )
+
+    for render in ENGINES.values():
+        with pytest.raises(Refused) as refused:
+            render(values)
+        for key in ("image.tag: ", "trust: ", "networkPolicy.operatorNamespace: "):
+            assert f"- {key}" in str(refused.value)
+
+
+def test_a_credential_in_an_address_is_not_repeated() -> None:
+    """What is refused may end up in the log of a pipeline."""
+    values = laid_over(MINIMAL, {"artifact": {"store": "s3://key:hunter2@b/p"}})
+
+    for render in ENGINES.values():
+        with pytest.raises(Refused) as refused:
+            render(values)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_image_volumes_want_a_kubernetes_that_has_them() -> None:
+    """Before 1.31 the field would be dropped and the pod would start without its artifact."""
+    with pytest.raises(Refused, match=r"artifact\.volume\.image: .*persistentVolumeClaim"):
+        helm_3(example("image-volume"), kube_version="v1.30.0")
+
+    assert helm_3(example("image-volume"), kube_version="v1.31.0")
+
+
+def test_a_kubernetes_without_native_sidecars_is_refused() -> None:
+    """The node server would be an ordinary init container, which never ends."""
+    with pytest.raises(Refused, match=r"kubeVersion: >=1\.29"):
+        helm_3(MINIMAL, kube_version="v1.28.0")
+
+
+def keys_of(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+ALL_ON = {
+    "startupProbe": {"enabled": True},
+    "podDisruptionBudget": {"enabled": True},
+    "monitoring": {
+        **{name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboards")}
+    },
+}
+MAY_GO = re.compile(
+    r"(nodeServer|head)\.(resources|rayStartParams)\b|(pod|container)SecurityContext\.|"
+    r"monitoring\..*(labels|annotations)"
+)
+"""Defaults without which something is rendered that works."""
+NEEDS_A_NAME = re.compile(r"\.(keySecret|tokenSecret)\.name$")
+"""The schema says so."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "depth"), [("helm_3", 1), pytest.param("helm_4", 9, marks=pytest.mark.long)]
+)
+def test_a_key_with_nothing_behind_it_is_no_riddle(engine: str, depth: int) -> None:
+    """YAML reads it as null, which takes a default away: refused by name, or as if it was empty.
+
+    The older engine is a process each time, and is asked for the sections alone.
+    """
+    base = laid_over(example("s3-irsa"), ALL_ON)
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    wrong = {}
+    for path in keys_of(defaults):
+        if len(path) > depth:
+            continue
+        key, default, patch = ".".join(path), defaults, None
+        for name in path:
+            default = default[name]
+        for name in reversed(path):
+            patch = {name: patch}
+        try:
+            ENGINES[engine](laid_over(base, patch))
+            said = "rendered"
+        except Refused as refused:
+            (said, *_) = [*problems_in(str(refused)), f"crashed: {refused}"]
+        allowed = said.startswith(f"{key}: null or an empty value removes the default")
+        if not default or MAY_GO.search(key):
+            allowed = not said.startswith("crashed")
+        if not allowed:
+            wrong[key] = said
+
+    assert {k: v for k, v in wrong.items() if not NEEDS_A_NAME.search(k)} == {}

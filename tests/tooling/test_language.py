@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The documents are plain English: none of the words that made readers stumble."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path
+    for place in ("*.md", "docs/**/*.md", "helm/*/*.md", "deployments/*/*.md", "changes/*.md")
+    for path in ROOT.glob(place)
+)
+STUMBLES = re.compile(
+    r"\b(mend(?:s|ed|ing)?|all the same|otherwise than|whoever|is none of|has to|have to"
+    r"|lack of memory|for good|for ever|in place of|out of reach|the like|by turns"
+    r"|nobody declared|was worth|ways? out|we|us|ours?)\b",
+    re.IGNORECASE,
+)
+"""Each has a plainer word: fix, anyway, unlike, anyone, is not, must, out of memory, permanently,
+forever, instead of, cannot be reached, such as, in turn, undeclared, covered, fix, serve_warm."""
+SOURCES = sorted(
+    path
+    for place, kinds in {
+        "serve_warm": (".py",),
+        "deployments": (".py", ".yaml"),
+        "helm": (".py", ".yaml", ".tpl", ".txt"),
+    }.items()
+    for path in (ROOT / place).rglob("*")
+    if path.suffix in kinds
+)
+WORST = re.compile(
+    r"\b(mend(?:s|ed|ing)?|all the same|otherwise than|whoever|is none of|lack of memory|for good"
+    r"|for ever|in place of|out of reach|the like|by turns|nobody declared|was worth)\b",
+    re.IGNORECASE,
+)
+"""Stumbles in docstrings, comments, messages, and what the chart says."""
+OF_ITS_OWN = 6
+"""Sentences with "of its own" in all pages; "its own" says the same."""
+
+
+def prose(text: str) -> list[str]:
+    """Return the lines, cells and headings of a page, without code and quoted messages."""
+    return [
+        re.sub(
+            r'"[^"]*"',
+            "",
+            "".join(
+                child.content if child.type == "text" else " " for child in token.children or ()
+            ),
+        )
+        for token in MarkdownIt().enable("table").parse(text)
+        if token.type == "inline"
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_word_that_is_read_twice(page: Path) -> None:
+    """Nor does any page speak of "we"."""
+    found = [line for line in prose(page.read_text()) if STUMBLES.search(line)]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_source_has_no_word_that_is_read_twice(source: Path) -> None:
+    """Nor do docstrings, comments, messages, and what the chart says."""
+    assert [line for line in source.read_text().splitlines() if WORST.search(line)] == []
+
+
+def test_few_things_are_of_their_own() -> None:
+    """The phrase is rare in all pages together, and in all sources."""
+    pages = [line for page in PAGES for line in prose(page.read_text()) if "of its own" in line]
+    sources = [
+        line
+        for source in SOURCES
+        for line in source.read_text().splitlines()
+        if "of its own" in line
+    ]
+
+    assert len(pages) <= OF_ITS_OWN, pages
+    assert len(sources) <= OF_ITS_OWN, sources
+
+
+def test_words_in_code_and_quotes_do_not_count() -> None:
+    """A message of the program is quoted as it is."""
+    text = 'We mend it. `we` and "we" are said. Nobody has to. Use it.'
+
+    found = [word for line in prose(text) for word in STUMBLES.findall(line)]
+
+    assert found == ["We", "mend", "has to"]

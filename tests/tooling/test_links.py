@@ -1,0 +1,158 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every link of a Markdown file to a file or a heading of this repository leads there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = {".artifact", ".json", ".py", ".toml", ".tpl", ".txt", ".yaml"}
+SKIPPED = {".git", ".venv", "build", "dist", "node_modules"}
+
+
+def markdown_files() -> list[Path]:
+    """Return all Markdown files of the repository."""
+    return [path for path in files() if path.suffix == ".md"]
+
+
+def files() -> list[Path]:
+    """Return all files that git has. Without git, as in an sdist, return all there are."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0 and listed.stdout:
+        return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file() and not SKIPPED & {*path.relative_to(ROOT).parts}
+    ]
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yield the tokens of a document, those inside of lines included."""
+    for token in MarkdownIt().enable("table").parse(text):
+        yield token
+        yield from token.children or ()
+
+
+def targets(text: str) -> list[str]:
+    """Return what links and pictures of a document lead to."""
+    return [
+        str(token.attrs["href" if token.type == "link_open" else "src"])
+        for token in tokens(text)
+        if token.type in {"link_open", "image"}
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    result = set()
+    parsed = MarkdownIt().parse(text)
+    for opening, inline in itertools.pairwise(parsed):
+        if opening.type != "heading_open":
+            continue
+        shown = "".join(
+            child.content
+            for child in inline.children or ()
+            if child.type in {"text", "code_inline"}
+        )
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        result.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return result
+
+
+@functools.cache
+def anchors_of(path: Path) -> set[str]:
+    """Return the anchors of a file."""
+    return anchors(path.read_text())
+
+
+def dead(path: Path, text: str) -> list[str]:
+    """Return the links of a document at `path` that lead nowhere; other sites are not asked."""
+    found = []
+    for target in targets(text):
+        parts = urlsplit(target)
+        if parts.scheme or parts.netloc:
+            continue
+        file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        is_inside = file.is_relative_to(ROOT) and file.exists()
+        if not is_inside or (parts.fragment and unquote(parts.fragment) not in anchors_of(file)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("path", markdown_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    """A file that is there, and a heading that it has."""
+    assert dead(path, path.read_text()) == []
+
+
+NAMED = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+
+
+def test_every_document_that_code_or_chart_names_is_there() -> None:
+    """Comments, error messages, alerts and values name pages and anchors by path."""
+    code = [
+        path for path in files() if path.suffix in CODE or path.name in {"Makefile", "Dockerfile"}
+    ]
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in code
+        if path != Path(__file__)
+        for name in NAMED.findall(path.read_text())
+    }
+
+    assert len(named) > 20
+    assert sorted(each for each in named if dead(ROOT / "here.md", f"[a]({each[1]})")) == []
+
+
+def test_a_dead_link_is_found() -> None:
+    """A missing file, a missing heading here or there, a picture, and a link in a table."""
+    text = (
+        "# Here\n\n[a](missing.md) [b](#here) [c](#not-here) [d](README.md#not-there)\n"
+        "[e][label] ![f](missing.png) `[g](code.md)` <https://example.org/>\n\n"
+        "| table |\n|---|\n| [h](missing/) |\n\n[label]: missing-too.md\n"
+    )
+
+    found = dead(ROOT / "CONTRIBUTING.md", text.replace("#here", "#set-up"))
+
+    assert found == [
+        *("missing.md", "#not-here", "README.md#not-there"),
+        *("missing-too.md", "missing.png", "missing/"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("Where did a start's seconds go?", "where-did-a-starts-seconds-go"),
+        ("`on_missing`", "on_missing"),
+        ('"Build again", `__init__`', "build-again-__init__"),
+        ("A *b* [c](d.md)", "a-b-c"),
+    ],
+)
+def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
+    """Lower case, with hyphens for blanks, and without marks; the second of two has a number."""
+    assert anchors(f"## {heading}\n\n## {heading}\n") == {anchor, f"{anchor}-1"}

@@ -1,0 +1,253 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The README says what the code and the committed results say."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import textwrap
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import readme_files
+from benchmarks import figures, limits, picture
+from serve_warm.builder import bench
+from serve_warm.cli import COMMANDS, serve_warm
+from serve_warm.config import WarmupConfig
+from serve_warm.inputs import Input
+from serve_warm.report import Verdict
+
+README = figures.README.read_text()
+REFERENCE = "".join(page.read_text() for page in figures.METRICS.parent.glob("*.md"))
+GUIDE = (figures.ROOT / "docs" / "guides" / "first-artifact.md").read_text()
+BENCHED = ("text_embedder", "image_classifier", "image_generator", "speech_to_text")
+"""Deployments that `make bench` starts in each mode of `serve-warm bench`."""
+
+
+@pytest.mark.parametrize("name", figures.SECTIONS)
+def test_generated_sections_are_up_to_date(name):
+    """Figures and metrics stand in the documents as the results and the table have them."""
+    file, write = figures.SECTIONS[name]
+
+    assert figures.section(file, name)[1] == write()
+
+
+@pytest.mark.parametrize("name", BENCHED)
+def test_committed_results_are_of_the_published_schema(name):
+    """What `serve-warm bench` wrote is what its JSON Schema describes."""
+    result = figures.load(name)
+
+    jsonschema.validate(result, bench.schema())
+
+
+@pytest.mark.parametrize("name", BENCHED)
+def test_committed_results_show_what_is_claimed(name):
+    """A warm start runs no compiler and proves all; nothing compiles after ready in any mode."""
+    runs = figures.load(name)["runs"]
+    warm = [run for run in runs if run["mode"] == "warm"]
+
+    assert warm
+    assert [run["compiler_processes"] for run in warm] == [0] * len(warm)
+    assert all(run["covered"]["proven"] == run["covered"]["expected"] > 0 for run in runs)
+    assert [run["compiles_after_ready"] for run in runs] == [0] * len(runs)
+
+
+def test_the_models_that_reach_level_2_are_counted_as_found():
+    """The guide's sentence is that of the committed run."""
+    rows = figures.load("architectures")["rows"]
+
+    assert f"[{figures.served(rows, 2)} of {figures.ran(rows, 2)} tiny models]" in GUIDE
+
+
+def test_the_guide_has_a_row_for_each_field_of_an_input():
+    """In the order of the class, and nothing that is none; the defaults are looked up here."""
+    table = GUIDE.partition("### Fields of an input")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`.*?`) \| ", table, re.MULTILINE)
+
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert named == [field.name for field in dataclasses.fields(Input)]
+
+
+def test_the_guide_has_a_row_for_each_shape_of_rays():
+    """Whoever adds serve_warm to one of them finds how its inputs are declared."""
+    table = GUIDE.partition("### By kind of deployment")[2].partition("\n## ")[0]
+
+    shapes = [
+        re.split("[: (]", row)[0].strip("`")
+        for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    ]
+    assert shapes[1:] == [
+        *("pipeline", "batch", "streaming", "multiplexed", "composition", "FastAPI", "gRPC"),
+        "model.forward",
+    ]
+
+
+def test_the_inputs_that_the_guide_writes_are_inputs():
+    """Each of both tables is Python that makes one; what stands for more is `…`."""
+    tables = GUIDE.partition("### Fields of an input")[2].partition("\n## ")[0]
+    written = re.findall(r"`(Input\(.*?\))`", tables)
+    names = {"Input": Input, "x": 1, "Request": dict}
+
+    made = [eval(text.replace("{…}", "{}"), names) for text in written]
+
+    assert len(made) == 5
+    assert all(isinstance(each, Input) for each in made)
+
+
+def test_the_committed_transfer_is_within_its_limits():
+    """What `make bench` measured of a pull is what it was asked to show."""
+    result = figures.load("transfer")
+
+    assert result["times_a_single_stream"] >= result["limits"]["times_a_single_stream"] == 4
+    assert result["peak_mib"] <= result["limits"]["peak_mib"] == 160
+    assert result["verify_ms"] <= result["limits"]["verify_ms"] == 5
+    assert result["gets_of_a_blob_under_32_mib"] == 1
+    assert result["gets_of_the_blob"] == 33
+
+
+def test_the_committed_comparison_shows_what_is_asked_of_it():
+    """Each claim holds or is known to miss, with its reason; nothing is said to miss that holds."""
+    checks = limits.checks(figures.load("startup"))
+    missed = {check.key for check in checks if not check.held}
+
+    assert len(checks) > len(limits.WORKLOADS) * 6
+    assert missed == set(limits.MISSED)
+
+
+def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_one():
+    """Those that an alternative which failed left out are counted where the others are."""
+    found = figures.load("startup")
+    faster = [check for check in limits.checks(found) if check.limit == 1.0]
+    of_each_level = 2 * len(limits.ALTERNATIVES) - 1  # no overhead of AOTInductor
+    all_of_them = len(found["titles"]) * len(limits.FASTER) * of_each_level
+
+    text = figures.compared(found)
+
+    assert f" of {len(faster)} comparisons of readiness" in text
+    assert f"{all_of_them - len(faster)} comparisons are missing" in text
+
+
+def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
+    """What stands outside of the generated sections is of the same runs."""
+    loads = [
+        row["stages"]["load"]
+        for row in figures.load("startup")["rows"]
+        if (row["system"], row["level"]) == ("serve_warm", 2)
+    ]
+    bytes_alone = figures.load("text_embedder")["medians"]["torch_bytes"]
+
+    seconds = f"{min(loads):.1f} to {max(loads):.1f} s"
+    assert f"Once torch's compiler is imported, a start loads the entries in {seconds}." in GUIDE
+    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in GUIDE
+
+
+def test_the_line_beside_the_picture_names_its_machine():
+    """The table above it may be of another one."""
+    found = figures.load("startup")
+    line = figures.section(figures.BENCHMARKS, "comparison line")[1]
+
+    assert found["machine"]["cpu"] in line
+    assert found["machine"]["torch"] in line
+    assert all(
+        f"{row['past_import_s']:.2f}" in line
+        for row in found["rows"]
+        if (row["system"], row["level"]) == ("serve_warm", 2)
+    )
+
+
+def test_the_committed_comparison_is_of_right_and_warm_starts():
+    """Every start computes what eager does, and none of serve_warm's runs the compiler."""
+    found = figures.load("startup")
+    rows = [row for row in found["rows"] if row["ready_s"] is not None]
+    ours = [row for row in rows if row["system"] == "serve_warm"]
+
+    assert {row["workload"] for row in ours} == set(found["titles"])
+    assert {row["level"] for row in ours} == {1, 2, 3}
+    assert [row["compiler_processes"] for row in ours] == [0] * len(ours)
+    assert max(row["max_error"] for row in rows) < 1e-3
+
+
+def test_the_picture_is_of_the_committed_comparison():
+    """docs/startup.svg is drawn from the results that the tables are made of."""
+    drawn = (figures.ROOT / "docs" / "startup.svg").read_text()
+
+    assert drawn == picture.svg(figures.load("startup"))
+
+
+def test_a_reader_gets_through_the_readme():
+    """What does not fit into 150 lines belongs into docs/."""
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_lines_that_a_user_adds_are_counted_as_they_are():
+    """The sentence above the diffs has the number of lines in them that begin with a plus."""
+    numbers = {"app.py": "nine", "serve.yaml": "three"}
+    added = {
+        name: [line for line in diff.splitlines() if line.startswith("+") and line != "+"]
+        for name, diff in readme_files.diffs(README).items()
+    }
+
+    assert {name: len(lines) for name, lines in added.items()} == {"app.py": 9, "serve.yaml": 3}
+    python, yaml = (f"{numbers[name]} lines of" for name in numbers)
+    assert f"Add {python} Python and {yaml} YAML" in README
+
+
+def test_what_the_app_was_before_is_python_and_yaml():
+    """Without the lines that come, and with those that go, it is a reader's own code."""
+    before = {name: readme_files.before(diff) for name, diff in readme_files.diffs(README).items()}
+
+    ast.parse(before["app.py"])
+    assert "serve_warm" not in before["app.py"]
+    assert "user_config" not in before["serve.yaml"]
+
+
+@pytest.mark.parametrize("name", ["app.py", "serve.yaml"])
+def test_the_files_of_the_readme_are_there_to_run(name):
+    """What a reader would have after the change is in deployments/scorer."""
+    shown = readme_files.after(readme_files.diffs(README)[name])
+    text = (figures.ROOT / "deployments" / "scorer" / name).read_text()
+
+    assert text.partition("Apache-2.0\n")[2] == shown
+
+
+def test_python_blocks_are_python():
+    """Every Python block of the README and the guide parses."""
+    blocks = re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)
+    blocks.append(readme_files.after(readme_files.diffs(README)["app.py"]))
+
+    assert len(blocks) >= 5
+    for block in blocks:
+        ast.parse(textwrap.dedent(block))
+
+
+def test_every_setting_command_and_verdict_is_documented():
+    """A field, command or verdict that no document names does not exist for a user."""
+    documents = README + GUIDE + REFERENCE
+    missing = [
+        name
+        for name in [*WarmupConfig.model_fields, *(v.value for v in Verdict)]
+        if f"`{name}`" not in documents
+    ]
+    missing += [command for command in COMMANDS if f"serve-warm {command}" not in documents]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    """`--help` of each command works and says what it does."""
+    shown = CliRunner().invoke(serve_warm, [command, "--help"])
+
+    assert shown.exit_code == 0
+    assert "Options:" in shown.output
+
+
+@pytest.mark.parametrize("path", sorted(figures.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_results_are_plain_json(path):
+    """A committed result holds no NaN or Infinity, which JSON does not have."""
+    json.loads(path.read_text(), parse_constant=pytest.fail)

@@ -1,0 +1,495 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A day of a small fleet in a real Prometheus: each panel and each rule has the right number.
+
+The day is described in `recorded_day.DAY`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from boards import BOARD, SINKS, drawn, queries, substituted
+from draw_dashboard import Drawn, Line, ask_panel, color
+from fleet import DAY_S, Fleet, Replica
+from helm.observability import rules
+from recorded_day import (
+    COLD,
+    DAY,
+    END,
+    HIT,
+    HIT_SLOWER,
+    REFUSED,
+    inlined,
+    with_alerts,
+)
+from recorded_day import recorded as recorded_series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_server import Prometheus
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has the day, and the alerts of its rules."""
+    with with_alerts(tmp_path_factory.mktemp("day")) as running:
+        yield running
+
+
+Values = dict[str, float]
+
+
+def ask(recorded: Prometheus, expression: str, minute: int = END) -> Values:
+    """Return value by labels: their values in the order of their names, without those above."""
+    found: Values = {}
+    for labels, value in recorded.ask(inlined(expression), DAY.start_s + 60 * minute):
+        above = {"namespace", "job"}
+        if {"deployment", "replica"} & labels.keys():
+            above.add("application")
+        if "replica" in labels:
+            above.add("deployment")
+        key = "/".join(value for name, value in sorted(labels.items()) if name not in above)
+        assert key not in found
+        found[key] = value
+    return found
+
+
+OF_DEAD = ("a2", "b2")
+
+BY_REPLICA = {"a1": 45.0, "a2": 50.0, "a3": 700.0, "b1": 300.0}
+STAGE_SECONDS = {
+    **{f"a1/{stage}": seconds for stage, seconds in HIT},
+    **{f"a2/{stage}": seconds for stage, seconds in HIT_SLOWER},
+    **{f"a3/{stage}": seconds for stage, seconds in COLD},
+    **{f"b1/{stage}": seconds for stage, seconds in REFUSED},
+}
+RAY_P95 = {"Ranker": 240_000.0, "Embedder": 240_000.0, "Batch": 57_500.0}
+LEVEL_OF = {"a1": 2, "a2": 2, "a3": 1, "b1": 1, "b2": 2, "b3": 1}
+NOTHING_COUNTED = {"Ranker": 0.0, "Embedder": 0.0}
+
+PANELS: dict[str, list[Values]] = {
+    "Ready replicas": [{"": 3.0}],
+    "Starting replicas": [{"": 1.0}],
+    # b2.
+    "Failed starts (node server only)": [{"": 1.0}],
+    # a3, b1 and b3 of all but c1, which wants none.
+    "Cold share": [{"": 3 / 6}],
+    "Firing alerts": [
+        {
+            "ServeWarmColdStart/Embedder/servewarmcoldstart/warning": 1.0,
+            "ServeWarmStartNearDeadline/Embedder/servewarmstartneardeadline/warning": 1.0,
+            "ServeWarmArtifactOld/Ranker/servewarmartifactold/warning": 1.0,
+            "ServeWarmSeatsUnusable/Embedder/servewarmseatsunusable/warning": 1.0,
+        }
+    ],
+    # a1, a2 and c1; not a3, b1 and b2.
+    "Objective met, 28 days": [{"": 3 / 6}],
+    "Compiles after ready": [{"": 3.0}],
+    "Degraded replicas": [{"": 0.0}],
+    "Oldest artifact": [{"": 46 * DAY_S}],
+    "Stages of each replica": [{"a1": 8.0, "a3": 8.0, "b1": 8.0, "b3": 5.0}],
+    "Replicas by stage": [
+        dict.fromkeys(("pending", "pulling", "verifying", "loading", "proving"), 0.0)
+        | {"parity": 0.0, "replaying": 1.0, "ready": 3.0, "failed": 0.0}
+    ],
+    "Time to ready of each replica, and the objective": [BY_REPLICA, {"": 60.0}],
+    "Stage breakdown": [
+        {
+            "pulling": (2 + 1) / 2,
+            "verifying": 1.0,
+            "loading": 3.0,
+            "replaying": (20 + 600 + 260) / 3,
+            "proving": (10 + 12 + 12) / 3,
+        }
+    ],
+    "Elapsed start time, as a share of deadline_s": [{"b3": 0.9}],
+    "Seats: workers that have imported before": [
+        {"Ranker": 1.0, "Embedder": 0.0},
+        {"Ranker": 2.0, "Embedder": 2.0},
+    ],
+    "Starts that could not use a seat, by reason": [{"failed": 1.0, "unavailable": 1.0}],
+    "Live replicas by verdict: hit, miss, refused": [
+        {"full_hit": 1.0, "partial": 0.0, "miss": 2.0, "refused": 1.0, "late": 0.0, "off": 0.0}
+    ],
+    "Refused artifacts by reason": [{"untrusted": 1.0}],
+    "Artifact age": [{"Ranker": 46 * DAY_S}],
+    "Artifacts in use": [{"2026-02-28/Ranker/s3/147378e2d3f5": 1.0}],
+    "Versions": [{"2.60.0/2.13.0/0.5.0": 4.0}],
+    "Downloaded by each start": [
+        {"a1": 50e6, "a2": 50e6, "a3": 0.0, "b1": 0.0, "b2": 50e6, "b3": 0.0}
+    ],
+    "Lookups in torch's caches during warm-up": [{"aot/hit": 4.0, "fx/hit": 6.0, "fx/miss": 6.0}],
+    "Compiles, captures and tuning after ready": [
+        {"Ranker": 0.0, "Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        NOTHING_COUNTED,
+        {"Ranker": 0.0, "Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        {"Ranker": 0.0, "Embedder": 3.0},
+        NOTHING_COUNTED,
+    ],
+    "Queue waiting behind warm-up": [
+        {"Ranker": 0.0, "Embedder": 7.0, "Batch": 0.0},
+        {"Ranker": 0.0, "Embedder": 1.0},
+    ],
+    "Entries against eager": [{"same": 12.0, "different": 0.0}, NOTHING_COUNTED],
+    "Calls without an entry": [{"Ranker": 0.0, "Embedder": 9.0}],
+    "Ray's own start-up histograms, 95th percentile": [RAY_P95, RAY_P95],
+    "Ready nodes (node server only)": [{"": 1.0}, {"": 1.0}, {"": 0.0}],
+    "Failing checks (node server only)": [{"warm": 0.0, "raylet": 0.0, "proxy": 0.0}],
+    "Replicas by condition (node server only)": [
+        {"warm": 3.0, "warming": 1.0, "dead": 2.0, "failed": 0.0, "stale": 0.0, "unreadable": 0.0}
+    ],
+    "Starts in the time range by outcome (node server only)": [
+        {"full_hit": 2.0, "miss": 1.0, "refused": 1.0, "died": 1.0, "off": 1.0}
+        | {"partial": 0.0, "late": 0.0, "failed": 0.0}
+    ],
+    "Duration of starts, median and 95 % (node server only)": [
+        {"full_hit": 45.0, "miss": 900.0, "refused": 210.0, "died": 90.0},
+        {"full_hit": 58.5, "miss": 1170.0, "refused": 291.0, "died": 117.0},
+    ],
+    "Duration of stages, 95 % (node server only)": [
+        {"pulling": 4.625, "verifying": 0.975, "loading": 4.875, "replaying": 540.0}
+        | {"proving": 19.0}
+    ],
+    "Heartbeat age (node server only)": [dict.fromkeys(("a1", "a3", "b1", "b3"), 2.0)],
+    "Time in the current stage (node server only)": [{"b3": 1800.0}],
+    "Captures, kernels and autotuning in warm-up": [
+        {"a1": 6.0, "a2": 6.0, "a3": 6.0, "b1": 6.0, "b2": 2.0, "b3": 2.0},
+        dict.fromkeys(("a1", "a2", "a3", "b1", "b2", "b3"), 0.0),
+        {"a1": 0.0, "a2": 0.0, "a3": 12.0, "b1": 12.0, "b2": 0.0, "b3": 12.0},
+        {"a1": 0.0, "a2": 0.0, "a3": 3.0, "b1": 3.0, "b2": 0.0, "b3": 3.0},
+    ],
+    "Time of captures and autotuning in warm-up": [
+        {"a1": 1.5, "a2": 1.5, "a3": 1.5, "b1": 1.5, "b2": 0.5, "b3": 0.5},
+        {"a1": 0.0, "a2": 0.0, "a3": 7.5, "b1": 7.5, "b2": 0.0, "b3": 7.5},
+    ],
+    "Time of captures and autotuning in traffic": [
+        {"Ranker": 0.5, "Embedder": 1.5},
+        {"Ranker": 0.5, "Embedder": 1.5},
+    ],
+    "Memory of CUDA graphs": [dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 6e8)],
+    "GPU memory that torch reserves": [
+        dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
+        dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
+    ],
+    "Time to ready, and to the proof": [
+        BY_REPLICA,
+        {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
+    ],
+    "Stages of each start": [STAGE_SECONDS],
+    "Proven share of inputs": [
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0},
+        {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.5, "b3": 0.5},
+    ],
+    "Compiler processes in warm-up": [
+        {"a1": 0.0, "a2": 0.0, "a3": 14.0, "b1": 14.0, "b2": 0.0, "b3": 14.0}
+    ],
+    "Compiler time in warm-up": [
+        {"a1": 0.0, "a2": 0.0, "a3": 40.5, "b1": 40.5, "b2": 0.0, "b3": 40.5}
+    ],
+    "Kinds of calls by level": [
+        {f"{level}/{name}": 2.0 for name, level in LEVEL_OF.items()},
+    ],
+    "Work done during __init__": [{"a1/pulling": 1.5, "a2/pulling": 1.5}],
+    "Degraded or unverified": [
+        dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),
+        dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),
+    ],
+    "Elapsed seconds of the start": [{"a1": 45.0, "a3": 700.0, "b1": 300.0, "b3": 1800.0}],
+}
+"""At the end of the day, by the node server: for each expression of each panel."""
+
+BY_RAY: dict[str, list[Values]] = {
+    # A counter is not there before its first count.
+    "Compiles, captures and tuning after ready": [
+        {"Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        {},
+        {"Embedder": 3.0},
+        {"Ranker": 1.0, "Embedder": 3.0},
+        {"Embedder": 3.0},
+        {},
+    ],
+    "Entries against eager": [{"same": 4.0}, {}],
+    "Calls without an entry": [{"Embedder": 9.0}],
+    # Ray has the zeros that a node server leaves out.
+    "Kinds of calls by level": [
+        {
+            f"{each}/{name}": 2.0 * (each == level)
+            for name, level in LEVEL_OF.items()
+            for each in (1, 2, 3)
+            if name not in OF_DEAD
+        }
+    ],
+}
+"""What is different in Ray's export, beside that replicas that have ended are not there."""
+
+
+def expected(title: str, sink: str) -> list[Values]:
+    """Return what the expressions of a panel have, by the sink that is chosen."""
+    if sink == "serve_warm" or "node server only" in title:
+        return PANELS[title]
+    living = [
+        {key: value for key, value in values.items() if not {*key.split("/")} & {*OF_DEAD}}
+        for values in PANELS[title]
+    ]
+    return BY_RAY.get(title, living)
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("title", PANELS)
+def test_a_panel_shows_the_right_numbers(recorded: Prometheus, title: str, sink: str) -> None:
+    """At the end of the day, with either sink."""
+    found = [ask(recorded, substituted(query, sink=sink)) for query in queries(title)]
+
+    assert found == [pytest.approx(values) for values in expected(title, sink)]
+
+
+def test_every_panel_has_its_numbers() -> None:
+    """No panel is left out above."""
+    assert [panel["title"] for panel in drawn(BOARD)] == list(PANELS)
+
+
+COLORS = {
+    "Ready replicas": "green",
+    "Starting replicas": "blue",
+    "Failed starts (node server only)": "red",
+    "Cold share": "red",
+    "Objective met, 28 days": "red",
+    "Compiles after ready": "red",
+    "Degraded replicas": "green",
+    "Oldest artifact": "orange",
+}
+"""Of the numbers at the top, at the end of the day."""
+
+
+def test_a_bad_day_looks_bad(recorded: Prometheus) -> None:
+    """Numbers that are out of bounds have the color of that, and no number is left out."""
+    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
+    found = {p["title"]: Drawn(p, list(ask_panel(recorded, p))) for p in numbers}
+
+    assert {title: each.number_color() for title, each in found.items()} == {
+        title: color(name) for title, name in COLORS.items()
+    }
+
+
+def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
+    """Each reason is a red line; without data there is no line, and the panel says why."""
+    (panel,) = (p for p in drawn(BOARD) if p["title"].startswith("Starts that could not use"))
+    bad = Drawn(panel, list(ask_panel(recorded, panel)))
+    none = Drawn(panel, list(ask_panel(recorded, panel, Namespace="nothing")))
+
+    assert {
+        line.name: bad.line_color(place, line.name) for place, line in enumerate(bad.lines)
+    } == {
+        "failed": color("red"),
+        "unavailable": color("red"),
+    }
+    assert none.lines == []
+    assert "no seat was unusable" in none.body(240, 100)
+
+
+def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
+    """Where nothing is exported every number is gray."""
+    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
+    found = {
+        p["title"]: Drawn(p, list(ask_panel(recorded, p, Namespace="nothing"))) for p in numbers
+    }
+
+    assert {each.number_color() for each in found.values()} == {"#6e6e6e"}
+
+
+ALL_ENDED, JUST_GONE, GONE = 100, 130, 170
+"""Minutes of what follows: all replicas have ended; their node servers are gone, since then or
+for long."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus of two pods whose replicas ended at 1:00, and that went at 2:00."""
+    replicas = (
+        Replica(name="a", dead=60, gone=120),
+        Replica(name="b", dead=60, gone=120, deployment="Plain", verdict="off", configured=False),
+    )
+    fleet = Fleet(start_s=DAY.start_s, minutes=180, replicas=replicas)
+    with recorded_series(fleet.node_server(), tmp_path_factory.mktemp("ended")) as running:
+        yield running
+
+
+def tiles(asked: Prometheus, minute: int, **chosen: str) -> dict[str, str]:
+    """Return what each number of the dashboard reads in a time range of half an hour."""
+    found = {}
+    for panel in drawn(BOARD):
+        if panel["type"] == "stat":
+            expression = substituted(panel["targets"][0]["expr"], __range="30m", **chosen)
+            rows = asked.ask(inlined(expression), DAY.start_s + 60 * minute)
+            lines = [Line(name="", labels={}, points=[(0.0, value)]) for _, value in rows]
+            found[panel["title"]] = re.sub("<.*?>", "", Drawn(panel, lines).body(240, 100))
+    return found
+
+
+ZEROS = {
+    "Ready replicas": "0",
+    "Starting replicas": "0",
+    "Failed starts (node server only)": "0",
+    "Cold share": "0 %",
+    "Objective met, 28 days": "100 %",
+    "Compiles after ready": "0",
+    "Degraded replicas": "0",
+    "Oldest artifact": "none in use",
+}
+
+
+def test_where_all_replicas_have_ended_numbers_are_zero(ended: Prometheus) -> None:
+    """Their node server goes on to say so. Where nobody wants an artifact a share is none."""
+    assert tiles(ended, ALL_ENDED) == ZEROS
+    assert tiles(ended, ALL_ENDED, Deployment="Plain") == ZEROS | {"Cold share": "none configured"}
+
+
+def test_where_nobody_exports_numbers_say_no_data(ended: Prometheus) -> None:
+    """A zero is said by somebody; an exporter that is gone says nothing."""
+    found = tiles(ended, GONE)
+
+    assert found.pop("Objective met, 28 days") == "100 %"
+    assert set(found.values()) == {"not exported"}
+    assert tiles(ended, GONE, Namespace="nothing") == dict.fromkeys(ZEROS, "not exported") | {
+        "Objective met, 28 days": "no starts or rules"
+    }
+
+
+def test_an_exporter_that_went_just_now_is_missed(ended: Prometheus) -> None:
+    """Numbers of now have no data, also where the time range has replicas; the others have them."""
+    found = tiles(ended, JUST_GONE)
+
+    missing = {title for title, text in found.items() if text == "not exported"}
+    assert missing == {
+        "Ready replicas",
+        "Starting replicas",
+        "Degraded replicas",
+        "Oldest artifact",
+    }
+
+
+def test_lines_go_on_at_zero_where_all_replicas_have_ended(ended: Prometheus) -> None:
+    """Starting replicas of a deployment too."""
+    (_, starting) = queries("Queue waiting behind warm-up")
+
+    assert len(ended.ask(substituted(starting), DAY.start_s + 60 * ALL_ENDED)) == 2
+    assert ended.ask(substituted(starting), DAY.start_s + 60 * GONE) == []
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
+    """Of a cluster, application, deployment or replica that is not chosen nothing is shown."""
+    clean = {"Time to ready of each replica, and the objective"}
+    for query in queries(title):
+        for name in ("Namespace", "Cluster", "Application", "Deployment", "Replica"):
+            if f"${name}" not in query:
+                continue
+            found = ask(recorded, substituted(query, **{name: "nothing"}))
+            assert found == {} or (title in clean and found == {"": 60.0})
+
+
+def test_one_deployment_can_be_looked_at(recorded: Prometheus) -> None:
+    """The same panels, of one deployment: several can be chosen with a bar between."""
+    (query,) = queries("Ready replicas")
+
+    assert ask(recorded, substituted(query, Deployment="Embedder")) == {"": 1.0}
+    assert ask(recorded, substituted(query, Deployment="Ranker|Embedder")) == {"": 3.0}
+    assert ask(recorded, substituted(query, Replica="a1|b1")) == {"": 2.0}
+    assert ask(recorded, substituted(query, Cluster="green"), 740) == {"": 1.0}
+
+
+RULES: dict[str, dict[int, Values]] = {
+    "replica:serve_warm_stage:now": {
+        4: {"a1/ready": 1.0, "b1/replaying": 1.0},
+        END: {"a1/ready": 1.0, "a3/ready": 1.0, "b1/ready": 1.0, "b3/replaying": 1.0},
+    },
+    "deployment:serve_warm_replicas_ready:count": {END: {"Ranker": 2.0, "Embedder": 1.0}},
+    "deployment:serve_warm_replicas_starting:count": {4: {"Embedder": 1.0}, END: {"Embedder": 1.0}},
+    "replica:serve_warm_start:within_slo": {
+        8: {"a1": 1.0, "b1": 0.0},
+        496: {"a3": 0.0},
+        608: {"b2": 0.0},
+        724: {"c1": 1.0},
+        END: {},
+    },
+    "replica:serve_warm_unready:timestamp": {
+        604: {"b2": DAY.start_s + 604 * 60},
+        1100: {"l1": DAY.start_s + 1100 * 60},
+        END: {"b3": DAY.start_s + END * 60},
+    },
+    "deployment:serve_warm_replicas_ready:timestamp": {
+        END: dict.fromkeys(("Ranker", "Embedder"), DAY.start_s + END * 60)
+    },
+    "replica:serve_warm_start:recent": {528: {"a3": 1.0}, END: {"b3": 1.0}},
+    "deployment:serve_warm_starts:count30m": {740: {"Batch": 1.0}, END: {}},
+    "deployment:serve_warm_starts_missed:ratio30m": {620: {"Embedder": 1.0}, 740: {"Batch": 0.0}},
+    "deployment:serve_warm_starts:count6h": {
+        760: {"Ranker": 1.0, "Embedder": 1.0, "Batch": 1.0},
+        END: {},
+    },
+    "deployment:serve_warm_starts_missed:ratio6h": {
+        760: {"Ranker": 1.0, "Embedder": 1.0, "Batch": 0.0}
+    },
+    "deployment:serve_warm_starts:count3d": {END: {"Ranker": 3.0, "Embedder": 2.0, "Batch": 1.0}},
+    "deployment:serve_warm_starts_missed:ratio3d": {
+        END: {"Ranker": 1 / 3, "Embedder": 1.0, "Batch": 0.0}
+    },
+    "deployment:serve_warm_starts:count28d": {END: {"Ranker": 3.0, "Embedder": 2.0, "Batch": 1.0}},
+    "deployment:serve_warm_starts_missed:ratio28d": {
+        END: {"Ranker": 1 / 3, "Embedder": 1.0, "Batch": 0.0}
+    },
+    "ServeWarmColdStart": {300: {}, 488: {"Ranker": 1.0}, END: {"Embedder": 1.0}},
+    "ServeWarmArtifactRefused": {28: {"Embedder/untrusted": 1.0}, END: {}},
+    "ServeWarmParityFailed": {END: {}},
+    "ServeWarmStartNearDeadline": {1432: {}, END: {"Embedder": 0.9}},
+    "ServeWarmCompilesAfterReady": {836: {}, 844: {"Embedder": 2.0}, END: {}},
+    "ServeWarmCapturesAfterReady": {
+        844: {},
+        896: {},
+        900: {"Ranker": 1.0},
+        912: {"Ranker": 1.0},
+        END: {},
+    },
+    "ServeWarmNoReadyReplica": {4: {"Embedder": 1.0}, END: {}},
+    # The dead start of Embedder at 10:02 is none, while b1 is ready.
+    "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},
+    "ServeWarmArtifactOld": {END: {"Ranker": 46.0}},
+    # With fewer starts than a day like this has, they would say nothing: see FEW.
+    "ServeWarmStartBudgetBurnsFast": {620: {"Embedder": 1.0}, END: {}},
+    "ServeWarmStartBudgetBurnsSlowly": {620: {"Ranker": 1 / 3, "Embedder": 1.0}, END: {}},
+    "ServeWarmSeatsUnusable": {
+        28: {"Embedder/failed": 1.0, "Embedder/unavailable": 1.0},
+        END: {"Embedder/unavailable": 1.0},
+    },
+    "ServeWarmNodeServerDown": {772: {}, 800: {"of-c1:8099": 0.0}, END: {}},
+    "ServeWarmNodeServerAbsent": {992: {}, 1020: {"Stray": 1.0}, END: {}},
+    "ServeWarmStatesUnreadable": {1196: {}, 1200: {"n4:8099": 0.0}, END: {}},
+}
+FEW = {"minStarts": "1"}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_has_the_right_numbers(recorded: Prometheus, name: str) -> None:
+    """At the minutes of the day that matter to it."""
+    groups = yaml.safe_load(rules.plain(**FEW))["groups"]
+    (rule,) = (r for g in groups for r in g["rules"] if name in (r.get("record"), r.get("alert")))
+
+    found = {minute: ask(recorded, rule["expr"], minute) for minute in RULES[name]}
+
+    assert found == {minute: pytest.approx(values) for minute, values in RULES[name].items()}
+
+
+def test_every_rule_has_its_numbers() -> None:
+    """No rule is left out above."""
+    names = [rule.get("record") or rule["alert"] for g in rules.GROUPS for rule in g["rules"]]
+
+    assert sorted(names) == sorted(RULES)

@@ -1,0 +1,1008 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the chart: what they record, when they tell somebody, and when they stop.
+
+Prometheus' own `promtool test rules` evaluates them over fleets that a test describes in a line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components import require
+from fleet import Fleet, Replica, Series, as_promtool, selector
+from helm.observability import rules
+from serve_warm.builder.cluster import build_name
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "helm" / "serve-warm" / "rules"
+READ = set(re.findall(r"\b(?:ray_)?serve_warm_\w+|\bup\b", rules.plain()))
+"""What the rules read; the rest of what is exported is left out, for speed."""
+BY = "application, deployment, reason, instance"
+NOBODY: dict[str, float] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A fleet, and what the rules say of it."""
+
+    id: str
+    says: str
+    """The property that it shows."""
+    replicas: tuple[Replica, ...] = ()
+    minutes: int = 60
+    sinks: str = "node ray"
+    unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """As a fleet has it."""
+    evaluated: str = "1m"
+    """How often the rules are; more seldom where hours pass."""
+    others: tuple[tuple[str, dict[str, str], dict[int, float]], ...] = ()
+    """Series beside those of the sinks."""
+    expected: dict[str, dict[int, dict[str, float]]]
+    """By name of a record or an alert, and by minute: value by the labels that tell series apart.
+    Of an alert that fires the value is 1."""
+
+    def series(self) -> Series:
+        fleet = Fleet(
+            replicas=self.replicas, minutes=self.minutes, unreadable=dict(self.unreadable)
+        )
+        found: Series = {}
+        if "node" in self.sinks:
+            found |= fleet.node_server()
+        if "ray" in self.sinks:
+            found |= fleet.ray()
+        for name, labels, values in self.others:
+            found[name, tuple(sorted(labels.items()))] = values
+        return {(name, labels): values for (name, labels), values in found.items() if name in READ}
+
+
+def labelled(key: str) -> str:
+    """Return the labels that `shop/Ranker`, `shop/Ranker/expired`, `r=a1` or `at=n1` stand for."""
+    if "=" in key:
+        kind, _, name = key.partition("=")
+        return selector("", (({"r": "replica", "at": "instance"}[kind], name),))
+    names = ("application", "deployment", "reason")
+    return selector("", tuple(zip(names, key.split("/"), strict=False)))
+
+
+def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
+    """Return what is wrong, nothing where all is as expected."""
+    command = require("promtool", "apt-get install prometheus (.ci/install-components)")
+    given = {
+        "rule_files": [str(RULES / "serve-warm.yaml")],
+        "evaluation_interval": case.evaluated,
+        "group_eval_order": [group["name"] for group in rules.GROUPS],
+        "tests": [
+            {"interval": "1m", "input_series": as_promtool(case.series(), case.minutes), **tests}
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps(given))  # which is YAML too
+    ended = subprocess.run(
+        [command, "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    return "" if ended.returncode == 0 else ended.stdout + ended.stderr
+
+
+def slow_and_fast(slow: int, fast: int, *, every: int = 1) -> tuple[Replica, ...]:
+    """Return starts, one after the other, of which so many took 90 s: the slow ones at the end."""
+    took = [30.0] * fast + [90.0] * slow
+    return tuple(Replica(name=f"s{i}", born=i * every, took_s=t) for i, t in enumerate(took))
+
+
+def fails(deployment: str, *, gone: int | None = None) -> tuple[Replica, ...]:
+    """Return three starts of a minute, one after the other, after which Serve gives up."""
+    return tuple(
+        Replica(
+            name=f"{deployment}{i}",
+            deployment=deployment,
+            born=1 + i,
+            took_s=None,
+            dead=2 + i,
+            gone=gone,
+        )
+        for i in range(3)
+    )
+
+
+RANKER = {"shop/Ranker": 1.0}
+GAVE_UP = {"shop/Ranker": 1.0, "shop/Gone": 1.0, "shop/Rolled": 1.0}
+
+THREE_STARTS = (
+    Replica(name="fast", born=1, took_s=30.0),
+    # In time, and dead long after: no start that failed.
+    Replica(name="quick", born=1, took_s=60.0, dead=15),
+    Replica(name="slow", born=1, took_s=120.0),
+    Replica(name="killed", born=1, took_s=None, dead=4),
+    Replica(name="starts", born=1, took_s=None),
+)
+
+CASES = [
+    Case(
+        id="starts-counted-once",
+        says="A start counts once, in whichever sinks it is seen, in the 10 minutes of its end.",
+        replicas=THREE_STARTS,
+        minutes=60,
+        expected={
+            "replica:serve_warm_start:within_slo": {
+                0: NOBODY,
+                2: {"r=fast": 1.0, "r=quick": 1.0},
+                5: {"r=fast": 1.0, "r=quick": 1.0, "r=slow": 0.0, "r=killed": 0.0},
+                20: NOBODY,
+            },
+            "deployment:serve_warm_starts:count30m": {20: {"shop/Ranker": 4.0}, 55: NOBODY},
+            "deployment:serve_warm_starts_missed:ratio30m": {
+                2: {"shop/Ranker": 0.0},
+                20: {"shop/Ranker": 0.5},
+                55: NOBODY,
+            },
+            "deployment:serve_warm_starts:count6h": {55: {"shop/Ranker": 4.0}},
+            "deployment:serve_warm_starts_missed:ratio6h": {55: {"shop/Ranker": 0.5}},
+            "deployment:serve_warm_starts:count3d": {55: {"shop/Ranker": 4.0}},
+            "deployment:serve_warm_starts_missed:ratio3d": {55: {"shop/Ranker": 0.5}},
+            "deployment:serve_warm_starts:count28d": {55: {"shop/Ranker": 4.0}},
+            "deployment:serve_warm_starts_missed:ratio28d": {55: {"shop/Ranker": 0.5}},
+        },
+    ),
+    Case(
+        id="starts-without-node-server",
+        says="Of Ray's export alone, what died before it was ready is not known to have started.",
+        replicas=THREE_STARTS,
+        sinks="ray",
+        expected={
+            "deployment:serve_warm_starts:count30m": {20: {"shop/Ranker": 3.0}},
+            "deployment:serve_warm_starts_missed:ratio30m": {2: {"shop/Ranker": 0.0}, 55: NOBODY},
+        },
+    ),
+    Case(
+        id="starts-of-a-pod-that-went",
+        says="A start goes on to count when its pod, and all that was scraped there, is gone.",
+        replicas=(Replica(name="a", took_s=90.0, gone=8),),
+        minutes=50,
+        expected={
+            "replica:serve_warm_start:within_slo": {7: {"r=a": 0.0}, 9: NOBODY},
+            "deployment:serve_warm_starts:count6h": {50: {"shop/Ranker": 1.0}},
+            "deployment:serve_warm_starts_missed:ratio6h": {50: {"shop/Ranker": 1.0}},
+            "deployment:serve_warm_replicas_ready:count": {7: {"shop/Ranker": 1.0}, 9: NOBODY},
+            "replica:serve_warm_stage:now": {7: {"r=a": 1.0}, 9: NOBODY},
+        },
+    ),
+    Case(
+        id="stages",
+        says="A living replica is in one stage, also while the sinks disagree; a dead one in none.",
+        replicas=(
+            Replica(name="a", took_s=300.0),
+            Replica(name="b", took_s=30.0, dead=10, verdict="off", configured=False),
+        ),
+        minutes=90,
+        others=(
+            # What Ray still exports of a stage that is over.
+            (
+                "ray_serve_warm_stage",
+                {"application": "shop", "deployment": "Ranker", "replica": "a", "stage": "proving"}
+                | {"namespace": "prod"},
+                dict.fromkeys(range(91), 1.0),
+            ),
+        ),
+        expected={
+            "replica:serve_warm_stage:now": {
+                2: {"r=a": 1.0, "r=b": 1.0},
+                12: {"r=a": 1.0},
+            },
+            "deployment:serve_warm_replicas_starting:count": {2: RANKER, 12: NOBODY},
+            "deployment:serve_warm_replicas_ready:count": {
+                2: RANKER,
+                9: {"shop/Ranker": 2.0},
+                12: RANKER,
+            },
+            "replica:serve_warm_start:recent": {
+                2: {"r=a": 1.0, "r=b": 1.0},
+                30: {"r=a": 1.0, "r=b": 1.0},
+                85: NOBODY,
+            },
+        },
+    ),
+    Case(
+        id="hung",
+        says="One that was ready and hangs is not ready, whatever Ray has of it; a start goes on.",
+        replicas=(
+            Replica(name="a", hung=20),
+            Replica(name="b"),
+            Replica(name="c", took_s=None, hung=20),
+            Replica(name="d", took_s=None, deployment="Other"),
+            Replica(name="e", hung=20, deployment="Other"),
+        ),
+        minutes=40,
+        expected={
+            "replica:serve_warm_stage:now": {
+                19: dict.fromkeys(("r=a", "r=b", "r=c", "r=d", "r=e"), 1.0),
+                21: dict.fromkeys(("r=b", "r=c", "r=d"), 1.0),
+            },
+            "deployment:serve_warm_replicas_ready:count": {
+                19: {"shop/Ranker": 2.0, "shop/Other": 1.0},
+                21: RANKER,
+            },
+            "deployment:serve_warm_replicas_starting:count": {21: RANKER | {"shop/Other": 1.0}},
+            "ServeWarmNoReadyReplica": {29: NOBODY, 32: {"shop/Other": 1.0}},
+        },
+    ),
+    Case(
+        id="cold",
+        says="A cold start is told while it lasts and for an hour, where an artifact is wanted.",
+        replicas=(
+            Replica(name="a", born=1, took_s=600.0, verdict="miss", artifact_days=None),
+            Replica(name="b", verdict="off", configured=False, deployment="Plain"),
+            Replica(name="c", verdict="full_hit", deployment="Warm"),
+            Replica(name="d", verdict="miss", configured=False, deployment="Odd"),
+        ),
+        minutes=100,
+        expected={"ServeWarmColdStart": {0: NOBODY, 5: RANKER, 70: RANKER, 95: NOBODY}},
+    ),
+    Case(
+        id="cold-and-gone",
+        says="A cold start whose pod is gone is nobody's concern any more.",
+        replicas=(Replica(name="a", took_s=60.0, verdict="miss", gone=5),),
+        minutes=10,
+        expected={"ServeWarmColdStart": {4: RANKER, 6: NOBODY}},
+    ),
+    Case(
+        id="cold-and-failed",
+        says="A replica that fails at once under on_missing: fail is told by its node server.",
+        replicas=(Replica(name="a", born=2, took_s=None, dead=2, verdict="miss"),),
+        minutes=10,
+        sinks="node",
+        expected={"ServeWarmColdStart": {1: NOBODY, 3: RANKER}},
+    ),
+    Case(
+        id="refused",
+        says="A refusal is told with its reason, by either sink.",
+        replicas=(
+            Replica(name="a", born=1, took_s=120.0, verdict="refused", refused="expired"),
+            Replica(name="b", born=1, took_s=None, verdict="refused", refused="untrusted", gone=8),
+        ),
+        minutes=90,
+        sinks="ray",
+        expected={
+            "ServeWarmArtifactRefused": {
+                0: NOBODY,
+                5: {"shop/Ranker/expired": 1.0, "shop/Ranker/untrusted": 1.0},
+                20: {"shop/Ranker/expired": 1.0},
+                80: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="wrong-entries",
+        says="A withdrawn entry is told for as long as its replica lives, also before READY.",
+        replicas=(
+            Replica(name="a", born=2, took_s=60.0, wrong=(2,), dead=40),
+            Replica(name="b", deployment="Traffic", wrong=(20, 25), dead=40),
+            Replica(name="c", deployment="Right"),
+        ),
+        minutes=50,
+        expected={
+            "ServeWarmParityFailed": {
+                1: NOBODY,
+                4: RANKER,
+                26: {"shop/Ranker": 1.0, "shop/Traffic": 1.0},
+                45: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="near-the-deadline",
+        says="A start that is older than 0.8 of deadline_s is told until it is ready, or gone.",
+        replicas=(
+            Replica(name="a", took_s=570.0, deadline_s=600.0),
+            Replica(name="b", took_s=None, deadline_s=600.0, deployment="Gone", gone=12),
+            Replica(name="c", took_s=None, deadline_s=6000.0, deployment="InTime"),
+        ),
+        minutes=20,
+        expected={
+            "ServeWarmStartNearDeadline": {
+                8: NOBODY,
+                9: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                10: {"shop/Gone": 1.0},
+                13: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="compiles",
+        says="A compile in traffic is told for 10 minutes; none is never told.",
+        replicas=(
+            Replica(name="a", compiles=(20,)),
+            Replica(name="b", deployment="Quiet"),
+            Replica(name="c", deployment="Gone", compiles=(20,), gone=24),
+        ),
+        minutes=45,
+        sinks="node",
+        expected={
+            "ServeWarmCompilesAfterReady": {
+                19: NOBODY,
+                21: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                29: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                36: NOBODY,
+            }
+        },
+    ),
+    *(
+        Case(
+            id=f"seats-by-{sinks}",
+            says="A seat that is no use is told; one that was used, or was not there yet, is not.",
+            replicas=(
+                Replica(name="a", born=2, seat="hit"),
+                Replica(name="b", born=2, seat="failed", deployment="Fails"),
+                Replica(name="c", born=2, seat="none unavailable", deployment="Alone"),
+                Replica(name="d", born=2, seat="none", deployment="First"),
+                Replica(name="e", deployment="Unset"),
+                Replica(name="f", born=2, seat="unavailable", deployment="Gone", dead=20, gone=20),
+            ),
+            minutes=120,
+            sinks=sinks,
+            expected={
+                "ServeWarmSeatsUnusable": {
+                    1: NOBODY,
+                    12: {
+                        "shop/Fails/failed": 1.0,
+                        "shop/Alone/unavailable": 1.0,
+                        "shop/Gone/unavailable": 1.0,
+                    },
+                    100: {"shop/Alone/unavailable": 1.0},
+                }
+            },
+        )
+        for sinks in ("node", "ray")
+    ),
+    Case(
+        id="compiles-by-ray",
+        says="Of Ray's export too, whose counter begins with the first compile.",
+        replicas=(Replica(name="a", compiles=(20, 40)), Replica(name="b", deployment="Quiet")),
+        minutes=60,
+        sinks="ray",
+        expected={
+            "ServeWarmCompilesAfterReady": {19: NOBODY, 21: RANKER, 35: NOBODY, 41: RANKER}
+            | {55: NOBODY}
+        },
+    ),
+    Case(
+        id="captures",
+        says="A capture, a kernel or a tuning in traffic is told; not where compiles are.",
+        replicas=(
+            Replica(name="a", on_gpu=(("captures", 20),)),
+            Replica(name="b", on_gpu=(("tunings", 25),), deployment="Tunes"),
+            Replica(name="c", on_gpu=(("kernels_built", 20),), deployment="Gone", gone=24),
+            # The graph of what was compiled is captured by a later request.
+            Replica(name="d", compiles=(20,), on_gpu=(("captures", 34),), deployment="Compiles"),
+            Replica(name="e", compiles=(5,), on_gpu=(("captures", 80),), deployment="Late"),
+            Replica(name="f", deployment="Quiet"),
+        ),
+        minutes=95,
+        sinks="node",
+        expected={
+            "ServeWarmCapturesAfterReady": {
+                6: NOBODY,
+                19: NOBODY,
+                21: RANKER | {"shop/Gone": 1.0},
+                26: RANKER | {"shop/Gone": 1.0, "shop/Tunes": 1.0},
+                32: {"shop/Tunes": 1.0},
+                37: NOBODY,
+                81: {"shop/Late": 1.0},
+                92: NOBODY,
+            },
+            "ServeWarmCompilesAfterReady": {6: {"shop/Late": 1.0}, 21: {"shop/Compiles": 1.0}}
+            | {37: NOBODY},
+        },
+    ),
+    Case(
+        id="captures-by-ray",
+        says="Of Ray's export too, whose counters begin with the first.",
+        replicas=(
+            Replica(name="a", on_gpu=(("captures", 20), ("tunings", 40))),
+            Replica(name="b", deployment="Quiet"),
+        ),
+        minutes=60,
+        sinks="ray",
+        expected={
+            "ServeWarmCapturesAfterReady": {19: NOBODY, 21: RANKER, 35: NOBODY, 41: RANKER}
+            | {55: NOBODY}
+        },
+    ),
+    Case(
+        id="none-ready",
+        says="No ready replica for 10 minutes while one starts is told, until one is ready.",
+        replicas=(
+            Replica(name="a", took_s=1200.0),
+            Replica(name="b", took_s=1200.0, deployment="Scales"),
+            Replica(name="c", took_s=10.0, deployment="Scales"),
+            Replica(name="d", took_s=None, deployment="Gone", gone=14),
+        ),
+        minutes=40,
+        expected={
+            "ServeWarmNoReadyReplica": {
+                9: NOBODY,
+                11: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                # Some minutes of grace, in which the next of a row of failing starts may begin.
+                17: RANKER | {"shop/Gone": 1.0},
+                19: RANKER,
+                21: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="none-ready-in-a-loop",
+        says="Starts that fail one after the other do not reset the alert.",
+        replicas=tuple(
+            Replica(name=f"a{i}", born=4 * i, took_s=None, dead=4 * i + 3) for i in range(6)
+        ),
+        minutes=40,
+        sinks="node",
+        expected={"ServeWarmNoReadyReplica": {9: NOBODY, 12: RANKER, 24: RANKER, 32: NOBODY}},
+    ),
+    Case(
+        id="starts-failed",
+        says="Starts that fail fast are told once none follows, and for an hour; no success is.",
+        replicas=(
+            *fails("Ranker"),
+            *fails("Gone", gone=6),
+            # What was ready is stopped for a release that does not start.
+            Replica(name="old", deployment="Rolled", dead=2),
+            *fails("Rolled"),
+            # The next start is ready; and later nobody wants it any more.
+            *fails("Retried"),
+            Replica(name="good", deployment="Retried", born=5),
+            *fails("Zero"),
+            Replica(name="last", deployment="Zero", born=5, dead=20),
+            # Taken down while it scaled up.
+            Replica(name="one", deployment="Deleted", dead=12),
+            Replica(name="two", deployment="Deleted", born=8, took_s=None, dead=12),
+            # Another start goes on.
+            *fails("Long"),
+            Replica(name="long", deployment="Long", born=5, took_s=None),
+        ),
+        minutes=140,
+        sinks="node",
+        expected={
+            "replica:serve_warm_unready:timestamp": {
+                2: {"r=Ranker0": 120.0, "r=Ranker1": 120.0}
+                | {"r=Rolled0": 120.0, "r=Rolled1": 120.0, "r=Retried0": 120.0}
+                | {"r=Retried1": 120.0, "r=Zero0": 120.0, "r=Zero1": 120.0}
+                | {"r=Gone0": 120.0, "r=Gone1": 120.0, "r=Long0": 120.0, "r=Long1": 120.0},
+                30: {"r=long": 1800.0},
+            },
+            "deployment:serve_warm_replicas_ready:timestamp": {
+                1: {"shop/Rolled": 60.0, "shop/Deleted": 60.0},
+                4: {"shop/Deleted": 240.0},
+                30: {"shop/Retried": 1800.0},
+            },
+            "ServeWarmStartsFailed": {
+                8: NOBODY,
+                10: GAVE_UP,
+                64: GAVE_UP,
+                # Of a pod that went a start was last seen as it went.
+                70: {"shop/Ranker": 1.0, "shop/Rolled": 1.0},
+                78: NOBODY,
+                138: NOBODY,
+            },
+        },
+    ),
+    Case(
+        id="starts-failed-by-ray",
+        says="Of Ray's export too, where a start that was scraped is there no more.",
+        replicas=(
+            *fails("Ranker"),
+            *fails("Gone", gone=6),
+            *fails("Retried"),
+            Replica(name="good", deployment="Retried", born=5),
+            *fails("Zero"),
+            Replica(name="last", deployment="Zero", born=5, dead=20),
+        ),
+        minutes=75,
+        sinks="ray",
+        expected={
+            "ServeWarmStartsFailed": {
+                7: NOBODY,
+                10: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                60: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
+                70: NOBODY,
+            }
+        },
+    ),
+    Case(
+        id="starts-out-of-sight",
+        says="A start whose node server does not answer may go on; one whose pod went does not.",
+        replicas=(
+            Replica(name="a", deployment="Hidden", node="n8", took_s=None, gone=5),
+            Replica(name="b", deployment="Gone", node="n9", took_s=None, gone=5),
+        ),
+        minutes=40,
+        sinks="node",
+        others=(
+            (
+                "up",
+                {"instance": "n8:8099", "job": "serve-warm-node", "namespace": "prod"},
+                {m: float(m < 5) for m in range(41)},
+            ),
+        ),
+        expected={
+            "ServeWarmStartsFailed": {9: NOBODY, 12: {"shop/Gone": 1.0}, 40: {"shop/Gone": 1.0}}
+        },
+    ),
+    Case(
+        id="states-unreadable",
+        says="A node that cannot read states is told, and not believed: not that one is ready.",
+        replicas=(
+            # It died, and its node server has not seen it.
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n2", born=7, took_s=None),
+            # Whether it goes on is not known.
+            Replica(name="c", node="n1", took_s=None, deployment="Unknown"),
+            Replica(name="d", node="n1", deployment="Alone"),
+        ),
+        minutes=40,
+        sinks="node",
+        unreadable={"n1": 5},
+        expected={
+            "deployment:serve_warm_replicas_ready:count": {
+                4: RANKER | {"shop/Alone": 1.0},
+                6: NOBODY,
+            },
+            "ServeWarmStatesUnreadable": {9: NOBODY, 11: {"at=n1:8099": 1.0}},
+            "ServeWarmNoReadyReplica": {16: NOBODY, 18: RANKER},
+            "ServeWarmStartsFailed": {12: NOBODY, 40: NOBODY},
+        },
+    ),
+    Case(
+        id="states-unreadable-with-ray",
+        says="Of a node that cannot read states Ray's export is believed.",
+        replicas=(
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n1", dead=10, deployment="Dead"),
+        ),
+        minutes=20,
+        unreadable={"n1": 5},
+        expected={
+            "replica:serve_warm_stage:now": {9: {"r=a": 1.0, "r=b": 1.0}, 12: {"r=a": 1.0}},
+            "deployment:serve_warm_replicas_ready:count": {12: RANKER},
+        },
+    ),
+    Case(
+        id="dead-before-the-hour",
+        says="A start that died long ago did not die again when scrapes were missed.",
+        replicas=(Replica(name="a", took_s=None, dead=2),),
+        minutes=150,
+        sinks="none",
+        others=(
+            (
+                "serve_warm_replica_alive",
+                Replica(name="a").who | {"namespace": "prod"},
+                {m: float(m < 2) for m in range(151) if m not in (100, 101)},
+            ),
+        ),
+        expected={
+            "replica:serve_warm_start:within_slo": {5: {"r=a": 0.0}, 102: NOBODY, 111: NOBODY},
+            "replica:serve_warm_unready:timestamp": {5: {"r=a": 300.0}, 111: NOBODY},
+            "deployment:serve_warm_replicas_ready:timestamp": {5: NOBODY},
+            "ServeWarmStartsFailed": {8: RANKER, 102: NOBODY, 118: NOBODY},
+        },
+    ),
+    Case(
+        id="old",
+        says="An artifact is old from the day that the rules say, where a living replica runs it.",
+        replicas=(
+            Replica(name="a", artifact_days=29.98),
+            Replica(name="b", artifact_days=40.0, deployment="Dead", dead=20),
+            Replica(name="c", artifact_days=40.0, deployment="Gone", gone=70),
+            Replica(name="d", artifact_days=None, deployment="Never"),
+        ),
+        minutes=110,
+        expected={
+            "ServeWarmArtifactOld": {59: NOBODY, 61: {"shop/Gone": 1.0}, 72: NOBODY, 95: RANKER}
+        },
+    ),
+    Case(
+        id="burns-fast",
+        says="2 of 5 slow starts are six times too many, until none was slow for half an hour.",
+        replicas=slow_and_fast(2, 3),
+        minutes=80,
+        expected={"ServeWarmStartBudgetBurnsFast": {4: NOBODY, 8: RANKER, 40: RANKER, 60: NOBODY}},
+    ),
+    Case(
+        id="too-few-to-burn",
+        says="4 slow starts of 4 are too few to wake somebody, or to write a ticket.",
+        replicas=slow_and_fast(4, 0),
+        minutes=40,
+        expected={
+            "ServeWarmStartBudgetBurnsFast": {10: NOBODY, 30: NOBODY},
+            "ServeWarmStartBudgetBurnsSlowly": {10: NOBODY, 30: NOBODY},
+        },
+    ),
+    Case(
+        id="burns-at-the-limit",
+        says="3 of 10 are six times the objective and not more; they are more than once.",
+        replicas=slow_and_fast(3, 7),
+        minutes=30,
+        expected={
+            "ServeWarmStartBudgetBurnsFast": {12: NOBODY, 30: NOBODY},
+            "ServeWarmStartBudgetBurnsSlowly": {8: NOBODY, 13: RANKER},
+        },
+    ),
+    Case(
+        id="burns-slowly",
+        says="1 of 20 is what the objective allows; 1 of 10 is not, for as long as 6 h see it.",
+        replicas=tuple(
+            dataclasses.replace(replica, deployment=deployment, gone=replica.born + 15)
+            for deployment, fast in (("Ranker", 9), ("Good", 19))
+            for replica in slow_and_fast(1, fast)
+        ),
+        minutes=400,
+        evaluated="5m",
+        sinks="ray",
+        expected={
+            "ServeWarmStartBudgetBurnsSlowly": {30: RANKER, 300: RANKER, 398: NOBODY},
+            "ServeWarmStartBudgetBurnsFast": {30: NOBODY},
+        },
+    ),
+    Case(
+        id="failed-starts-burn",
+        says="Starts that end in seconds without being ready miss the objective.",
+        replicas=tuple(Replica(name=f"f{i}", born=i, took_s=None, dead=i) for i in range(5)),
+        minutes=30,
+        sinks="node",
+        expected={
+            "deployment:serve_warm_starts_missed:ratio30m": {10: {"shop/Ranker": 1.0}},
+            "ServeWarmStartBudgetBurnsFast": {10: RANKER},
+        },
+    ),
+    Case(
+        id="node-server-down",
+        says="A node server that does not answer is told; no other target, and no pod that went.",
+        replicas=(
+            Replica(name="a", node="n1", gone=10),
+            Replica(name="b", node="n2", gone=10),
+            Replica(name="c", node="n3"),
+        ),
+        minutes=40,
+        sinks="node",
+        others=tuple(
+            (
+                "up",
+                {"instance": name, "job": "serve-warm-node", "namespace": "prod"}
+                | {"ray_io_cluster": "blue"},
+                {m: float(m < 10 or name == "n3:8099") for m in range(end)},
+            )
+            for name, end in (("n1:8099", 30), ("n2:8099", 10), ("n3:8099", 41), ("x:9100", 41))
+        ),
+        expected={"ServeWarmNodeServerDown": {14: NOBODY, 16: {"at=n1:8099": 1.0}, 31: NOBODY}},
+    ),
+    Case(
+        id="node-server-absent",
+        says="Replicas that only Ray sees are told, in namespaces where node servers were.",
+        replicas=(
+            Replica(name="a", node="n1"),
+            Replica(name="b", node="n2"),
+            Replica(name="c", node="n3", deployment="Elsewhere", namespace="other"),
+        ),
+        minutes=60,
+        sinks="ray",
+        others=tuple(
+            (
+                name,
+                {"instance": "n1:8099", "job": "node", "namespace": "prod", **labels},
+                dict.fromkeys(range(20), 1.0),
+            )
+            for name, labels in (
+                ("serve_warm_node_ready", {}),
+                ("serve_warm_replica_alive", Replica(name="a").who),
+                ("serve_warm_replica_alive", Replica(name="b").who),
+            )
+        ),
+        expected={"ServeWarmNodeServerAbsent": {19: NOBODY, 34: NOBODY, 36: RANKER}},
+    ),
+    Case(
+        id="node-server-never-there",
+        says="Who uses Ray's export alone is not told that there is no node server.",
+        replicas=(Replica(name="a"),),
+        minutes=40,
+        sinks="ray",
+        expected={
+            "ServeWarmNodeServerAbsent": {39: NOBODY},
+            "ServeWarmNodeServerDown": {39: NOBODY},
+        },
+    ),
+]
+
+ALERTS = [rule["alert"] for rule in rules.ALERTS]
+
+
+def asked(name: str) -> str:
+    """Return what tells the series of a record, or of an alert that fires, apart."""
+    if name in ALERTS:
+        return f'count by ({BY}) (ALERTS{{alertname="{name}",alertstate="firing"}})'
+    return f"max by ({'replica' if name.startswith('replica:') else BY}) ({name})"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
+    """As the case says."""
+    expressions = [
+        {
+            "expr": asked(name),
+            "eval_time": f"{minute}m",
+            "exp_samples": [
+                {"labels": labelled(key), "value": value} for key, value in values.items()
+            ],
+        }
+        for name, at in case.expected.items()
+        for minute, values in at.items()
+    ]
+
+    wrong = promtool(tmp_path, case, {"promql_expr_test": expressions})
+
+    assert wrong == "", f"{case.says}\n{wrong}"
+
+
+BUILD = "serve_warm-0a1b2c3d"
+"""Called as `serve-warm build --address` calls the application that it starts."""
+
+
+def of_application(case: Case, name: str) -> Case:
+    """Return a case whose replicas belong to another application."""
+    others = tuple(
+        (series, labels | ({"application": name} if "application" in labels else {}), values)
+        for series, labels, values in case.others
+    )
+    replicas = tuple(dataclasses.replace(each, application=name) for each in case.replicas)
+    return dataclasses.replace(case, replicas=replicas, others=others)
+
+
+def of_replicas(case: Case) -> list[str]:
+    """Return the records of a case, and its alerts that name an application."""
+    return [
+        name
+        for name, at in case.expected.items()
+        if any(not key.startswith("at=") for values in at.values() for key in values)
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if of_replicas(case)], ids=lambda case: case.id
+)
+def test_rules_say_nothing_of_a_build(case: Case, tmp_path: Path) -> None:
+    """No record and no alert has the application of a build, whatever became of its replicas."""
+    names = of_replicas(case)
+    expressions = [
+        {"expr": asked(name), "eval_time": f"{minute}m", "exp_samples": []}
+        for name in names
+        for minute in case.expected[name]
+    ]
+
+    wrong = promtool(tmp_path, of_application(case, BUILD), {"promql_expr_test": expressions})
+
+    assert wrong == ""
+
+
+def test_a_build_is_called_as_the_rules_expect() -> None:
+    """The builder's names are those that the rules leave out."""
+    left_out = re.search('"(.*)"', rules.NO_BUILD)[1]
+
+    assert all(re.fullmatch(left_out, name) for name in (BUILD, build_name(), build_name()))
+
+
+@pytest.mark.parametrize(
+    "name", ["serve_warm-demo", "serve_warm", "my-serve_warm-0a1b2c3d", f"{BUILD}-2"]
+)
+def test_an_application_with_a_similar_name_is_told(name: str, tmp_path: Path) -> None:
+    """Only a name as a build has it is left out."""
+    (case,) = (case for case in CASES if case.id == "failed-starts-burn")
+    firing = {
+        "expr": asked("ServeWarmStartBudgetBurnsFast"),
+        "eval_time": "10m",
+        "exp_samples": [{"labels": labelled(f"{name}/Ranker"), "value": 1.0}],
+    }
+
+    wrong = promtool(tmp_path, of_application(case, name), {"promql_expr_test": [firing]})
+
+    assert wrong == ""
+
+
+@pytest.mark.parametrize("name", [*ALERTS, *(rule["record"] for rule in rules.RECORDS)])
+def test_every_rule_is_seen_to_begin_and_to_end(name: str) -> None:
+    """Some case has it say something, and some case has it say nothing."""
+    seen = [values for case in CASES for values in case.expected.get(name, {}).values()]
+
+    # The long windows outlast any scenario, and end as the short ones do.
+    ends = not name.endswith(("6h", "3d", "28d")) or name in ALERTS
+    assert any(seen)
+    assert not ends or not all(seen)
+
+
+TEXTS = {
+    "ServeWarmColdStart": (
+        "cold",
+        5,
+        "shop#Ranker starts cold although an artifact is configured",
+        (
+            "1 start(s) found no matching artifact, so they compiled everything. This counts "
+            "running starts, and starts that ended in the last hour."
+        ),
+    ),
+    "ServeWarmArtifactRefused": (
+        "refused",
+        20,
+        "shop#Ranker refuses its artifact: expired",
+        (
+            "1 start(s) found an artifact and refused to load it. This counts running starts, "
+            "and starts that ended in the last hour. The reasons untrusted, bad_signature and "
+            "digest_mismatch can mean an attack."
+        ),
+    ),
+    "ServeWarmParityFailed": (
+        "wrong-entries",
+        4,
+        "shop#Ranker withdrew entries whose results differ from eager execution",
+        (
+            "Live replicas withdrew entries whose results differed from eager execution: 1 so "
+            "far. Other replicas may still use these entries until they check them too."
+        ),
+    ),
+    "ServeWarmStartNearDeadline": (
+        "near-the-deadline",
+        10,
+        "shop#Gone has been starting for 100% of deadline_s",
+        (
+            "The alert counts from the replica's creation, but deadline_s counts from the end of "
+            "__init__ to READY. After deadline_s the start fails. With on_deadline: serve, the "
+            "replica serves before it is proven warm."
+        ),
+    ),
+    "ServeWarmCapturesAfterReady": (
+        "captures",
+        32,
+        "shop#Tunes captures or tunes while serving requests",
+        (
+            "In the last 10 minutes, requests waited for a CUDA graph capture, a Triton kernel "
+            "build or autotuning, in replicas that were proven warm. These replicas compiled "
+            "nothing in the last hour."
+        ),
+    ),
+    "ServeWarmStartsFailed": (
+        "starts-out-of-sight",
+        12,
+        "shop#Gone has no ready replica, and none is starting",
+        (
+            "In the last hour 1 start(s) ended before the replica was ready. No new start has "
+            "begun for 5 minutes, so Serve may have given up."
+        ),
+    ),
+    "ServeWarmArtifactOld": (
+        "old",
+        95,
+        "shop#Ranker runs an artifact that is 30 days old",
+        (
+            "This alert fires above 30 days. Replicas refuse an artifact that is older than the "
+            "age limit of the trust files (a year by default). They then start cold."
+        ),
+    ),
+    "ServeWarmStartBudgetBurnsFast": (
+        "burns-fast",
+        8,
+        "shop#Ranker: 40% of starts in 6 h were too slow or failed",
+        (
+            "The objective allows less than a sixth of this share. The share over the last 30 "
+            "minutes is also more than six times too high. Objective: at least 0.95 of all "
+            "starts are READY within 60 s of creation."
+        ),
+    ),
+    "ServeWarmSeatsUnusable": (
+        "seats-by-node",
+        100,
+        "shop#Alone starts without its configured seats: unavailable",
+        (
+            "1 replica(s) could not use a seat, or have no seat left for the next start. This "
+            "counts running starts, starts in the last hour, and live replicas that have no seat "
+            "left."
+        ),
+    ),
+    "ServeWarmNodeServerDown": (
+        "node-server-down",
+        16,
+        "The node server at n1:8099 does not answer Prometheus",
+        (
+            "The server answered within the last day. If readiness probes use the node server, "
+            "this node is not ready."
+        ),
+    ),
+    "ServeWarmNodeServerAbsent": (
+        "node-server-absent",
+        36,
+        "2 replicas of shop#Ranker are on nodes without a node server",
+        (
+            "Ray exports metrics of these replicas, but no node server in the namespace does. A "
+            "node server ran in the namespace within the last day."
+        ),
+    ),
+    "ServeWarmStatesUnreadable": (
+        "states-unreadable",
+        11,
+        "The node server at n1:8099 cannot read the state files of its replicas",
+        (
+            "/readyz fails on this node. The node server still exports the last "
+            "figures that it could read, but the alert rules ignore these figures."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
+    """Its texts name who, how much and where to read on."""
+    which, minute, summary, description = TEXTS[name]
+    (case,) = (case for case in CASES if case.id == which)
+    (key,) = case.expected[name][minute]
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', labelled(key))) | {"namespace": "prod"}
+    if "instance" in labels:
+        labels |= {"job": "serve-warm-node", "ray_io_cluster": "blue"}
+    (rule,) = (rule for rule in rules.ALERTS if rule["alert"] == name)
+    expected = {
+        "exp_labels": {**labels, **rule["labels"]},
+        "exp_annotations": {
+            "summary": summary,
+            "description": description,
+            "runbook_url": f"docs/runbooks.md#{name.lower()}",
+        },
+    }
+    test = {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": [expected]}
+
+    wrong = promtool(tmp_path, case, {"alert_rule_test": [test]})
+
+    assert wrong == ""
+
+
+# --- the files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "written"),
+    [("serve-warm.yaml", rules.plain), ("serve-warm.tpl.yaml", rules.template)],
+)
+def test_the_files_in_the_chart_are_up_to_date(file: str, written) -> None:
+    """`python helm/observability/rules.py` would change nothing."""
+    assert (RULES / file).read_text() == written()
+
+
+def test_the_template_renders_to_the_rules() -> None:
+    """With the default values Helm makes the plain file of it, and other values get through."""
+    other = {name: f"{number}7" for name, number in rules.DEFAULTS.items()}
+
+    def rendered(values: dict[str, str]) -> str:
+        # What text/template does with the only three forms that are in the file.
+        text = re.sub(
+            r"\{\{ \.Values\.alerts\.(\w+)( \| default \"[^\"]*\")? \}\}",
+            lambda match: values[match[1]],
+            rules.template(),
+        )
+        return re.sub(r"\{\{`(.*?)`\}\}", r"\1", text)
+
+    assert rendered(rules.DEFAULTS) == rules.plain()
+    assert rendered(other) == rules.plain(**other)
+    assert yaml.safe_load(rendered(other)) != yaml.safe_load(rules.plain())
+
+
+def test_every_alert_says_who_is_told_and_where_to_read() -> None:
+    """A severity of a closed set, three texts, and the anchor of its own section."""
+    for rule in rules.ALERTS:
+        assert rule["labels"].keys() == {"severity", "runbook"}
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["labels"]["runbook"] == rule["alert"].lower()
+        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['labels']['runbook']}")

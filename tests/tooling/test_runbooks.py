@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The runbooks: one for each alert, and what they tell to type is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from boards import known, names
+from components import require
+from helm.observability import rules
+from serve_warm.cli import COMMANDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "runbooks.md").read_text()
+ALERTS = [rule["alert"] for rule in rules.ALERTS]
+
+
+def blocks(language: str) -> list[str]:
+    """Return the lines of all blocks of a language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    return [line for block in found for line in block.splitlines()]
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    """An anchor leads to a section, and no section is of an alert that is gone."""
+    sections = re.findall(r"^## (ServeWarm\w+)$", TEXT, re.MULTILINE)
+
+    assert sections == ALERTS
+    for rule in rules.ALERTS:
+        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
+    """What it means, what users see, how to look, what to do and when to be silent."""
+    section = re.split(r"^## ", TEXT.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
+
+    parts = re.findall(r"^\*\*(.+?)\*\*", section, re.MULTILINE)
+    assert parts == ["Means.", "Users see.", "Look.", "Do.", "Silence."]
+    assert "```promql" in section
+
+
+def test_its_commands_exist() -> None:
+    """Each `serve-warm` command that it names is one."""
+    named = set(re.findall(r"serve-warm ([a-z]+)(?= |`|\n)", TEXT))
+
+    assert {"status", "probe", "inspect", "verify", "diff"} <= named
+    assert named <= COMMANDS.keys()
+
+
+def test_its_expressions_are_promql_of_what_is_exported(tmp_path: Path) -> None:
+    """Each line parses, and reads what our sinks, our records or Ray have."""
+    lines = blocks("promql")
+    file = tmp_path / "runbooks.yaml"
+    found = [{"record": f"line:{number}", "expr": line} for number, line in enumerate(lines)]
+    file.write_text(yaml.safe_dump({"groups": [{"name": "lines", "rules": found}]}))
+    command = require("promtool", "apt-get install prometheus (.ci/install-components)")
+
+    ended = subprocess.run(
+        [command, "check", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+
+    assert len(lines) >= len(ALERTS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert set().union(*map(names, lines)) - known() == set()

@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table of `make soundness` is whole, its judge sees what is wrong, and rows run through it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.soundness import failures
+from soundness import judge, runs, table
+from soundness.judge import Answer
+from soundness.rows import START
+
+
+@pytest.mark.parametrize("method", table.guard_methods())
+def test_each_kind_of_guard_has_a_row(method: str):
+    """A kind of guard that a newer torch adds is looked at before a release allows that torch."""
+    assert table.of_guard(method), (
+        f"torch {torch.__version__} has guards of kind {method}, and tests/soundness/guards.py has "
+        "no row for it"
+    )
+
+
+def test_rows_have_names_of_their_own():
+    """A row is asked for by its name, and found by it in the result."""
+    names = [(row.name, when) for g in table.GROUPS.values() for row in g.rows for when in row.when]
+
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+
+    assert twice == []
+    assert len(names) >= 120
+
+
+ROWS = {
+    "int of an object": (START, "level1"),
+    "train()": ("ready", "level1"),
+    "call: the declared call": (START, "right"),
+}
+"""One row of each kind, and what becomes of its call at both levels."""
+
+
+@pytest.mark.long
+def test_a_row_of_each_kind_is_judged(tmp_path: Path):
+    """What changed is answered by level 1, and what did not by the entry."""
+    chosen = {
+        group.name: dataclasses.replace(
+            group, rows=(dataclasses.replace(row, when=(ROWS[row.name][0],)),)
+        )
+        for group in table.GROUPS.values()
+        for row in group.rows
+        if row.name in ROWS
+    }
+
+    rows = runs.run(chosen, tmp_path / "run")
+
+    assert {row["kind"] for row in rows} == {"guard", "change", "input"}
+    found = [(row["name"], row["level2"], row["level3"]) for row in rows]
+    expected = [
+        (f"{name}, at the start" if when == START else name, value, value)
+        for name, (when, value) in ROWS.items()
+    ]
+    assert sorted(found) == sorted(expected), rows
+    assert failures(rows, []) == []
+
+
+def tensors(*values: float, **how: Any) -> Answer:
+    return Answer(value=torch.tensor(values, **how))
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "says"),
+    [
+        (tensors(1.0, 2.0), tensors(1.0, 2.0), ""),
+        (tensors(1.0, 2.0), tensors(1.0, 2.00001), ""),
+        (tensors(1.0, 2.0), tensors(1.0, 2.1), "off by 5.0e-02"),
+        (tensors(1.0), tensors(float("nan")), "off by inf"),
+        (tensors(float("inf")), tensors(1.0), "off by inf"),
+        (tensors(1.0), tensors(1.0, dtype=torch.float64), "float64"),
+        (tensors(1.0), tensors(1.0, 1.0), "(2,)"),
+        (Answer(value=(1, [2])), Answer(value=(1, [3])), "1: 0: 3, and eager's 2"),
+        (Answer(value={"a": 1}), Answer(value={"b": 1}), "it has ['b']"),
+        (Answer(value=[1]), Answer(value=(1,)), "it is a tuple"),
+        (Answer(error=KeyError("a")), Answer(error=KeyError("b")), ""),
+        (Answer(error=KeyError("a")), tensors(1.0), "it answers, and eager raises KeyError"),
+        (tensors(1.0), Answer(error=KeyError("a")), "it raises KeyError"),
+    ],
+)
+def test_answers_are_compared(expected: Answer, got: Answer, says: str):
+    """Numbers within the tolerance, kinds and structures exactly, an error with an error."""
+    difference = judge.compare(expected, got)
+
+    assert says in difference
+    assert bool(says) == bool(difference)
+
+
+def row(**fields: str) -> dict[str, Any]:
+    return {
+        "name": "a row",
+        "level2": "right",
+        "level3": "right",
+        "stock": "right",
+        "reason": "",
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "fails"),
+    [
+        ({}, False),
+        ({"level2": "level1", "level3": "refused"}, False),
+        ({"level2": "wrong"}, True),
+        ({"level3": "wrong", "stock": "wrong"}, True),
+        ({"level3": "raises"}, True),
+        ({"level3": "raises", "stock": "raises"}, False),
+        ({"dishonest": "eager answers the same"}, True),
+    ],
+)
+def test_wrong_rows_fail_a_run(fields: dict[str, str], fails: bool):
+    """Also where torch.compile is wrong itself; an error only where it has none."""
+    assert bool(failures([row(**fields)], [])) == fails
+
+
+@pytest.mark.parametrize(
+    ("ready", "compiles", "fails"),
+    [("true", 0, False), ("true", 1, True), ("degraded", 1, False), ("false", 0, False)],
+)
+def test_a_false_ready_fails_a_run(ready: str, compiles: int, fails: bool):
+    """Ready and not degraded says that the first request does not compile."""
+    shape = {"shape": "a shape", "ready": ready, "compiles": compiles, "reason": ""}
+
+    assert bool(failures([], [shape])) == fails
+
+
+def test_a_row_that_kills_its_process_is_a_row_that_raises(tmp_path: Path):
+    """The rows behind it are judged all the same."""
+    runs._append(tmp_path / "start.jsonl", {"begins": ["group", "row", "ready"]})
+
+    _, died = runs._read(tmp_path / "start.jsonl")
+
+    assert died == ["group", "row", "ready"]
