@@ -14,7 +14,7 @@ import re
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.facts import UNREADABLE, NoEntry, decode_key, encode_key
@@ -196,3 +196,17 @@ def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
     if guard.kind == "SEQUENCE_LENGTH":
         return guard.path in looked_up and type(guard.value) not in PLAIN
     return any(is_number(guard.path, of) for of in looked_up)
+
+
+def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
+    """Return a guard that says which key an object is, if its own names the key by its number.
+
+    Other guards are returned unchanged.
+    """
+    if guard.kind in ("SAME_OBJECT", "DUPLICATE_INPUT"):
+        for of, found in looked_up.items():
+            if is_number(str(guard.argument), of):
+                number = re.findall(r"\d+", str(guard.argument))[-1]
+                key = list(dict.keys(found.value))[int(number)]  # type: ignore[arg-type]
+                return replace(guard, kind="EQUALS_MATCH", value=key, argument=None)
+    return guard

@@ -21,7 +21,13 @@ from torch.nn.modules import module as nn_module
 
 from serve_warm._package import PACKAGE
 from serve_warm._redaction import excerpt
-from serve_warm.precompile.dict_lookups import LookedUp, Lookups, is_implied, only_looked_up
+from serve_warm.precompile.dict_lookups import (
+    LookedUp,
+    Lookups,
+    is_implied,
+    only_looked_up,
+    with_key,
+)
 from serve_warm.precompile.facts import (
     CALLEE,
     UNREADABLE,
@@ -290,7 +296,7 @@ def collect(
             continue
         if guard.path.startswith(OF_PACKAGE_MODULES):
             continue  # artifacts outlive the modules of one release
-        row, kind, value = _fact(guard, table)
+        row, kind, value = _fact(with_key(guard, looked_up), table)
         if kind == "is" and not value:
             by_identity.add(row)
         else:

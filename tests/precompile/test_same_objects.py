@@ -46,6 +46,7 @@ def double(value: float) -> float:
 
 
 ONE, OTHER = Small(), Small()
+FACTORS: dict[Any, int] = {Small: 1, Large: 2}
 
 
 class Choosing(nn.Module):
@@ -86,6 +87,11 @@ class OfObject(Choosing):
         return torch.addmm(x, x, x, alpha=1 if self.choice is ONE else 2)
 
 
+class OfKey(Choosing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, x, x, alpha=FACTORS[self.choice])
+
+
 class OfTwoAttributes(Choosing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.stored = self.given
@@ -100,6 +106,7 @@ class OfTwoAttributes(Choosing):
         (OfFunction, double, halve),
         (OfModule, types, math),
         (OfObject, OTHER, ONE),
+        (OfKey, Large, Small),
         (OfTwoAttributes, Large, Small),
     ],
 )
