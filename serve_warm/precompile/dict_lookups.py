@@ -207,6 +207,6 @@ def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
         for of, found in looked_up.items():
             if is_number(str(guard.argument), of):
                 number = re.findall(r"\d+", str(guard.argument))[-1]
-                key = list(dict.keys(found.value))[int(number)]  # type: ignore[arg-type]
+                key: Any = list(dict.keys(found.value))[int(number)]  # type: ignore[arg-type]
                 return replace(guard, kind="EQUALS_MATCH", value=key, argument=None)
     return guard
