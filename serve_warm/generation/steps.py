@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from serve_warm._package import public
 
-GRAPH = 1
+GRAPH = 2
 """Version of what this module's code puts into a graph. Raise it when that changes: entries are
 checked against it, because facts never digest the code of this package."""
 
@@ -120,9 +120,12 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool) -> None:
+    def __init__(
+        self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool, kept: Any = None
+    ) -> None:
+        """`kept` says which tokens of a prompt are written to places of their own."""
         self.cache, self.rows, self.places, self.seen = cache, rows, places, seen
-        self.is_prompt = is_prompt
+        self.is_prompt, self.kept = is_prompt, kept
         self.keys, self.values = cache.keys, cache.values
         self.is_initialized = True
 
@@ -131,12 +134,20 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: Any, value_states: Any, *_args: Any, **_kwargs: Any) -> Any:
         # Indices on both sides of a slice move the indexed dimensions to the front.
-        self.cache.keys[self.rows, :, self.places] = key_states.transpose(1, 2)
-        self.cache.values[self.rows, :, self.places] = value_states.transpose(1, 2)
+        self.cache.keys[self.rows, :, self.places] = self._written(key_states)
+        self.cache.values[self.rows, :, self.places] = self._written(value_states)
         # A prompt is the first that its slot gets, so it attends to itself alone.
         if self.is_prompt:
             return key_states, value_states
         return self.cache.keys, self.cache.values
+
+    def _written(self, states: Any) -> Any:
+        by_token = states.transpose(1, 2)
+        if self.kept is None:
+            return by_token
+        # All other tokens go to one place. On a GPU any of them may be the last to be written, so
+        # they are all the same: else the cache would differ from one call to the next.
+        return by_token.masked_fill(~self.kept[..., None, None], 0)
 
     def get_seq_length(self) -> Any:
         return self.seen
@@ -207,7 +218,7 @@ class Prefill(_Step):
             # Padding goes behind the ring, and so do tokens that later ones would overwrite.
             kept = (positions <= last) & (positions > last - cache.window)
             places = _places(positions.masked_fill(~kept, limit), cache, limit)
-            layers.append(_Layer(cache, slot[:, None], places, seen=0, is_prompt=True))
+            layers.append(_Layer(cache, slot[:, None], places, seen=0, is_prompt=True, kept=kept))
         masks = self._masks(of_window)
         if self.form.has_logits_to_keep:
             return self._call(tokens, positions, layers, masks, logits_to_keep=last)[0, 0]

@@ -215,6 +215,16 @@ def test_a_step_leaves_the_slots_of_others(name: str):
         assert not torch.equal(layer.keys[0, :, :window], kept[0])
 
 
+def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
+    """All padding goes to one place, and a GPU writes it in any order: so all of it is the same."""
+    model._serve_warm_decoder.prefill(1, torch.arange(3, 6))
+
+    for layer in model._serve_warm_buffers.layers:
+        behind = layer.window
+        assert not layer.keys[1, :, behind:].any()
+        assert not layer.values[1, :, behind:].any()
+
+
 # Refusals -------------------------------------------------------------------------------------
 
 
