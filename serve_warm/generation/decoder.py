@@ -117,9 +117,13 @@ class CachedDecoder:
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
-        """Fill a slot with a prompt, (length,), and return the logits after it, (vocabulary,)."""
+        """Fill a slot with a prompt, and return the logits after it, (vocabulary,).
+
+        The prompt is tokens, (length,), or embeddings, (length, width).
+        """
         length = len(prompt)
-        tokens = torch.zeros((1, self.bucket(length)), dtype=torch.int64)
+        kind = prompt.dtype if prompt.is_floating_point() else torch.int64
+        tokens = prompt.new_zeros((1, self.bucket(length), *prompt.shape[1:]), dtype=kind)
         tokens[0, :length] = prompt
         with self._lock, torch.inference_mode():
             last = torch.tensor([length - 1])

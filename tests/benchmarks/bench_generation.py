@@ -43,7 +43,10 @@ from serve_warm.precompile.aoti_library import Function
 from serve_warm.precompile.session import SESSION
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
-MODELS = ("llama", "qwen3", "gemma3", "gpt2", "mixtral", "t5", "whisper", "mistral", "bart")
+MODELS = (
+    *("llama", "qwen3", "gemma3", "gpt2", "mixtral", "t5", "whisper", "llava"),
+    *("mistral", "bart"),
+)
 LEVELS = (2, 3)
 PROMPTS = ((12, 9), (3,))
 """A batch and a single prompt, of both buckets."""

@@ -22,6 +22,8 @@ TOKENS = 32
 """New tokens of a generation."""
 BATCH, MAX_LENGTH, PROMPT_LENGTHS = 3, 60, (4, 16)
 SLIDING_WINDOW = 8
+IMAGE, PATCHES = 63, 4
+"""Token that stands for a patch of an image, and patches of each image."""
 
 TEXT = {
     "vocab_size": 64,
@@ -84,6 +86,24 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MixtralConfig",
         "MixtralForCausalLM",
         {**TEXT, "num_experts_per_tok": 2, "num_local_experts": 4},
+    ),
+    "llava": (
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "image_size": 16,
+                "patch_size": 8,
+            },
+            "image_token_index": IMAGE,
+            "initializer_range": 0.5,
+        },
     ),
     "t5": (
         "T5Config",
@@ -157,7 +177,16 @@ def batch_of(name: str, lengths: tuple[int, ...] = (12, 9)) -> dict[str, torch.T
     for row, length in enumerate(lengths):
         padding = slice(0, max(lengths) - length) if pads_left else slice(length, None)
         ids[row, padding], mask[row, padding] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if name == "llava":
+        # Prompts that are long enough begin with an image.
+        shown = [row for row, length in enumerate(lengths) if length > PATCHES]
+        for row in shown:
+            begin = max(lengths) - lengths[row]
+            ids[row, begin : begin + PATCHES] = IMAGE
+        if shown:
+            inputs["pixel_values"] = torch.randn(len(shown), 3, 16, 16, generator=noise)
+    return inputs
 
 
 def generate(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[list[int]]:
