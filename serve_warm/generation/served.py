@@ -110,7 +110,13 @@ class Rows(Cache):
         self.seen = seen
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the logits after one more token of each row, (rows, vocabulary)."""
+        """Return the logits after one more token of each row, (rows, vocabulary).
+
+        Raises:
+            GenerationRefused: the adapter of the model changed after the rows began.
+        """
+        for slot in self.slots:
+            self.decoder.check_adapter(slot)
         newest = {
             slot: (token, length)
             for slot, token, length in zip(self.slots, tokens, self.lengths, strict=True)

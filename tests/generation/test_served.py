@@ -23,6 +23,7 @@ from generators import (  # noqa: F401 - a fixture
     eagerly,
     generate,
     load,
+    load_adapted,
     load_compiled,
 )
 from serve_warm.errors import GenerationRefused
@@ -229,6 +230,34 @@ def test_a_step_leaves_the_slots_of_others(name: str):
     for (window, layer), kept in zip(windows, before, strict=True):
         assert torch.equal(layer.keys[1:, :, :window], kept[1:])
         assert not torch.equal(layer.keys[0, :, :window], kept[0])
+
+
+# Adapters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"name": "b"}, "changed from 'a' to 'b' during"), ({"is_off": True}, "from 'a' to none")],
+)
+def test_an_adapter_that_changes_ends_the_streams_that_began_before(
+    change: dict[str, Any], message: str
+):
+    """Each gets one sentence and frees its slots; a stream that begins then goes on."""
+    model, asked = load_adapted(), batch_of("llama", (7,))
+    before = model.stream(**asked, max_new_tokens=8)
+    next(before)
+    for name, value in change.items():
+        setattr(model.lm_head, name, value)
+    after = model.stream(**asked, max_new_tokens=8)
+    made = next(after).tolist()
+
+    with pytest.raises(GenerationRefused, match=message) as refused:
+        next(before)
+
+    assert str(refused.value).endswith(".")
+    assert free(model) == BATCH - 1
+    made += [token for tokens in after for token in tokens.tolist()]
+    assert [made] == best(model, asked, max_new_tokens=8)
 
 
 # Refusals -------------------------------------------------------------------------------------

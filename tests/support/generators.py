@@ -166,6 +166,36 @@ def load_compiled(
     )
 
 
+class Adapted(torch.nn.Module):
+    """A layer with adapters, with the attributes that those of peft have."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.merged_adapters = base, list[str]()
+        self.name, self.is_off = "a", False
+
+    @property
+    def active_adapters(self) -> list[str]:
+        return [self.name]
+
+    @property
+    def disable_adapters(self) -> bool:
+        return self.is_off
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made = self.base(given)
+        return made.roll(0 if self.is_off else ord(self.name), -1)
+
+
+def load_adapted() -> Any:
+    """Return a compiled Llama whose head has adapters; `model.lm_head.name` is the active one."""
+    model = load("llama")
+    model.lm_head = Adapted(model.lm_head)
+    return serve_warm.compile_generation(
+        model, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=PROMPT_LENGTHS
+    )
+
+
 def batch_of(name: str, lengths: tuple[int, ...] = (12, 9)) -> dict[str, torch.Tensor]:
     """Return prompts of these lengths, padded as the model's tokenizer would pad them."""
     noise = torch.Generator().manual_seed(sum(lengths))
