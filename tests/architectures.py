@@ -205,7 +205,12 @@ def run(options: argparse.Namespace, results: Results) -> int:
     """Take rows until there are no more, or the time is over; return how many are left."""
     ends = time.monotonic() + options.minutes * 60
     names = options.names or list(ROWS)
-    left = [(n, level) for level in options.levels for n in names if not results.is_done(n, level)]
+    left = [
+        (name, level)
+        for level in options.levels
+        for name in names
+        if options.again or not results.is_done(name, level)
+    ]
     cache = Path(options.cache)
     with processes(
         cache,
@@ -254,8 +259,11 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "architectures")
     parser.add_argument("--anew", action="store_true", help="forget the results in the file")
+    parser.add_argument("--again", action="store_true", help="run the named rows once more")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
+    if options.again and not options.names:
+        parser.error("--again needs names: to run all rows once more, use --anew")
     left = run(options, Results(options.json, resume=not options.anew))
     if left:
         sys.stdout.write(f"{left} left: run it again\n")

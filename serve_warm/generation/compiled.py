@@ -47,6 +47,7 @@ def compile_generation(
         if (error.name or "").partition(".")[0] != "transformers":
             raise
         raise MissingPackage("compile_generation", package="serve-warm[generation]") from error
+    from serve_warm.generation.adapters import Adapters
     from serve_warm.generation.decoder import CachedDecoder
 
     _check_numbers(batch, max_length, prompt_lengths)
@@ -63,6 +64,7 @@ def compile_generation(
         prompt_lengths=() if needs.encoder_length else prompt_lengths,
         device=model.device,
         has_positions=bool(needs.form.positions),
+        adapters=Adapters(model),
     )
     return served.serve(model, decoder, cache)
 

@@ -16,6 +16,7 @@ import torch
 
 from serve_warm._package import public
 from serve_warm.errors import GenerationRefused
+from serve_warm.generation.adapters import Active, Adapters
 
 
 def _no_step(*_arguments: Any) -> Any:
@@ -46,6 +47,7 @@ class CachedDecoder:
         device: torch.device,
         has_positions: bool = True,
         idle_position: int | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._decode, self._prefill, self._encode, self._begin = decode, prefill, encode, begin
         self.slots, self.max_length = slots, max_length
@@ -59,6 +61,9 @@ class CachedDecoder:
         self._positions = torch.zeros_like(self._tokens)
         self.dispatcher = getattr(decode, "__dict__", {}).get("_serve_warm")
         """The dispatcher of the decode step, if it was compiled."""
+        self._adapters = adapters
+        self._began: dict[int, Active] = {}
+        """The adapters that were active when each slot was filled."""
         self._lock = threading.Lock()
         self._free = list(range(slots))
 
@@ -117,10 +122,15 @@ class CachedDecoder:
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
-        """Fill a slot with a prompt, (length,), and return the logits after it, (vocabulary,)."""
+        """Fill a slot with a prompt, and return the logits after it, (vocabulary,).
+
+        The prompt is tokens, (length,), or embeddings, (length, width).
+        """
         length = len(prompt)
-        tokens = torch.zeros((1, self.bucket(length)), dtype=torch.int64)
+        kind = prompt.dtype if prompt.is_floating_point() else torch.int64
+        tokens = prompt.new_zeros((1, self.bucket(length), *prompt.shape[1:]), dtype=kind)
         tokens[0, :length] = prompt
+        self._note_adapter(slot)
         with self._lock, torch.inference_mode():
             last = torch.tensor([length - 1])
             return _kept(self._prefill(*self._moved(tokens, torch.tensor([slot]), last)))
@@ -138,6 +148,7 @@ class CachedDecoder:
 
     def begin(self, slot: int, states: torch.Tensor, length: int, token: int) -> torch.Tensor:
         """Fill a slot from the encoder's states; return the logits after a first token."""
+        self._note_adapter(slot)
         with self._lock, torch.inference_mode():
             rest = (torch.tensor([length]), torch.tensor([token]), torch.tensor([slot]))
             return _kept(self._begin(*self._moved(states, *rest)))
@@ -156,6 +167,15 @@ class CachedDecoder:
             self._tokens.copy_(torch.tensor(tokens))
             self._positions.copy_(torch.tensor(positions))
             return _kept(self._decode(self._tokens, self._positions))
+
+    def _note_adapter(self, slot: int) -> None:
+        if self._adapters is not None:
+            self._began[slot] = self._adapters.find()
+
+    def check_adapter(self, slot: int) -> None:
+        """Raise `GenerationRefused` if the model's adapter changed after the slot was filled."""
+        if self._adapters is not None and slot in self._began:
+            self._adapters.check(self._began[slot])
 
     def _moved(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.to(self.device) for tensor in tensors]

@@ -26,6 +26,7 @@ from transformers.utils.generic import ModelOutput
 
 from serve_warm._package import PACKAGE
 from serve_warm.errors import GenerationRefused
+from serve_warm.generation import pictures
 from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.slots import Call, Slots
 from serve_warm.generation.steps import SlotCache
@@ -55,6 +56,13 @@ INPUTS = {
     *("input_features", "logits_to_keep", "cache_position"),
 }
 """Arguments that `generate` hands to the model, and that the steps account for."""
+
+
+UNKNOWN = {
+    "mm_token_type_ids": "the tokens of an image have positions of their own in this model",
+    "token_type_ids": "the model treats its tokens by their kind",
+}
+"""Why some other arguments of a model are refused."""
 
 
 class Rows(Cache):
@@ -102,7 +110,13 @@ class Rows(Cache):
         self.seen = seen
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the logits after one more token of each row, (rows, vocabulary)."""
+        """Return the logits after one more token of each row, (rows, vocabulary).
+
+        Raises:
+            GenerationRefused: the adapter of the model changed after the rows began.
+        """
+        for slot in self.slots:
+            self.decoder.check_adapter(slot)
         newest = {
             slot: (token, length)
             for slot, token, length in zip(self.slots, tokens, self.lengths, strict=True)
@@ -220,7 +234,9 @@ class CompiledGeneration:
         if not rows.slots:
             mask = given.get("attention_mask")
             _check_positions(tokens, mask, given.get("position_ids"))
-            logits = _prefill(rows, tokens, mask)
+            found = pictures.pictures_in(given)
+            prompts = pictures.embed(self, tokens, found) if found else tokens
+            logits = _prefill(rows, prompts, mask)
         else:
             logits = rows.step(_one_column(tokens))
         return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=rows)
@@ -367,15 +383,16 @@ def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-    tokens = tokens.cpu()
+    if not tokens.is_floating_point():  # embeddings stay on their device
+        tokens = tokens.cpu()
     if mask is None:
         return list(tokens)
-    if mask.shape != tokens.shape:
+    if mask.shape != tokens.shape[:2]:
         raise GenerationRefused(
             f"An attention_mask of shape {tuple(mask.shape)} does not fit tokens of shape "
-            f"{tuple(tokens.shape)}."
+            f"{tuple(tokens.shape[:2])}."
         )
-    return [row[keep] for row, keep in zip(tokens, mask.cpu().bool(), strict=True)]
+    return [row[keep] for row, keep in zip(tokens, mask.bool().to(tokens.device), strict=True)]
 
 
 def _one_column(tokens: torch.Tensor) -> list[int]:
@@ -388,12 +405,15 @@ def _one_column(tokens: torch.Tensor) -> list[int]:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    """Refuse what would change an answer and is no input of the steps, such as pixels."""
+    """Refuse what would change an answer and is no input of the steps, such as kinds of tokens."""
     for name, value in given.items():
         if name in ("output_hidden_states", "output_attentions") and value:
             raise _refused(f"{name}=True", "only logits leave the compiled steps")
-        if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and name not in INPUTS:
-            raise _refused(f"{name}=", "the steps take token ids and a mask of padding")
+        is_known = name in INPUTS or name in pictures.PICTURES
+        if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and not is_known:
+            raise _refused(
+                f"{name}=", UNKNOWN.get(name, "the steps take tokens, padding and images")
+            )
     mask = given.get("decoder_attention_mask")
     if mask is not None and not bool(mask.all()):
         raise _refused("decoder_attention_mask=", "prompts of a decoder have no padding")
@@ -405,9 +425,11 @@ def _check_positions(
     """Refuse positions that are not those of the tokens without padding."""
     if positions is None:
         return
-    for row in _without_padding(positions.expand(tokens.shape), mask):
-        if row.tolist() != list(range(len(row))):
-            raise _refused("position_ids=", "each token has its own position in its slot")
+    # Qwen2-VL has four rows of positions, which differ at the tokens of an image.
+    for axis in positions if positions.dim() == 3 else positions[None]:
+        for row in _without_padding(axis.expand(tokens.shape), mask):
+            if row.tolist() != list(range(len(row))):
+                raise _refused("position_ids=", "each token has its own position in its slot")
 
 
 def _check_options(config: Any) -> None:

@@ -131,12 +131,28 @@ class Slots:
         newest: Mapping[int, tuple[int, int]],
         choosers: Mapping[int, ChooseToken | None],
     ) -> dict[int, int | Exception]:
+        refused: dict[int, int | Exception] = {
+            slot: why for slot in newest if (why := self._why_not(slot)) is not None
+        }
+        newest = {slot: each for slot, each in newest.items() if slot not in refused}
+        if not newest:
+            return refused
         logits = self._decoder.decode(newest)
         best: list[int] = logits.argmax(-1).tolist()
-        return {
+        made = {
             slot: best[slot] if choose is None else _chosen(choose, logits[slot])
             for slot, choose in choosers.items()
+            if slot not in refused
         }
+        return {**made, **refused}
+
+    def _why_not(self, slot: int) -> Exception | None:
+        # Its own stream raises it. Sequences that began with the new adapter go on.
+        try:
+            self._decoder.check_adapter(slot)
+        except GenerationRefused as why:
+            return why
+        return None
 
 
 def _chosen(choose: ChooseToken, logits: torch.Tensor) -> int | Exception:

@@ -187,7 +187,9 @@ class _Step(nn.Module):
 
     def _call(self, tokens: Any, positions: Any, layers: Any, masks: Any, **more: Any) -> Any:
         decoder = "decoder_" if self.form.encoder_width else ""
-        arguments = {f"{decoder}input_ids": tokens, f"{decoder}attention_mask": masks, **more}
+        # Prompts of models that take images have a third dimension: they are embeddings.
+        name = "inputs_embeds" if tokens.dim() == 3 else f"{decoder}input_ids"
+        arguments = {name: tokens, f"{decoder}attention_mask": masks, **more}
         arguments.setdefault("past_key_values", Cache(layers=layers))
         if self.form.positions:
             arguments[self.form.positions] = positions
@@ -198,8 +200,8 @@ class _Step(nn.Module):
 class Prefill(_Step):
     """Fills one slot with a prompt and returns the logits after it, of shape (vocabulary,).
 
-    `tokens` has shape (1, bucket): the prompt and any padding after it. `slot` and `last`, the
-    prompt's last position, have shape (1,).
+    `tokens` has shape (1, bucket): the prompt and any padding after it. Embeddings in their place
+    have shape (1, bucket, width). `slot` and `last`, the prompt's last position, have shape (1,).
     """
 
     def forward(self, tokens: Any, slot: Any, last: Any) -> Any:

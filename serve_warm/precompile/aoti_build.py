@@ -576,7 +576,10 @@ def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> l
             if field.init
         ]
     else:
-        raise NoEntry(f"it returns a {kind.__qualname__}, which cannot be built from its parts")
+        raise NoEntry(
+            f"it returns a {kind.__qualname__}, which cannot be built from its parts: return the "
+            "tensors in a tuple, a list or a dict"
+        )
     return [how, list(where), name_of_class(kind), parts]
 
 

@@ -136,7 +136,18 @@ def _source(
             f"{_key(key, known)}: {_source(item, tensors, known)}" for key, item in value.items()
         )
         return f"{{{', '.join(items)}}}"
-    raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+    raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}: {_instead_of(kind)}")
+
+
+def _instead_of(kind: type) -> str:
+    """Return what to pass or call where an argument is of a class that no entry takes."""
+    if any(f"{base.__module__}.{base.__name__}" == TRANSFORMERS_CACHE for base in kind.__mro__):
+        return "decode by serve_warm.compile_generation, whose cache is a part of the model"
+    return "pass plain tensors, finite numbers, strings, or lists, tuples and dicts of these"
+
+
+TRANSFORMERS_CACHE = "transformers.cache_utils.Cache"
+"""Base class of the caches of `transformers`, which this package does not import."""
 
 
 def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:

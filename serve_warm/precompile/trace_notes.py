@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from serve_warm.precompile.class_names import reading_names
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
 from serve_warm.precompile.guard_facts import Guard
@@ -62,6 +63,7 @@ def all_guarded() -> Iterator[Unguarded]:
             _noting_functions(found),
             noting_dispatch(found.dispatched),
             _limiting_steps(found),
+            reading_names(),
         )
         for owner, name, function in replacements:
             undo.callback(_put_back(owner, name))

@@ -43,7 +43,10 @@ from serve_warm.precompile.aoti_library import Function
 from serve_warm.precompile.session import SESSION
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
-MODELS = ("llama", "qwen3", "gemma3", "gpt2", "mixtral", "t5", "whisper", "mistral", "bart")
+MODELS = (
+    *("llama", "qwen3", "gemma3", "gpt2", "mixtral", "t5", "whisper", "llava"),
+    *("mistral", "bart"),
+)
 LEVELS = (2, 3)
 PROMPTS = ((12, 9), (3,))
 """A batch and a single prompt, of both buckets."""
@@ -62,10 +65,12 @@ def build(name: str, level: int, folder: Path) -> dict[str, Any]:
     with torch.compiler.set_stance("force_eager"), SESSION.building() as building:
         replay(model, name)
     table = building.table
+    entries = [entry for unit in table.units.values() for entry in unit.entries]
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
     return {
-        "refused": sorted(table.refused.values()),
+        # An entry below its level says why it is no library.
+        "refused": sorted([*table.refused.values(), *(e.reason for e in entries if e.reason)]),
         "build_s": round(time.perf_counter() - began, 1),
         "bytes": sum(file.stat().st_size for file in folder.iterdir()),
     }
@@ -179,6 +184,8 @@ def row_of(name: str, level: int, known: dict[str, Any]) -> dict[str, Any]:
             if ended.returncode:
                 sys.exit(f"{name} at level {level} could not {do}:\n{ended.stderr[-3000:]}")
             row |= json.loads(ended.stdout.splitlines()[-1])
+            if row["refused"]:
+                sys.exit(f"{name} at level {level} has no entry: {row['refused'][0]}")
     return row
 
 

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+import serve_warm
 from components import require_module
 from generators import (  # noqa: F401 - a fixture
     BATCH,
+    IMAGE,
     MAX_LENGTH,
+    TEXT,
     batch_of,
     best,
     draw,
     eagerly,
     generate,
     load,
+    load_adapted,
     load_compiled,
 )
 from serve_warm.errors import GenerationRefused
@@ -144,7 +148,20 @@ def test_a_streamer_that_raises_frees_the_slots(model: Any):
     assert free(model) == BATCH
 
 
-@pytest.mark.parametrize("name", ["llama", "bart"])
+@pytest.mark.parametrize("lengths", [(12,), (12, 9), (3, 9, 12)])
+def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
+    """Rows with and without an image, with padding; another image gives other tokens."""
+    model, batch = load_compiled("llava"), batch_of("llava", lengths)
+    other = {**batch, "pixel_values": batch["pixel_values"].flip(0, 2)}
+
+    made = best(model, batch)
+
+    assert made == best(load("llava"), batch)
+    assert made[-1] != best(model, other)[-1]
+    assert free(model) == BATCH
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "llava"])
 def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
     """`num_return_sequences` is a batch like any other."""
     batch, options = batch_of(name, (5,)), {"num_return_sequences": 3, "max_new_tokens": 12}
@@ -223,6 +240,34 @@ def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
         behind = layer.window
         assert not layer.keys[1, :, behind:].any()
         assert not layer.values[1, :, behind:].any()
+
+
+# Adapters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"name": "b"}, "changed from 'a' to 'b' during"), ({"is_off": True}, "from 'a' to none")],
+)
+def test_an_adapter_that_changes_ends_the_streams_that_began_before(
+    change: dict[str, Any], message: str
+):
+    """Each gets one sentence and frees its slots; a stream that begins then goes on."""
+    model, asked = load_adapted(), batch_of("llama", (7,))
+    before = model.stream(**asked, max_new_tokens=8)
+    next(before)
+    for name, value in change.items():
+        setattr(model.lm_head, name, value)
+    after = model.stream(**asked, max_new_tokens=8)
+    made = next(after).tolist()
+
+    with pytest.raises(GenerationRefused, match=message) as refused:
+        next(before)
+
+    assert str(refused.value).endswith(".")
+    assert free(model) == BATCH - 1
+    made += [token for tokens in after for token in tokens.tolist()]
+    assert [made] == best(model, asked, max_new_tokens=8)
 
 
 # Refusals -------------------------------------------------------------------------------------
@@ -355,6 +400,74 @@ def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
     """The encoder has the buckets of prompts."""
     with pytest.raises(GenerationRefused, match="17 tokens is longer than every bucket"):
         draw(load_compiled("t5"), prompt(17))
+
+
+def qwen2_vl() -> Any:
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = transformers.Qwen2VLConfig(
+        text_config={**TEXT, "rope_parameters": rope},
+        vision_config={
+            "depth": 1,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "patch_size": 8,
+            "mlp_ratio": 2,
+        },
+        image_token_id=IMAGE,
+        vision_start_token_id=62,
+    )
+    torch.manual_seed(0)
+    return transformers.Qwen2VLForConditionalGeneration(config).eval()
+
+
+def grid() -> dict[str, Any]:
+    """Return a prompt with an image of four by four patches, as Qwen2-VL's processor does."""
+    tokens = torch.cat([torch.full((1, 4), IMAGE), prompt(4)["input_ids"]], dim=1)
+    return {
+        "input_ids": tokens,
+        "pixel_values": torch.rand(16, 3 * 2 * 8 * 8),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "mm_token_type_ids": (tokens == IMAGE).int(),
+    }
+
+
+def test_images_whose_tokens_have_other_positions_are_refused():
+    """Qwen2-VL counts the rows and columns of an image; its prompts of text are served."""
+    eager = qwen2_vl()
+    model = serve_warm.compile_generation(eager, batch=2, max_length=60, prompt_lengths=[16])
+    asked = grid()
+
+    with pytest.raises(GenerationRefused, match=r"mm_token_type_ids= cannot .*: the tokens of an"):
+        draw(model, asked)
+
+    assert best(model, prompt(7), max_new_tokens=8) == best(eager, prompt(7), max_new_tokens=8)
+    # Without kinds of tokens, `generate` gives them the positions of a text.
+    asked.pop("mm_token_type_ids")
+    assert best(model, asked, max_new_tokens=8) == best(eager, asked, max_new_tokens=8)
+
+
+def test_a_decoder_that_takes_more_than_embeddings_is_refused():
+    """Qwen3-VL adds states of an image to later layers, which the prefill step does not take."""
+    model = load("llava")
+    inner: Any = model.model
+
+    class Deeper(type(inner)):  # type: ignore[misc]
+        def forward(self, input_ids: Any = None, **given: Any) -> Any:
+            embedded = self.get_input_embeddings()(input_ids)
+            names = ("past_key_values", "attention_mask", "position_ids", "use_cache")
+            rest = {key: given[key] for key in names if key in given}
+            more = {"deepstack": [embedded]} if given.get("mm_encoder_outputs") else {}
+            out = self.language_model(inputs_embeds=embedded, **rest, **more)
+            out.image_hidden_states = None
+            return out
+
+    inner.__class__ = Deeper
+    model = serve_warm.compile_generation(model, batch=2, max_length=60, prompt_lengths=[16])
+
+    with pytest.raises(GenerationRefused, match="it gives its decoder deepstack, too"):
+        draw(model, batch_of("llava"))
 
 
 @pytest.mark.parametrize("ask", ["stream", "continuous"])

@@ -20,6 +20,7 @@ from generators import (  # noqa: F401 - a fixture
     draw,
     eagerly,
     load,
+    load_adapted,
     load_compiled,
 )
 from serve_warm.errors import GenerationRefused
@@ -171,3 +172,29 @@ def test_continuous_batches_keep_all_slots(model: Any):
         draw(model, batch_of("llama"))
     with pytest.raises(GenerationRefused, match="0 of 3 are free"):
         model.continuous(call=on_this_thread)
+
+
+def test_a_changed_adapter_ends_the_sequences_that_began_before():
+    """The next token of each raises; a sequence that begins then shares steps and goes on."""
+    model = load_adapted()
+
+    async def requests() -> tuple[list[int], str]:
+        slots = model.continuous(call=on_this_thread)
+        before = slots.tokens(prompt(5), count=COUNT)
+        await anext(before)
+        after = slots.tokens(prompt(9), count=COUNT)
+        model.lm_head.name = "b"
+        made = [await anext(after)]
+        with pytest.raises(GenerationRefused) as refused:
+            await anext(before)
+        return made + [token async for token in after], str(refused.value)
+
+    made, why = asyncio.run(requests())
+
+    alone = load_adapted()
+    alone.lm_head.name = "b"
+    assert made == best(alone, batch_of("llama", (9,)), max_new_tokens=COUNT)[0]
+    assert why == (
+        "The adapter changed from 'a' to 'b' during this generation, and the cache was made with "
+        "the first."
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from components import require_module
 from serve_warm._redaction import SHOWN
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_checks import state_check, tensor_check
@@ -243,6 +244,16 @@ def test_what_no_entry_takes_is_named(made: Any, why: str):
 
     with pytest.raises(NoEntry, match=why):
         describe(args, {})
+
+
+def test_the_reason_for_a_foreign_argument_says_what_to_pass():
+    """A cache of transformers has its own way to be compiled."""
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+
+    with pytest.raises(NoEntry, match=r"DynamicCache: decode by serve_warm\.compile_generation"):
+        describe((t(1), transformers.DynamicCache()), {})
+    with pytest.raises(NoEntry, match=r"builtins\.slice: pass plain tensors"):
+        describe((t(1), slice(1)), {})
 
 
 def test_one_tensor_passed_twice_has_no_entry():

@@ -49,10 +49,13 @@ def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
     make_s, table = time.perf_counter() - began, build.table
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
+    entries = [entry for unit in table.units.values() for entry in unit.entries]
+    # An entry below its level says why it is no library.
+    reasons = [*table.refused.values(), *(e.reason for e in entries if e.level < level)]
     return {
-        "refused": "; ".join(dict.fromkeys(table.refused.values())),
+        "refused": "; ".join(dict.fromkeys(reasons)),
         "make_s": round(make_s, 2),
-        "facts": sum(len(e.facts.facts) for unit in table.units.values() for e in unit.entries),
+        "facts": sum(len(entry.facts.facts) for entry in entries),
     }
 
 

@@ -22,6 +22,8 @@ TOKENS = 32
 """New tokens of a generation."""
 BATCH, MAX_LENGTH, PROMPT_LENGTHS = 3, 60, (4, 16)
 SLIDING_WINDOW = 8
+IMAGE, PATCHES = 63, 4
+"""Token that stands for a patch of an image, and patches of each image."""
 
 TEXT = {
     "vocab_size": 64,
@@ -85,6 +87,24 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MixtralForCausalLM",
         {**TEXT, "num_experts_per_tok": 2, "num_local_experts": 4},
     ),
+    "llava": (
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "image_size": 16,
+                "patch_size": 8,
+            },
+            "image_token_index": IMAGE,
+            "initializer_range": 0.5,
+        },
+    ),
     "t5": (
         "T5Config",
         "T5ForConditionalGeneration",
@@ -146,6 +166,36 @@ def load_compiled(
     )
 
 
+class Adapted(torch.nn.Module):
+    """A layer with adapters, with the attributes that those of peft have."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.merged_adapters = base, list[str]()
+        self.name, self.is_off = "a", False
+
+    @property
+    def active_adapters(self) -> list[str]:
+        return [self.name]
+
+    @property
+    def disable_adapters(self) -> bool:
+        return self.is_off
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made = self.base(given)
+        return made.roll(0 if self.is_off else ord(self.name), -1)
+
+
+def load_adapted() -> Any:
+    """Return a compiled Llama whose head has adapters; `model.lm_head.name` is the active one."""
+    model = load("llama")
+    model.lm_head = Adapted(model.lm_head)
+    return serve_warm.compile_generation(
+        model, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=PROMPT_LENGTHS
+    )
+
+
 def batch_of(name: str, lengths: tuple[int, ...] = (12, 9)) -> dict[str, torch.Tensor]:
     """Return prompts of these lengths, padded as the model's tokenizer would pad them."""
     noise = torch.Generator().manual_seed(sum(lengths))
@@ -157,7 +207,16 @@ def batch_of(name: str, lengths: tuple[int, ...] = (12, 9)) -> dict[str, torch.T
     for row, length in enumerate(lengths):
         padding = slice(0, max(lengths) - length) if pads_left else slice(length, None)
         ids[row, padding], mask[row, padding] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if name == "llava":
+        # Prompts that are long enough begin with an image.
+        shown = [row for row, length in enumerate(lengths) if length > PATCHES]
+        for row in shown:
+            begin = max(lengths) - lengths[row]
+            ids[row, begin : begin + PATCHES] = IMAGE
+        if shown:
+            inputs["pixel_values"] = torch.randn(len(shown), 3, 16, 16, generator=noise)
+    return inputs
 
 
 def generate(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[list[int]]:

@@ -1,0 +1,63 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The active adapters of a model, which may not change while a sequence is generated.
+
+The cache of a sequence holds keys and values that one adapter made. Steps with another adapter
+would continue it with numbers that no model would give.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_warm.errors import GenerationRefused
+
+Active = tuple[Any, ...]
+"""Names of the active and the merged adapters of a model. Empty without adapters."""
+
+
+class Adapters:
+    """Reads which adapters are active from one layer with adapters, as `peft` makes them."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._layer: Any = None
+
+    def find(self) -> Active:
+        """Return the active adapters; looks for the layer, since adapters may be added later."""
+        layers = (part for part in self._model.modules() if _has_adapters(part))
+        self._layer = next(layers, None)
+        return self.read()
+
+    def read(self) -> Active:
+        """Return the active adapters of the layer that was found last, in a microsecond."""
+        layer = self._layer
+        if layer is None:
+            return ()
+        active = () if layer.disable_adapters else tuple(layer.active_adapters)
+        return (*active, *(("merged", name) for name in layer.merged_adapters))
+
+    def check(self, began: Active) -> None:
+        """Raise `GenerationRefused` if other adapters are active than when a sequence began."""
+        now = self.read()
+        if now != began:
+            raise GenerationRefused(
+                f"The adapter changed from {_name(began)} to {_name(now)} during this generation, "
+                "and the cache was made with the first."
+            )
+
+
+def _has_adapters(part: Any) -> bool:
+    # Models of transformers have methods of these names, and layers of peft have properties.
+    names = ("active_adapters", "disable_adapters")
+    of_class = all(isinstance(getattr(type(part), name, None), property) for name in names)
+    return of_class and hasattr(part, "merged_adapters")
+
+
+def _name(active: Active) -> str:
+    return (
+        " and ".join(
+            f"{each!r}" if isinstance(each, str) else f"merged {each[1]!r}" for each in active
+        )
+        or "none"
+    )

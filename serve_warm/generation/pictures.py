@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts with images: the embeddings that a model's own code makes of tokens and pictures.
+
+A model such as LLaVA puts the states of its image encoder in the places of some tokens, and passes
+the result to its text decoder. Everything up to this call runs as the model runs it, and the
+prefill step takes the embeddings in place of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from serve_warm.errors import GenerationRefused
+
+PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
+"""Arguments of a prompt that `generate` passes on. `transformers` runs the image encoder before the
+first call and passes its states (5.23); a prompt without images has none."""
+
+
+def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that are images, or the states of images."""
+    found = {name: given.get(name) for name in PICTURES}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, torch.Tensor) or (isinstance(value, Mapping) and value)
+    }
+
+
+def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torch.Tensor:
+    """Return the embeddings of prompts with images, (rows, length, width).
+
+    Raises:
+        GenerationRefused: the decoder of this model takes more than embeddings.
+    """
+    decoder, name = model.get_decoder(), type(model).__name__
+    parent, key = _holder_of(model, decoder, name)
+    # A copy of the parent: the model stays as its entries know it.
+    copy: Any = object.__new__(type(parent))
+    vars(copy).update(vars(parent))
+    vars(copy)["_modules"] = {**parent._modules, key: _Instead(decoder)}
+    try:
+        with torch.inference_mode():
+            type(copy).forward(copy, input_ids=tokens, **pictures)
+    except _DecoderCalled as called:
+        given = called.given
+    else:
+        raise _refused(name, "it does not call its decoder with them")
+    embedded: torch.Tensor | None = given.pop("inputs_embeds", None)
+    if embedded is None:
+        raise _refused(name, "it gives its decoder no embeddings")
+    more = sorted(key for key, value in given.items() if isinstance(value, NEVER_IGNORED))
+    if more:
+        raise _refused(name, f"it gives its decoder {' and '.join(more)}, too")
+    return embedded
+
+
+NEVER_IGNORED = (torch.Tensor, list, tuple, Mapping)
+"""Kinds of arguments that change an answer: masks, positions, states for deeper layers."""
+
+
+class _DecoderCalled(Exception):
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__()
+        self.given = given
+
+
+class _Instead(nn.Module):
+    """Takes the call of a decoder in its place, and is otherwise like it."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        vars(self)["decoder"] = decoder  # not a child: its modules are those of the model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["decoder"], name)
+
+    def forward(self, **given: Any) -> Any:
+        raise _DecoderCalled(given)
+
+
+def _holder_of(model: Any, decoder: Any, name: str) -> tuple[Any, str]:
+    """Return the module that calls the decoder, and the decoder's name in it."""
+    for parent in model.modules():
+        for key, child in parent._modules.items():
+            if child is decoder and parent is not model:
+                return parent, key
+    raise _refused(name, "it has no text decoder apart from the part that takes images")
+
+
+def _refused(name: str, why: str) -> GenerationRefused:
+    return GenerationRefused(f"Images of a {name} cannot be served by compiled steps: {why}.")
