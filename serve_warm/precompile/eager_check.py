@@ -49,6 +49,18 @@ def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[A
     _Kept(callee).run(function, tensors)
 
 
+def run_and_keep(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
+    """Run a function on copies of a call's tensors, and keep what it changes in the callee.
+
+    Only torch's random numbers are restored.
+    """
+    random = _random_states()
+    try:
+        function(callee, *copy_tensors(tensors))
+    finally:
+        _restore_random_states(random)
+
+
 def difference_in_service(
     callee: Any,
     function: Callable[..., Any],
