@@ -37,7 +37,7 @@ from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
 from serve_warm.precompile.settling import state_of
-from serve_warm.precompile.settling_calls import SettlingCallDue, SettlingCalls, is_settling
+from serve_warm.precompile.settling_calls import SettlingCallDue, SettlingCalls, is_eager
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Dispatcher(HandedOver):
 
     def _look_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Find and remember the entry for a call of an unknown kind, or fall back to level 1."""
-        if is_settling():
+        if is_eager():
             return self.callee(*args, **kwargs)
         building = SESSION.being_built is not None
         # Taken before the lock of this callable, because eager calls inside take their own locks.

@@ -10,10 +10,11 @@ them (`settling`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from serve_warm.precompile.call_forms import find_form
@@ -31,16 +32,26 @@ class SettlingCallDue(Exception):
 
 
 class _OfThread(threading.local):
-    is_settling = False
-    """Whether this thread is in a settling call."""
+    is_eager = False
+    """Whether this thread is in a block of `eagerly`."""
 
 
 _of_thread = _OfThread()
 
 
-def is_settling() -> bool:
-    """Return whether this thread is in a settling call, in which everything runs eagerly."""
-    return _of_thread.is_settling
+def is_eager() -> bool:
+    """Return whether compiled callables run new kinds of calls eagerly in this thread."""
+    return _of_thread.is_eager
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Run new kinds of calls eagerly in the block and this thread, also in other callables."""
+    before, _of_thread.is_eager = _of_thread.is_eager, True
+    try:
+        yield
+    finally:
+        _of_thread.is_eager = before
 
 
 class SettlingCalls:
@@ -80,11 +91,8 @@ class SettlingCalls:
         """Run a call eagerly, with every compiled callable in it."""
         SESSION.settling_calls += 1
         logger.info("settling call of %s: it makes state that its entries need", self._name)
-        before, _of_thread.is_settling = _of_thread.is_settling, True
-        try:
+        with eagerly():
             return self._callee(*args, **kwargs)
-        finally:
-            _of_thread.is_settling = before
 
 
 def _never(*_: Any) -> Any:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,3 +209,181 @@ def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: boo
     assert {use.level for use in fresh.__dict__["_serve_warm"].uses()} == {2}
     for ours, eager in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
+    """The start finds the entries of another structure."""
+    model = serve_warm.compile(Lazy().eval(), dynamic=False)
+    with eager_below():
+        answers(model)
+    build(tmp_path, lambda: model(x()))
+
+    fresh = serve_warm.compile(Lazy().eval(), dynamic=False)
+    with started(tmp_path), eager_below():
+        found = answers(fresh)
+        last = served(lambda: fresh(x()))
+
+    assert (last.level, last.compiles) == (2, 0)
+    torch.testing.assert_close(found[-2], fresh._orig_mod(x()))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
+    """A start of other models has no eager calls."""
+    plain, table = (serve_warm.compile(kind().eval(), dynamic=False) for kind in (Base2, Table))
+    with eager_below():
+        answers(plain)
+        answers(table)
+    library = build(tmp_path, lambda: plain(x()), lambda: table(x()))
+
+    marks = {
+        unit.name: e.plan.get(SETTLES) for unit in library.units.values() for e in unit.entries
+    }
+
+    assert marks == {"test_settling.Base2": None, "test_settling.Table": True}
+
+
+class Base2(Base):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.linear(given) @ given.T
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Path):
+    """After a few calls, level 1 answers, with the reason."""
+    model = serve_warm.compile(Table().eval(), dynamic=False)
+    build(tmp_path, lambda: model(x()))
+    other = Table().eval()
+    other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
+    fresh = serve_warm.compile(other, dynamic=False)
+    before = SESSION.settling_calls
+
+    with started(tmp_path), eager_below():
+        found = answers(fresh)
+        last = served(lambda: fresh(x()))
+
+    assert SESSION.settling_calls - before == CALLS
+    assert last.level == 1
+    assert "hooks" in last.reason
+    torch.testing.assert_close(found[-2], other(x()))
+
+
+class Fails(Table):
+    """Fails after it has made its table, if told so."""
+
+    is_bad = False
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        out = super().forward(given)
+        if self.is_bad:
+            raise AttributeError("not today")
+        return out
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
+    """The call is not run again."""
+    model = serve_warm.compile(Fails().eval(), dynamic=False)
+    build(tmp_path, lambda: model(x()))
+    eager = Fails().eval()
+    eager.is_bad = True
+    fresh = serve_warm.compile(eager, dynamic=False)
+    calls = []
+    eager.register_forward_pre_hook(lambda _module, _given: calls.append(1))
+
+    with started(tmp_path), pytest.raises(AttributeError, match="not today"):
+        fresh(x())
+
+    assert calls == [1]
+
+
+def test_the_state_of_a_callable_runs_no_code_of_it():
+    """Properties and lazy attributes may do anything."""
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+        @property
+        def value(self) -> Any:
+            raise RuntimeError("read")
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.lock = Odd(), threading.Lock()
+            self.loop: list[Any] = []
+            self.loop.append(self.loop)
+            self.names = {"b", "a"}
+
+    state = state_of(Holder().forward)
+
+    assert state["callee.__self__.loop[length]"] == (int, 1)
+    assert state["callee.__self__.names[0]"] == (str, "'a'")
+
+
+# --- a fresh process --------------------------------------------------------------------------
+
+
+APP = """
+import threading
+import torch
+import serve_warm
+
+FORBID = True
+LOCK = threading.Lock()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.table, self.has_hooks = torch.nn.Linear(4, 4), None, False
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.randn(4, 4)
+        if not self.has_hooks:
+            with LOCK:
+                self.layer.register_forward_hook(lambda module, given, out: out * 2)
+                self.has_hooks = True
+        return self.layer(x) @ self.table
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = serve_warm.compile(Net().eval(), level=LEVEL, dynamic=False)
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+def make():
+    torch.manual_seed(3)
+    net = serve_warm.compile(Net().eval(), level=LEVEL, dynamic=False)
+    outer = serve_warm.compile(Outer().eval(), level=LEVEL, dynamic=False)
+    return lambda which, x: {"net": net, "outer": outer}[which](x)
+
+def calls():
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    return [("net", x), ("net", x), ("outer", x), ("outer", x), ("outer", x)]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
+    """Nothing compiles, and the answers are torch.compile's."""
+    (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
+
+    built = in_a_process(tmp_path, "build", level=level)
+    start = in_a_process(tmp_path, "start", level=level)
+    stock = in_a_process(tmp_path, "stock", level=level)
+
+    assert built["refused"] == {}
+    assert (start["why"], start["compiles"], start["levels"]) == ("", 0, [level, level])
+    assert start["outputs"] == stock["outputs"]
+    assert start["imported"] is (level == 2)

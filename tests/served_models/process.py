@@ -92,12 +92,12 @@ def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
 
 def _until_settled(call: Callable[[], Any]) -> tuple[Any, int]:
     """Return the result of the first call that is no settling call, and the number of calls."""
-    for number in range(1, 10):
+    calls, before = 0, None
+    while SESSION.settling_calls != before:
         before = SESSION.settling_calls
         out = call()
-        if SESSION.settling_calls == before:
-            break
-    return out, number
+        calls += 1
+    return out, calls
 
 
 def compile_cold(row: Row, level: int, folder: Path) -> dict[str, Any]:
