@@ -136,7 +136,17 @@ def _source(
             f"{_key(key, known)}: {_source(item, tensors, known)}" for key, item in value.items()
         )
         return f"{{{', '.join(items)}}}"
-    raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+    is_cache = any(base.__module__ == CACHES for base in kind.__mro__)
+    advice = f": {COMPILE_GENERATION}" if is_cache else ""
+    raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}{advice}")
+
+
+CACHES = "transformers.cache_utils"
+"""Module of the caches that a decoder of `transformers` takes as an argument."""
+
+COMPILE_GENERATION = (
+    "decode with serve_warm.compile_generation(model, ...), which keeps the cache in the model"
+)
 
 
 def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
