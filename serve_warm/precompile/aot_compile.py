@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile import facts, guard_facts
+from serve_warm.precompile import facts, guard_facts, set_orders
 from serve_warm.precompile.aot_load import FAILURES, as_reasons, enable_aot_compile, file_digest
 from serve_warm.precompile.dispatch_notes import has_own_hooks
 from serve_warm.precompile.entry_function import Plan, with_checks
@@ -101,14 +101,22 @@ def capture(
 
     Raises whatever torch raises: call it inside `as_reasons()`.
     """
-    captured, is_complete = _restarting(function, callee, tensors, arguments)
+    orders = set_orders.Orders()
+    captured, is_complete = _restarting(function, callee, tensors, arguments, orders)
     if not is_complete:
         # torch found the graph in its cache, and ran no code of the tensor subclasses in it.
         # Each name is new to the cache. Without the cache there is nothing to write to a file.
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4()}"):
-            captured, _ = _restarting(function, callee, tensors, arguments)
-    return captured
+            captured, _ = _restarting(function, callee, tensors, arguments, orders)
+    if not orders.sets:
+        return captured
+
+    def trace(backend: Any, others: set_orders.Orders) -> Captured:
+        settings = {"backend": backend, "dynamic": arguments.get("dynamic")}
+        return _restarting(function, callee, tensors, settings, others)[0]
+
+    return set_orders.join_orders(captured, orders, trace, callee, tensors)
 
 
 RESTARTS = 20
@@ -116,7 +124,11 @@ RESTARTS = 20
 
 
 def _restarting(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., Any],
+    callee: Any,
+    tensors: Sequence[Any],
+    arguments: Mapping[str, Any],
+    orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
     """Capture again where torch asks for it.
 
@@ -127,14 +139,18 @@ def _restarting(
 
     for _ in range(RESTARTS):
         try:
-            return _capture(function, callee, tensors, arguments)
+            return _capture(function, callee, tensors, arguments, orders)
         except RestartAnalysis as restart:
             why = restart.restart_reason or type(restart).__name__
     raise RuntimeError(f"trace restarted {RESTARTS} times: {why}")
 
 
 def _capture(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., Any],
+    callee: Any,
+    tensors: Sequence[Any],
+    arguments: Mapping[str, Any],
+    orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
     """Return the graph, and whether the code of all tensor subclasses in it is known."""
     guards: list[Guard] = []
@@ -151,7 +167,7 @@ def _capture(
     # Each entry has its own numbers. That of an argument is in the signature, and any other number
     # is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats into
     # tensors (2.13).
-    with enable_aot_compile(), _settings_of_trace(), all_guarded() as unguarded:
+    with enable_aot_compile(), _settings_of_trace(), all_guarded(orders.begin) as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
         try:

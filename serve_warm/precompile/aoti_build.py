@@ -42,7 +42,7 @@ from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import locate, name_of_class
 from serve_warm.precompile.tensor_parts import plain_parts
-from serve_warm.precompile.trace_notes import path_of, side_effects
+from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of
 
 SMALL = {
     "aot_inductor.enable_line_tables": False,
@@ -216,7 +216,7 @@ class _Graph:
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
         read_sizes(graph)
-        graph, sources = take_parts(graph, list(map(_source_of, inputs_of(graph))))
+        graph, sources = take_parts(graph, list(map(source_of, inputs_of(graph))))
         self._fakes = list(map(fake_of, inputs_of(graph)))
         self._places = [_place(source, self._callee) for source in sources]
         devices = sorted({str(fake.device) for fake in self._fakes})
@@ -393,25 +393,6 @@ def _is_on_the_cpu(node: Any) -> bool:
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
 
 
-def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in the object that torch expects from a backend here. It is never saved."""
-    from torch._dynamo.aot_compile_types import SerializableCallable
-
-    class Once(SerializableCallable):
-        def __call__(self, *inputs: Any) -> Any:
-            return run(*inputs)
-
-        @classmethod
-        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
-            raise NoEntry(f"torch tried to save a graph that was only traced: {fn!r}")
-
-        @classmethod
-        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
-            raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
-
-    return Once()
-
-
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     """Return, for each output, the tensor whose memory it shares, and the offset.
 
@@ -432,15 +413,6 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 # The plan -------------------------------------------------------------------------------------
-
-
-def _source_of(node: Any) -> str:
-    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
-
-    Dynamo stores the expression at each input of a backend's graph (2.11, 2.13, 2.15):
-    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
-    """
-    return str(path_of(node._dynamo_source))
 
 
 def _place(source: str, callee: Any) -> Input:

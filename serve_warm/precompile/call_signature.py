@@ -142,7 +142,7 @@ def _source(
 def _instead_of(kind: type) -> str:
     """Return what to pass or call where an argument is of a class that no entry takes."""
     if any(f"{base.__module__}.{base.__name__}" == TRANSFORMERS_CACHE for base in kind.__mro__):
-        return "decode by serve_warm.compile_generation, whose cache is a part of the model"
+        return "decode with serve_warm.compile_generation, which keeps the cache in the model"
     return "pass plain tensors, finite numbers, strings, or lists, tuples and dicts of these"
 
 

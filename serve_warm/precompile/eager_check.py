@@ -39,14 +39,14 @@ def difference_from_eager(
     Raises:
         NoEntry: the difference is too large. Such an entry is never published.
     """
-    kept = _Kept(callee)
+    kept = Kept(callee)
     eager = kept.run(function, tensors)
     return _difference(eager, kept.run(compiled, tensors))
 
 
 def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
     """Run a function on copies of a call's tensors, and restore buffers and random numbers."""
-    _Kept(callee).run(function, tensors)
+    Kept(callee).run(function, tensors)
 
 
 def difference_in_service(
@@ -67,7 +67,7 @@ def difference_in_service(
         NoEntry: the difference is too large, and two eager runs agree. NotComparable: two eager
         runs differ, or the call cannot be compared.
     """
-    kept = _Kept(callee, restore=restore)
+    kept = Kept(callee, restore=restore)
     try:
         eager = kept.run(function, tensors)
     except NoEntry as error:
@@ -103,7 +103,7 @@ def why_not_twice(
     Runs each of `functions` once, on copies. Checks torch's random numbers, the call's tensors and
     the module's buffers, but not other Python objects.
     """
-    kept = _Kept(callee)
+    kept = Kept(callee)
     for function in functions:
         outcome = kept.run(function, tensors)
         if outcome.draws:
@@ -127,7 +127,7 @@ class _Outcome:
     """Whether it drew random numbers."""
 
 
-class _Kept:
+class Kept:
     """The state before a run: a module's buffers, and torch's random numbers."""
 
     def __init__(self, callee: Any, *, restore: bool = True) -> None:
@@ -154,7 +154,7 @@ class _Kept:
         try:
             out = function(self._callee, *copies)
             found: list[Any] = []
-            said = _shape(out, found)
+            said = describe_result(out, found)
             now = [owner.get_buffer(name) for owner, name, _, _ in self._buffers]
             after = [part.clone() for buffer in now for part in plain_parts(buffer)]
             draws = not all(map(torch.equal, random, _random_states()))
@@ -162,11 +162,23 @@ class _Kept:
         finally:
             if self._restore:
                 _restore_random_states(random)
-            for owner, name, buffer, before in self._buffers:
-                if owner.get_buffer(name) is not buffer:
-                    setattr(owner, name, buffer)
-                for part, value in zip(plain_parts(buffer), before, strict=True):
-                    part.copy_(value)
+            self.restore_buffers()
+
+    def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
+        """Run a function on copies of the tensors, and restore only torch's random numbers."""
+        random = _random_states()
+        try:
+            function(self._callee, *copy_tensors(tensors))
+        finally:
+            _restore_random_states(random)
+
+    def restore_buffers(self) -> None:
+        """Give the module its buffers of before, with their values."""
+        for owner, name, buffer, before in self._buffers:
+            if owner.get_buffer(name) is not buffer:
+                setattr(owner, name, buffer)
+            for part, value in zip(plain_parts(buffer), before, strict=True):
+                part.copy_(value)
 
 
 def _random_states() -> list[Any]:
@@ -217,7 +229,7 @@ def _difference(eager: _Outcome, ours: _Outcome) -> float:
     return worst
 
 
-def _shape(value: Any, tensors: list[Any]) -> str:
+def describe_result(value: Any, tensors: list[Any]) -> str:
     """Return an output as text without its tensors, which are added to `tensors`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -230,11 +242,13 @@ def _shape(value: Any, tensors: list[Any]) -> str:
     if text is not None:
         return text
     if isinstance(value, Mapping):
-        parts = [f"{key!r}: {_shape(item, tensors)}" for key, item in value.items()]
+        parts = [f"{key!r}: {describe_result(item, tensors)}" for key, item in value.items()]
     elif isinstance(value, (tuple, list)):
-        parts = [_shape(item, tensors) for item in value]
+        parts = [describe_result(item, tensors) for item in value]
     elif hasattr(value, "__dict__"):
-        parts = [f"{name}={_shape(item, tensors)}" for name, item in sorted(vars(value).items())]
+        parts = [
+            f"{name}={describe_result(item, tensors)}" for name, item in sorted(vars(value).items())
+        ]
     else:
         text = f"it returns a {kind.__qualname__}, which cannot be compared with eager's"
         raise _OtherStructure(text)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
 from serve_warm.precompile.aoti_library import assigns
@@ -33,8 +33,11 @@ from serve_warm.precompile.entry_function import inputs_of, writes
 from serve_warm.precompile.facts import OF_PARTS, NoEntry
 from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
+from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
 from serve_warm.precompile.trace_notes import side_effects
 from serve_warm.precompile.unbroken_parts import advise, is_of_trace
+
+Attempt = TypeVar("Attempt")
 
 ATTEMPTS = 4
 """Number of model states in which a build tries to make an entry for the same call."""
@@ -57,6 +60,8 @@ class NewCall:
     state: Mapping[str, str]
     """State that torch keeps per thread or process, as `call_signature.state` returns it."""
     tensors: Sequence[Any]
+    makes_state: bool = False
+    """Whether an earlier call in this process changed the callable."""
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
@@ -91,6 +96,8 @@ class EntryBuilder:
         """Ids of entries that this build made and that answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """Why a build could not make an entry, by call and by plain values of the modules."""
+        self._makes_state = False
+        """Whether a call in this process changed the callable."""
         self._advice: str | None = None
         """Which parts to compile instead of a callable that torch cannot trace."""
 
@@ -120,11 +127,16 @@ class EntryBuilder:
         if why:
             raise NoEntry(why)
         pending = self._take_pending(call)
+        before = state_of(self._callee)
         try:
             made, entry = self._compile(call, pending)
         except NoEntry as failure:
             why = attempts[attempt] = self._with_advice(failure, call)  # do not try again each time
             raise NoEntry(why) from failure
+        finally:
+            self._makes_state |= call.makes_state or state_of(self._callee) != before
+        if self._makes_state:
+            entry = replace(entry, plan={**entry.plan, SETTLES: True})
         # The call may have been refused in another state, for example with grad mode on.
         call.build.table.refused.pop((self._name, str(call.signature)), None)
         call.build.table.add(call.unit, entry, made.data, made.fn)
@@ -200,19 +212,18 @@ class EntryBuilder:
         level, reason = self._level, ""
         if level == LIBRARY_LEVEL:
             try:
-                made = self._library(call, pending, arguments)
-                error = self._error(function, made, tensors)
-                if made.plan.get("captures") == "":
-                    # The first call captured a graph; this one launches it.
-                    error = max(error, self._error(function, made, tensors))
+                begun = [pending]
+                made, error = self._settled(
+                    call,
+                    lambda: self._try_library(call, begun.pop() if begun else None, arguments),
+                )
             except NoEntry as failure:
                 level, reason = 2, str(failure)
         changes: Mapping[str, Sequence[str]] = {}
         if level == 2:
             call.build.tell("entry")
-            with side_effects() as changes:
-                made = aot_compile.make(function, self._callee, tensors, arguments)
-            error = self._error(function, made, tensors)
+            attempt = functools.partial(self._try_pickle, call, arguments)
+            made, error, changes = self._settled(call, attempt)
         once = f"it changes {', '.join(changes)}" if changes else ""
         if level == LIBRARY_LEVEL and assigns(made.plan):
             once = "it assigns attributes of the model"
@@ -234,6 +245,36 @@ class EntryBuilder:
             plan={**made.plan, entry_checks.ONCE: once},
         )
 
+    def _settled(self, call: NewCall, attempt: Callable[[], Attempt]) -> Attempt:
+        """Return the result of an attempt; repeat it once if settling calls may help."""
+        try:
+            return attempt()
+        except NoEntry as failure:
+            may_help = isinstance(failure, ChangedByCall) or is_of_trace(failure)
+            if not (may_help and settle(self._callee, call.function, call.tensors, failure)):
+                raise
+        self._makes_state = True
+        return attempt()
+
+    def _try_library(
+        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
+    ) -> tuple[aot_compile.Made, float]:
+        """Return the library for a call, and its error."""
+        made = self._library(call, pending, arguments)
+        error = self._error(call.function, made, call.tensors)
+        if made.plan.get("captures") == "":
+            # The first call captured a graph; this one launches it.
+            error = max(error, self._error(call.function, made, call.tensors))
+        return made, error
+
+    def _try_pickle(
+        self, call: NewCall, arguments: Mapping[str, Any]
+    ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
+        """Return the pickle for a call, its error, and the objects that the call changes."""
+        with side_effects() as changes:
+            made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
+        return made, self._error(call.function, made, call.tensors), changes
+
     def _error(
         self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
     ) -> float:
@@ -254,7 +295,7 @@ class EntryBuilder:
                 raise NoEntry("its call changes a list or dict that it is given")
             why = made.facts.broken(callee)
             if why:
-                raise NoEntry(f"its call changes what its graph is built on: {why}")
+                raise ChangedByCall(why, made.facts)
             return out
 
         try:

@@ -21,6 +21,8 @@ class Plan(TypedDict, total=False):
 
     once: str
     """Why its calls may not run twice; empty if they may."""
+    settles: bool
+    """Whether the callable makes state at its first calls, on which its code depends."""
     settings: dict[str, Any]
     """At level 2: Inductor settings for loading it, if any."""
     sha256: str

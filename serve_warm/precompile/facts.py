@@ -20,7 +20,7 @@ import importlib
 import operator
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm._redaction import excerpt
@@ -188,6 +188,55 @@ class Facts:
 
         marked = tuple((row, mark(row, kind), value) for row, kind, value in self.facts)
         return Facts(steps=self.steps, facts=marked)
+
+
+@dataclass(kw_only=True)
+class Merged:
+    """The facts of several entries in one table, made once for all callables that share them."""
+
+    steps: list[Step] = field(default_factory=list)
+    facts: list[tuple[int, str, Any]] = field(default_factory=list)
+    of_table: list[list[int]] = field(default_factory=list)
+    """Numbers of the facts of each merged table."""
+
+    @classmethod
+    def of(cls, tables: Sequence[Facts]) -> Merged:
+        """Merge tables. Equal rows and equal facts occur once."""
+        merged = cls()
+        rows: dict[str, int] = {}
+        facts: dict[str, int] = {}
+        known: dict[int, list[int]] = {}
+        for table in tables:
+            if id(table) not in known:
+                known[id(table)] = merged._add(table, rows, facts)
+            merged.of_table.append(known[id(table)])
+        return merged
+
+    def facts_of_all(self) -> Facts:
+        """Return all facts as one table."""
+        return Facts(steps=tuple(self.steps), facts=tuple(self.facts))
+
+    def _add(self, table: Facts, rows: dict[str, int], facts: dict[str, int]) -> list[int]:
+        row_of: list[int] = []
+        for start, step, argument in table.steps:
+            moved = (row_of[start] if start >= 0 else -1, step, argument)
+            row_of.append(_number(moved, self.steps, rows))
+        numbers = []
+        for row, kind, value in table.facts:
+            if kind == "same":
+                value = row_of[value]  # noqa: PLW2901 - now a row of the merged one
+            elif kind == "distinct":
+                value = [row_of[other] for other in value]  # noqa: PLW2901
+            numbers.append(_number((row_of[row], kind, value), self.facts, facts))
+        return numbers
+
+
+def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
+    key = repr(value)
+    if key not in known:
+        known[key] = len(values)
+        values.append(value)
+    return known[key]
 
 
 OF_PARTS = ("parts", "input parts", "input parts alone")

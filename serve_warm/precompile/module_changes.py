@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from serve_warm.precompile.change_checks import ChangeChecks, never
@@ -26,57 +25,13 @@ from serve_warm.precompile.facts import (
     RELATIONS,
     UNREADABLE,
     Facts,
+    Merged,
     Missing,
-    Step,
     module,
     others_of,
     take,
 )
 from serve_warm.precompile.names import name_of_class
-
-
-@dataclass(kw_only=True)
-class _Merged:
-    """The facts of several entries in one table, made once for all callables that share them."""
-
-    steps: list[Step] = field(default_factory=list)
-    facts: list[tuple[int, str, Any]] = field(default_factory=list)
-    of_table: list[list[int]] = field(default_factory=list)
-    """Numbers of the facts of each merged table."""
-
-    @classmethod
-    def of(cls, tables: Sequence[Facts]) -> _Merged:
-        merged = cls()
-        rows: dict[str, int] = {}
-        facts: dict[str, int] = {}
-        known: dict[int, list[int]] = {}
-        for table in tables:
-            if id(table) not in known:
-                known[id(table)] = merged._add(table, rows, facts)
-            merged.of_table.append(known[id(table)])
-        return merged
-
-    def _add(self, table: Facts, rows: dict[str, int], facts: dict[str, int]) -> list[int]:
-        row_of: list[int] = []
-        for start, step, argument in table.steps:
-            moved = (row_of[start] if start >= 0 else -1, step, argument)
-            row_of.append(_number(moved, self.steps, rows))
-        numbers = []
-        for row, kind, value in table.facts:
-            if kind == "same":
-                value = row_of[value]  # noqa: PLW2901 - now a row of the merged one
-            elif kind == "distinct":
-                value = [row_of[other] for other in value]  # noqa: PLW2901
-            numbers.append(_number((row_of[row], kind, value), self.facts, facts))
-        return numbers
-
-
-def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
-    key = repr(value)
-    if key not in known:
-        known[key] = len(values)
-        values.append(value)
-    return known[key]
 
 
 class FactWatch:
@@ -91,7 +46,7 @@ class FactWatch:
         self, callee: Any, tables: Sequence[Facts], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._callee = callee
-        self._merged = merged = _Merged.of(tables)
+        self._merged = merged = Merged.of(tables)
         self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[str] = [""] * len(merged.facts)

@@ -41,6 +41,8 @@ class Session:
         """Entries of the build if there is one, else the loaded entries. Every call reads this."""
         self.checks: Checks | None = None
         """Checks of entries against eager in this start; None without entries."""
+        self.settling_calls = 0
+        """Number of calls that ran eagerly to make state on which entries depend."""
         self.is_probing = False
         """Whether calls only find out which code they would run, and are not counted."""
         self.build_lock = threading.RLock()

@@ -20,6 +20,7 @@ from typing import Any
 from serve_warm.precompile.class_names import reading_names
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
+from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.names import is_own
 
@@ -48,8 +49,11 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 
 @contextlib.contextmanager
-def all_guarded() -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that it omits but that may change (seen in 2.13)."""
+def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
+    """Make Dynamo guard or report dependencies that it omits but that may change (seen in 2.13).
+
+    `begin_set` is called with each set of a trace before an iteration over it, and the tracer.
+    """
     found = Unguarded()
     with contextlib.ExitStack() as undo:
         # Each generator wraps what the ones before it have put in place.
@@ -58,7 +62,7 @@ def all_guarded() -> Iterator[Unguarded]:
             _guarding_keys(),
             _noting_tensors(found),
             _noting_same_objects(found),
-            _noting_sets(found),
+            _noting_sets(begin_set),
             _noting_hashes(found),
             _noting_functions(found),
             noting_dispatch(found.dispatched),
@@ -150,8 +154,8 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
     yield of_builder, "make_dupe_guard", make_dupe_guard
 
 
-def _noting_sets(found: Unguarded) -> Replacements:
-    """Record iteration over a set, because its order is in the graph but not in a guard."""
+def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
+    """Report iteration over a set, because its order may be in the graph but not in a guard."""
     module: Any
     try:
         from torch._dynamo.variables import sets as module  # from 2.13 on
@@ -162,11 +166,8 @@ def _noting_sets(found: Unguarded) -> Replacements:
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def go_through(self: Any, tx: Any) -> Any:
-            if self.python_type() in (set, frozenset) and len(self.items) > 1:
-                found.refusals.append(
-                    "it iterates over a set, whose order differs in each process: keep the items "
-                    "in a list, or as keys of a dict"
-                )
+            if self.python_type() in (set, frozenset):
+                begin(self, tx)
             return original(self, tx)
 
         return go_through
@@ -429,3 +430,31 @@ def path_of(source: Any) -> str | None:
         return None
     name = source.name  # a method up to 2.11
     return str(name() if callable(name) else name)
+
+
+def source_of(node: Any) -> str:
+    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
+
+    Dynamo stores the expression at each input of a backend's graph (2.11, 2.13, 2.15):
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
+    """
+    return str(path_of(node._dynamo_source))
+
+
+def callable_once(run: Callable[..., Any]) -> Any:
+    """Wrap `run` in the object that torch expects from a backend here. It is never saved."""
+    from torch._dynamo.aot_compile_types import SerializableCallable
+
+    class Once(SerializableCallable):
+        def __call__(self, *inputs: Any) -> Any:
+            return run(*inputs)
+
+        @classmethod
+        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+            raise NoEntry(f"torch tried to save a graph that was only traced: {fn!r}")
+
+        @classmethod
+        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
+            raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
+
+    return Once()

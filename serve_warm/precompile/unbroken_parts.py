@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.aot_compile import capture
 from serve_warm.precompile.aot_load import FAILURES, as_reasons
-from serve_warm.precompile.aoti_build import callable_once
 from serve_warm.precompile.call_signature import describe, module_of
 from serve_warm.precompile.eager_check import run_on_copies
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.settling_calls import eagerly
+from serve_warm.precompile.trace_notes import callable_once
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,8 @@ def _calls_of_parts(
     parts = [part for part in module.modules() if part is not module and _has_work(part)]
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
-        run_on_copies(callee, function, tensors)
+        with eagerly():  # the hooks may not be in entries of other callables
+            run_on_copies(callee, function, tensors)
     finally:
         for hook in hooks:
             hook.remove()

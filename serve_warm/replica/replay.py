@@ -69,7 +69,9 @@ class Replay:
         )
 
     async def until_quiet(self) -> None:
-        """Replay all inputs until a whole pass changes no compile or capture count.
+        """Replay all inputs until a whole pass compiles, captures and settles nothing.
+
+        An entry runs from the pass after its settling calls on.
 
         Raises:
             ReplayFailed: an input raised, or all inputs ran out of memory.
@@ -78,10 +80,11 @@ class Replay:
             RankFailed: another rank failed or stopped answering.
         """
         for _ in range(self._max_passes):
-            before = self._seen.counts()
+            before, settling = self._seen.counts(), SESSION.settling_calls
             await self._one_pass()
             changed = self._seen.counts() - before
-            quiet = await self._calls.agree(f"pass {self.progress.passes}", changed.quiet)
+            is_quiet = changed.quiet and SESSION.settling_calls == settling
+            quiet = await self._calls.agree(f"pass {self.progress.passes}", is_quiet)
             if all(quiet):
                 return
         what = f"{describe_counts(changed)} in the last pass"

@@ -18,8 +18,8 @@ from levels import build, eager_below
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.aot_compile import RESTARTS, capture
 from serve_warm.precompile.aot_load import as_reasons
-from serve_warm.precompile.aoti_build import callable_once
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.trace_notes import callable_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -250,7 +250,7 @@ def test_the_reason_for_a_foreign_argument_says_what_to_pass():
     """A cache of transformers has its own way to be compiled."""
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
 
-    with pytest.raises(NoEntry, match=r"DynamicCache: decode by serve_warm\.compile_generation"):
+    with pytest.raises(NoEntry, match=r"DynamicCache: decode with serve_warm\.compile_generation"):
         describe((t(1), transformers.DynamicCache()), {})
     with pytest.raises(NoEntry, match=r"builtins\.slice: pass plain tensors"):
         describe((t(1), slice(1)), {})

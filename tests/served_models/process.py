@@ -64,18 +64,25 @@ def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
     watch = watch_process()
     model, target = _model_of(row)
     compiled = serve_warm.compile(target, level=level, dynamic=row.shapes == DYNAMIC)
-    found = []
+    found, calls = [], []
     with _entries_only():
         began = time.perf_counter()
         why = SESSION.load(folder)
         counts = watch.counts()
         for more in row.sizes:
-            found.append(_call(compiled, _inputs_of(row, model, more)))
+            given = _inputs_of(row, model, more)
+            # A start replays its inputs until a pass has no settling call.
+            out, made = _until_settled(lambda given=given: _call(compiled, given))
+            found.append(out)
+            calls.append(made)
             load_s = time.perf_counter() - began if more == 0 else load_s  # noqa: F821
         compiles = (watch.counts() - counts).compiles
         uses = SESSION.uses()
         reference, eager = _model_of(row)
-        expected = [_call(eager, _inputs_of(row, reference, more)) for more in row.sizes]
+        expected = []
+        for more, made in zip(row.sizes, calls, strict=True):
+            given = _inputs_of(row, reference, more)
+            expected.append([_call(eager, given) for _ in range(made)][-1])
     return {
         "level": min((use.level for use in uses), default=1),
         "reason": why or "; ".join(dict.fromkeys(use.reason for use in uses if use.reason)),
@@ -84,6 +91,16 @@ def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
         "compiles": compiles,
         "load_s": round(load_s, 3),
     }
+
+
+def _until_settled(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Return the result of the first call that is no settling call, and the number of calls."""
+    calls, before = 0, None
+    while SESSION.settling_calls != before:
+        before = SESSION.settling_calls
+        out = call()
+        calls += 1
+    return out, calls
 
 
 def compile_cold(row: Row, level: int, folder: Path) -> dict[str, Any]:

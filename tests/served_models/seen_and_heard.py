@@ -71,6 +71,12 @@ def _image_tokens(_: Any, more: int) -> dict[str, Any]:
     return {"input_ids": tokens, "pixel_values": torch.rand(2, 3, 32, 32), "use_cache": False}
 
 
+def _image_tokens_with_types(_: Any, more: int) -> dict[str, Any]:
+    """Without token_type_ids, torch.compile itself differs from eager."""
+    given = _image_tokens(_, more)
+    return {**given, "token_type_ids": torch.zeros_like(given["input_ids"])}
+
+
 def _grid(_: Any, more: int) -> dict[str, Any]:
     tokens = torch.cat([torch.full((1, 4), IMAGE_TOKEN), ids(more)[:1]], dim=1)
     return {
@@ -301,7 +307,7 @@ IMAGES_AND_TEXT = [
             image_token_index=IMAGE_TOKEN,
             projection_dim=32,
         ),
-        call=_image_tokens,
+        call=_image_tokens_with_types,
     ),
     Row(
         name="qwen2-vl",

@@ -14,13 +14,16 @@ from soundness import (
     inputs,
     libraries,
     modules,
+    settling,
     sources,
     values,
     weights,
 )
 from soundness.rows import Group
 
-MODULES = (guards, values, modules, weights, sources, flags, inputs, libraries, adapters)
+MODULES = (
+    *(guards, values, modules, weights, sources, flags, inputs, libraries, adapters, settling),
+)
 
 GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in module.GROUPS}
 

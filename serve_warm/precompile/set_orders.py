@@ -1,0 +1,274 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of the sets that a forward iterates over, which differ in each process.
+
+An entry is only right if its graph does not depend on these orders. So a build traces such a call
+in several orders, and compares what the graphs compute. Graphs are equal if each result has the
+same expression over the same inputs; the order of independent operations does not matter.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serve_warm.precompile.aoti_inputs import inputs_of
+from serve_warm.precompile.eager_check import copy_tensors, describe_result
+from serve_warm.precompile.facts import Merged, NoEntry
+from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.aot_compile import Captured
+
+DEPENDS = (
+    "it iterates over a set, whose order differs in each process, and its graph depends on the "
+    "order: keep the items in a list, or as keys of a dict"
+)
+"""Reason and advice for a call that has no entry because of a set."""
+
+Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
+"""Returns the items of a set in another order. The number tells the sets of a call apart."""
+
+
+class Orders:
+    """The sets that a trace iterates over, and the order that it gives to each."""
+
+    def __init__(self, arrange: Arrange | None = None) -> None:
+        self._arrange = arrange or (lambda items, _: items)
+        self.sets = 0
+        """Number of sets in the last attempt to trace."""
+        self.largest = 0
+        """Number of items of the largest set."""
+        self._attempt: Any = None
+        self._arranged: dict[int, tuple[Any, frozenset[Any]]] = {}
+        """The sets that have their order, and their items. A set keeps its order."""
+
+    def begin(self, variable: Any, tx: Any) -> None:
+        """Arrange a set of Dynamo, an iteration over which begins."""
+        items: dict[Any, Any] = variable.items
+        if len(items) < 2:
+            return
+        if tx.output is not self._attempt:  # Dynamo started again
+            self._attempt, self._arranged, self.sets = tx.output, {}, 0
+        keys = frozenset(items)
+        known = self._arranged.get(id(variable))
+        if known is not None and known[1] == keys:
+            return
+        arranged = [(key, items[key]) for key in self._arrange(list(items), self.sets)]
+        self._arranged[id(variable)] = (variable, keys)
+        self.sets += 1
+        self.largest = max(self.largest, len(items))
+        items.clear()
+        items.update(arranged)
+
+    def forget_trace(self) -> None:
+        """Release the objects of the trace."""
+        self._attempt, self._arranged = None, {}
+
+
+def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
+    """Yield other orders in which to trace a call with so many sets.
+
+    Each two items of a set occur in both orders, and each two sets in orders of their own.
+    """
+    yield lambda items, _: items[::-1]
+    for bit in range((sets - 1).bit_length()):
+        yield lambda items, number, bit=bit: items[::-1] if number >> bit & 1 else items  # type: ignore[misc]
+    if largest > 2:
+        yield _rotate
+    for seed in (1, 2) if largest > 3 else ():
+        yield lambda items, number, seed=seed: _shuffle(items, f"{seed} {number}")  # type: ignore[misc]
+
+
+def _rotate(items: Sequence[Any], number: int) -> Sequence[Any]:
+    by = 1 + number % (len(items) - 1)
+    return [*items[by:], *items[:by]]
+
+
+def _shuffle(items: Sequence[Any], seed: str) -> Sequence[Any]:
+    shuffled = list(items)
+    random.Random(seed).shuffle(shuffled)  # noqa: S311 - orders only
+    return shuffled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a call computes, in a form that is equal for equal computations."""
+
+    returned: str
+    """The result, without its tensors."""
+    tensors: Sequence[str]
+    """Expression of each tensor of the result."""
+    written: Sequence[str]
+    """Expressions that the graph writes into its inputs."""
+    in_order: Sequence[str]
+    """All expressions in their order, if the order may matter."""
+
+
+Trace = Callable[[Callable[..., Any], Orders], "Captured"]
+"""Traces the call with a backend, and with the orders of its sets."""
+
+
+def join_orders(
+    first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
+) -> Captured:
+    """Return what Dynamo captured, with the facts that it depends on in any order of its sets.
+
+    Raises:
+        NoEntry: the graph or the result depends on the order.
+    """
+    orders.forget_trace()
+    expected, captured = _compute(trace, Orders(), callee, tensors), [first]
+    for arrange in arrangements(orders.sets, orders.largest):
+        found = _compute(trace, Orders(arrange), callee, tensors)
+        if found[0] != expected[0]:
+            raise NoEntry(DEPENDS)
+        captured.append(found[1])
+    return replace(
+        first,
+        facts=Merged.of([each.facts for each in captured]).facts_of_all(),
+        conditions=tuple(dict.fromkeys(c for each in captured for c in each.conditions)),
+        sources={name: digest for each in captured for name, digest in each.sources.items()},
+    )
+
+
+def _compute(
+    trace: Trace, orders: Orders, callee: Any, tensors: Sequence[Any]
+) -> tuple[Computed, Captured]:
+    backend = _Backend()
+    with side_effects() as changes:
+        captured = trace(backend.take, orders)
+    if changes:
+        raise NoEntry(f"{DEPENDS}. It also changes {', '.join(changes)}")
+    return backend.compute(captured, callee, tensors), captured
+
+
+class _Backend:
+    """A backend of Dynamo that reads a graph, and runs it eagerly."""
+
+    def __init__(self) -> None:
+        self._graph: Any = None
+        self._known: dict[int, str] = {}
+        """Expression of each tensor of a run, by its id."""
+        self._outputs: list[Any] = []
+        self._keys: list[str] = []
+        self._written: list[str] = []
+        self._in_order: list[str] = []
+
+    def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+        """Take a graph from Dynamo, and read it in the form without changes in place."""
+        from torch._functorch import config
+        from torch._functorch._aot_autograd.utils import make_boxed_compiler
+        from torch._functorch.aot_autograd import aot_module_simplified
+
+        sources = list(map(source_of, inputs_of(graph)))
+
+        def read(functional: Any, _: Sequence[Any]) -> Any:
+            keys, self._in_order = read_graph(functional, sources)
+            count = len(graph.graph.output_node().args[0])
+            self._written = keys[: len(keys) - count]
+            self._keys = keys[len(keys) - count :]
+            return functional
+
+        known: Any = config
+        with known.patch({name: False for name in CACHES if name in known._config}):
+            compiler: Any = make_boxed_compiler(read)
+            aot_module_simplified(
+                copy.deepcopy(graph), inputs, fw_compiler=compiler, inference_compiler=compiler
+            )
+        self._graph = graph
+        return callable_once(self._run)
+
+    def _run(self, *inputs: Any) -> Any:
+        given = [value for value in inputs if isinstance(value, torch.Tensor)]
+        by_id = dict(zip(map(id, given), copy_tensors(given, inference=False), strict=True))
+        with torch.random.fork_rng(devices=sorted({t.device for t in given if t.is_cuda}, key=str)):
+            outputs = self._graph(*(by_id.get(id(value), value) for value in inputs))
+        originals = {id(c): t for t, c in zip(given, by_id.values(), strict=True)}
+        self._outputs = [originals.get(id(output), output) for output in outputs]
+        self._known = dict(zip(map(id, self._outputs), self._keys, strict=True))
+        return self._outputs
+
+    def compute(self, captured: Captured, callee: Any, tensors: Sequence[Any]) -> Computed:
+        """Run the code around the graph, and return what the call computes."""
+        given = copy_tensors(tensors)
+        arguments = {id(tensor): f"argument {number}" for number, tensor in enumerate(given)}
+        found: list[Any] = []
+        returned = describe_result(captured.entry.fn(callee, *given), found)
+        known = {**self._known, **arguments}
+        return Computed(
+            returned=returned,
+            # A tensor of the model is the same object in each trace.
+            tensors=[known.get(id(tensor), f"object {id(tensor)}") for tensor in found],
+            written=self._written,
+            in_order=self._in_order,
+        )
+
+
+CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cache")
+"""Settings of torch (2.11 to 2.13) that expect compiled code from a backend."""
+
+
+def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the expressions of a functional graph's outputs, and all in order if that may matter.
+
+    Raises:
+        NoEntry: an expression cannot be compared.
+    """
+    keys: dict[Any, str] = {}
+    left, drawn, keeps_order = list(sources), "", False
+    outputs: list[str] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            if not left:
+                raise NoEntry(DEPENDS)
+            keys[node] = _digest("input", left.pop(0))
+        elif node.op == "get_attr":
+            keys[node] = _digest("constant", _constant(getattr(graph, node.target)))
+        elif node.op == "output":
+            outputs = [_plain(value, keys) for value in node.args[0]]
+        else:
+            parts = (str(node.target), _plain(node.args, keys), _plain(node.kwargs, keys))
+            schema = getattr(node.target, "_schema", None)
+            keeps_order |= schema is None and not _is_plain_function(node.target)
+            keeps_order |= schema is not None and schema.is_mutable
+            keys[node] = _digest(*parts)
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                # Each draws its own random numbers, in order.
+                keys[node] = drawn = _digest(keys[node], drawn)
+    if left:
+        raise NoEntry(DEPENDS)
+    return outputs, [*keys.values()] if keeps_order else []
+
+
+def _is_plain_function(target: Any) -> bool:
+    return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins")
+
+
+def _constant(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        raise NoEntry(DEPENDS)  # a graph inside the graph
+    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+
+
+def _plain(value: Any, keys: Mapping[Any, str]) -> str:
+    if isinstance(value, torch.fx.Node):
+        return keys[value]
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_plain(item, keys) for item in value)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k}: {_plain(item, keys)}' for k, item in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice{_plain((value.start, value.stop, value.step), keys)}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

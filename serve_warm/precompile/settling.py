@@ -1,0 +1,213 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""State that a model makes at its first calls, such as a table or hooks.
+
+A graph is built on this state, but a new model does not have it yet. So a build makes *settling
+calls*, which run eagerly, until another call changes nothing, and traces again. Its entries are
+marked, and a start makes the same calls first (`settling_calls`).
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from serve_warm._package import PACKAGE
+from serve_warm.precompile.aot_load import FAILURES
+from serve_warm.precompile.eager_check import Kept
+from serve_warm.precompile.facts import Facts, NoEntry
+from serve_warm.precompile.names import describe_tensor, is_own_module, under
+
+SETTLES: Final = "settles"
+"""Key in the plan of an entry whose callable makes state at its first calls."""
+
+CALLS = 3
+"""Most settling calls of one kind, at a build or at a start. The last one must change nothing."""
+
+VALUES_READ = 100_000
+"""Most values of one callable that are compared."""
+
+ITEMS_READ = 64
+"""Most items of one list, set or dict that are compared."""
+
+DEPTH = 40
+"""Most steps from the callable to a value."""
+
+PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class ChangedByCall(NoEntry):
+    """A call changes something that its graph is built on."""
+
+    def __init__(self, why: str, facts: Facts) -> None:
+        super().__init__(f"its call changes what its graph is built on: {why}")
+        self.facts = facts
+
+
+def settle(
+    callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
+) -> bool:
+    """Call a callable until a call changes nothing, and return whether an earlier one did.
+
+    The calls get copies of the tensors, and torch's random numbers are restored. If calls never
+    stop to change something, buffers are restored too.
+    """
+    kept = Kept(callee)
+    if _settles(kept, callee, function, tensors, failure):
+        return True
+    kept.restore_buffers()
+    return False
+
+
+def _settles(
+    kept: Kept,
+    callee: Any,
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    failure: NoEntry,
+) -> bool:
+    facts = failure.facts if isinstance(failure, ChangedByCall) else Facts()
+
+    def read() -> Any:
+        return state_of(callee), [*_broken(facts, callee)]
+
+    before, has_changed = read(), isinstance(failure, ChangedByCall)
+    for _ in range(CALLS):
+        try:
+            kept.run_and_keep(function, tensors)
+        except FAILURES:  # the call itself fails
+            return False
+        after = read()
+        if after == before:
+            return has_changed
+        before, has_changed = after, True
+    return False
+
+
+def _broken(facts: Facts, callee: Any) -> Iterator[str]:
+    objects = facts.objects(callee)
+    for fact in facts.facts:
+        yield facts.why_broken(fact, objects)
+
+
+def state_of(callee: Any) -> Mapping[str, Any]:
+    """Return the Python state of a callable that its calls may change, by path.
+
+    Values of tensors are not in it, because a graph takes them as inputs.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    classes: set[type] = {types.FunctionType, types.MethodType}
+    queue: deque[tuple[int, str, Any]] = deque([(0, "callee", callee)])
+    while queue and len(found) < VALUES_READ:
+        depth, path, value = queue.popleft()
+        kind = type(value)
+        if kind in PLAIN:
+            found[path] = (kind, value)
+        elif kind in (float, complex):
+            found[path] = (kind, repr(value))  # a NaN differs from itself
+        elif issubclass(kind, torch.Tensor):
+            found[path] = _describe(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            found[path] = kind
+            if depth < DEPTH:
+                queue.extend((depth + 1, f"{path}{step}", part) for step, part in _parts(value))
+            if kind not in classes:
+                classes.add(kind)
+                queue.extend((depth + 1, step, part) for step, part in _globals_of(value))
+    return found
+
+
+def _describe(tensor: Any) -> str:
+    try:
+        return describe_tensor(tensor)
+    except (RuntimeError, TypeError, AttributeError):  # a nested or sparse tensor has no strides
+        return type(tensor).__name__
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object, each with its step in a path. Runs no code of its class."""
+    kind = type(value)
+    if issubclass(kind, (type, types.ModuleType)):
+        return
+    if kind.__module__.startswith(COMPILERS):  # their own state changes at any call
+        if issubclass(kind, torch.nn.Module):
+            yield from ((f".{name}", part) for name, part in vars(value)["_modules"].items())
+        return
+    if kind is types.MethodType:
+        yield "", value.__func__
+        yield ".__self__", value.__self__
+    elif kind is types.FunctionType:
+        yield ".__code__", id(value.__code__)
+        for number, cell in enumerate(value.__closure__ or ()):
+            yield f"[cell {number}]", _content(cell)
+    elif issubclass(kind, (dict, *SEQUENCES)):
+        yield from _items(value, kind)
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return
+    if type(own) is dict:
+        yield from _attributes(own)
+
+
+COMPILERS = (PACKAGE, "torch._")
+"""Beginnings of the names of modules whose objects are not the user's."""
+
+SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
+
+
+def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
+    if issubclass(kind, dict):
+        yield "[length]", dict.__len__(value)
+        for key, item in [*dict.items(value)][:ITEMS_READ]:
+            yield f"[{key!r}]" if type(key) in PLAIN else f"[{type(key).__name__}]", item
+        return
+    base = next(each for each in SEQUENCES if issubclass(kind, each))
+    items = [*base.__iter__(value)]
+    yield "[length]", len(items)
+    if base in (set, frozenset):  # the order differs in each process
+        items = sorted(repr(item) for item in items if type(item) in PLAIN)
+    yield from ((f"[{number}]", item) for number, item in enumerate(items[:ITEMS_READ]))
+
+
+def _globals_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the plain values and tables among the globals that the methods of a class name."""
+    for base in type(value).__mro__:
+        if is_own_module(base.__module__):
+            continue
+        for attribute in [*vars(base).values()]:
+            for function in under(attribute):
+                space = function.__globals__
+                for name in function.__code__.co_names:
+                    held = space.get(name)
+                    if type(held) in PLAIN or isinstance(held, (dict, list, set)):
+                        yield f"{base.__module__}.{name}", held
+
+
+def _attributes(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in [*own.items()]:
+        if type(value) is not dict:
+            yield f".{name}", value
+            continue
+        # Tables of a module: most are empty, and all parameters and modules count.
+        for key, item in [*value.items()] if name in TABLES else ():
+            yield f".{key}", item
+        if value and name not in TABLES:
+            yield f".{name}", value
+
+
+TABLES = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module that hold its tensors and its parts."""
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settling calls of a start: a new model makes the state that its entries were built on.
+
+A settling call is a call of the user, run eagerly instead of by an entry. So no call runs twice,
+and random numbers and counters are the same as without serve_warm. The replay of the declared
+inputs makes these calls, and repeats until there are none. The build marks the entries that need
+them (`settling`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from serve_warm.precompile.call_forms import find_form
+from serve_warm.precompile.call_signature import Signature
+from serve_warm.precompile.entries import Entry, EntryTable
+from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.settling import CALLS, SETTLES
+
+logger = logging.getLogger(__name__)
+
+
+class SettlingCallDue(Exception):
+    """No entry fits yet: run this call eagerly."""
+
+
+class _OfThread(threading.local):
+    is_eager = False
+    """Whether this thread is in a block of `eagerly`."""
+
+
+_of_thread = _OfThread()
+
+
+def is_eager() -> bool:
+    """Return whether compiled callables run new kinds of calls eagerly in this thread."""
+    return _of_thread.is_eager
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Run new kinds of calls eagerly in the block and this thread, also in other callables."""
+    before, _of_thread.is_eager = _of_thread.is_eager, True
+    try:
+        yield
+    finally:
+        _of_thread.is_eager = before
+
+
+class SettlingCalls:
+    """The settling calls of one callable in this process."""
+
+    def __init__(self, callee: Any, name: str) -> None:
+        self._callee = callee
+        self._name = name
+        self._made: Counter[str] = Counter()
+        """Number of calls by the entry that needs them. Use it under the callable's lock."""
+
+    def take(
+        self,
+        entries: Iterable[Entry],
+        table: EntryTable,
+        call: tuple[Signature, Mapping[str, str], Sequence[Any]],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Raise `SettlingCallDue` if a call has an entry that may fit after a settling call.
+
+        `entries` are the entries that do not fit now. `call` has the signature, the state and the
+        tensors.
+        """
+        signature, state, tensors = call
+        marked = [(entry, _never) for entry in entries if entry.plan.get(SETTLES)]
+        found = next((entry for entry, _ in marked if entry.takes(signature, state, tensors)), None)
+        if found is None:
+            other = find_form(marked, self._callee, state, args, kwargs)
+            found = other[0] if other is not None else None
+        if found is None or self._made[found.function_key] >= CALLS or not _loads(table, found):
+            return
+        self._made[found.function_key] += 1
+        raise SettlingCallDue
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call eagerly, with every compiled callable in it."""
+        SESSION.settling_calls += 1
+        logger.info("settling call of %s: it makes state that its entries need", self._name)
+        with eagerly():
+            return self._callee(*args, **kwargs)
+
+
+def _never(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def _loads(table: EntryTable, entry: Entry) -> bool:
+    try:
+        table.function(entry)
+    except NoEntry:
+        return False
+    return True

@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Forwards that iterate over sets: an entry needs a graph that does not depend on the order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import serve_warm
+from levels import build, eager_below, served, started
+from models import close, one_watch, x  # noqa: F401 - a fixture
+from serve_warm.precompile.set_orders import arrangements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAMES = ("one", "two", "three")
+
+
+class Base(nn.Module):
+    def __init__(self, names: tuple[str, ...] = NAMES) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ModuleDict({name: nn.Linear(4, 4) for name in NAMES})
+        self.names = list(names)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class ByName(Base):
+    """As models with several kinds of layers do."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        made = {name: self.parts[name](given).cos() for name in set(self.names)}
+        for name in self.names:
+            given = given @ made[name].T @ made[name]
+        return given
+
+
+class Held(Base):
+    """The set belongs to the model."""
+
+    def __init__(self, names: tuple[str, ...] = NAMES) -> None:
+        super().__init__()
+        self.held = frozenset(names)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        made = {name: self.parts[name](given) for name in self.held}
+        for name in NAMES:
+            given = given @ made[name].T @ made[name] if name in made else given
+        return given
+
+
+class InTurn(Base):
+    """Each step depends on the step before."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        for name in set(self.names):
+            given = self.parts[name](given).cos()
+        return given
+
+
+class Listed(Base):
+    """The result has the order of the set."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return [self.parts[name](given) for name in set(self.names)]
+
+
+class Paired(Base):
+    """Two sets in the same order hide that the order counts."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        lengths = {len(name) * 10 for name in self.names} | {1}
+        made = dict(zip(set(self.names), lengths, strict=False))
+        return torch.addmm(given, given, given.T @ given, alpha=made["one"])
+
+
+class Random(Base):
+    """Each item draws random numbers."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        made = {name: torch.rand_like(given) for name in set(self.names)}
+        return self.parts["one"](given) * made["one"] - made["two"]
+
+
+class Written(Base):
+    """Each item changes a buffer in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.ones(3, 4))
+
+    def forward(self, given: torch.Tensor) -> Any:
+        for name in set(self.names):
+            self.total.mul_(len(name)).add_(1)
+        return self.parts["one"](given) + self.total
+
+
+class Assigned(Base):
+    """The last item of the set stays in the model."""
+
+    last = ""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        for name in set(self.names):
+            self.last = name
+        return self.parts["one"](given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ByName, Held])
+@torch.inference_mode()
+def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
+    """The entry fits as long as the set has the same items."""
+    model = serve_warm.compile(kind().eval(), dynamic=False)
+    library = build(tmp_path, lambda: model(x()))
+    fresh, other = kind(NAMES[::-1] if kind is Held else NAMES).eval(), kind(NAMES[:2]).eval()
+    same, differs = (serve_warm.compile(each, dynamic=False) for each in (fresh, other))
+
+    with started(tmp_path), eager_below():
+        found, changed = served(lambda: same(x())), served(lambda: differs(x()))
+
+    assert library.refused == {}
+    assert (found.level, found.compiles, changed.level) == (2, 0, 1)
+    close(found.value, fresh(x()))
+    close(changed.value, other(x()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [InTurn, Listed, Paired, Random, Written, Assigned])
+@torch.inference_mode()
+def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
+    """The reason says what to do."""
+    model = serve_warm.compile(kind().eval(), dynamic=False)
+
+    library = build(tmp_path, lambda: model(x()))
+
+    (refused,) = library.refused.values()
+    assert "it iterates over a set" in refused
+    assert "in a list" in refused
+
+
+@pytest.mark.parametrize(("sets", "largest"), [(1, 2), (2, 2), (3, 5), (5, 3)])
+def test_items_and_sets_are_arranged_independently(sets: int, largest: int):
+    """Each two items occur in both orders, each item at several places, and no two sets agree."""
+    names = [str(number) for number in range(largest)]
+    orders = [[names] * sets]
+
+    orders += [[list(f(names, n)) for n in range(sets)] for f in arrangements(sets, largest)]
+
+    for number in range(sets):
+        assert all(sorted(order[number]) == names for order in orders)
+        for first, second in itertools.combinations(names, 2):
+            found = {o[number].index(first) < o[number].index(second) for o in orders}
+            assert found == {True, False}
+    for first, second in itertools.combinations(range(sets), 2):
+        assert any((o[first] == names) != (o[second] == names) for o in orders)

@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about state that a model makes at its first call, and about the order of its sets."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from soundness.rows import BOTH, Group, Row, linear, own, row
+
+
+class Kept(nn.Module):
+    """Keeps a number and a table of its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sub = linear(0)
+        self.number: Any = None
+        self.table: Any = None
+
+    def forward(self, x: Any) -> Any:
+        if self.number is None:
+            self.number = 3
+        if self.table is None:
+            self.table = torch.full((4, 4), 0.5)
+        return torch.addmm(self.table, self.sub(x), self.table, alpha=self.number)
+
+
+class Hooked(nn.Module):
+    """Installs a hook at its first call, under a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sub, self.lock, self.is_hooked = linear(0), threading.Lock(), False
+
+    def forward(self, x: Any) -> Any:
+        if not self.is_hooked:
+            with self.lock:
+                self.sub.register_forward_hook(lambda module, given, out: out * 2)
+                self.is_hooked = True
+        return self.sub(x)
+
+
+class Rescaled(nn.Module):
+    """Changes its weight in place at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sub, self.is_rescaled = linear(0), False
+
+    def forward(self, x: Any) -> Any:
+        if not self.is_rescaled:
+            with torch.no_grad():
+                self.sub.weight.div_(2)
+            self.is_rescaled = True
+        return self.sub(x)
+
+
+class Named(nn.Module):
+    """Goes through a set of names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: linear(n) for n, name in enumerate("abc")})
+        self.names = ["a", "b"]
+        self.held = {"b", "c"}
+
+    def forward(self, x: Any) -> Any:
+        made = {name: self.parts[name](x) for name in set(self.names)}
+        made |= {name: self.parts[name](x) / 2 for name in self.held}
+        return sum(made[name] for name in sorted(made))
+
+
+GROUPS = (
+    Group(
+        name="state of the first call",
+        kind="change",
+        make=lambda: Kept().eval(),
+        rows=(
+            row("number of the first call", own("number", 5), when=BOTH),
+            row("number of the first call, dropped", own("number", None), when=BOTH, same=True),
+            row("table of the first call", own("table", torch.ones(4, 4)), when=BOTH),
+            row("table of the first call, dropped", own("table", None), when=BOTH, same=True),
+            Row(
+                name="everything of the first call, not made yet",
+                change=lambda app: app.__dict__.update(number=None, table=None),
+                when=BOTH,
+                same=True,
+            ),
+        ),
+    ),
+    Group(
+        name="hook of the first call",
+        kind="change",
+        make=lambda: Hooked().eval(),
+        rows=(
+            row("hook that is installed again", own("is_hooked", False), when=BOTH),
+            row("hook that is gone", lambda app: app.sub._forward_hooks.clear(), when=BOTH),
+        ),
+    ),
+    Group(
+        name="weights of the first call",
+        kind="change",
+        make=lambda: Rescaled().eval(),
+        rows=(row("weights that are rescaled again", own("is_rescaled", False), when=BOTH),),
+    ),
+    Group(
+        name="sets",
+        kind="change",
+        make=lambda: Named().eval(),
+        rows=(
+            row("name that is new in a list", lambda app: app.names.append("c"), when=BOTH),
+            row("list of names", own("names", ["c"]), when=BOTH),
+            row(
+                "order of a list of names",
+                lambda app: app.names.reverse(),
+                when=BOTH,
+                same=True,
+            ),
+            row("name that is new in a set", lambda app: app.held.add("a"), when=BOTH),
+            row("set of names", own("held", {"a", "b"}), when=BOTH),
+        ),
+    ),
+)
