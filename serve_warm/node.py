@@ -129,9 +129,10 @@ class StateFile:
 
     Raises:
         PermissionError: another user owns the directory, can write to it, or can replace it because
-        that user can write to a folder above it. Files of that user would then look like state
-        files. OSError: the directory cannot be made, is full or read-only, or its file system has
-        no locks.
+            that user can write to a folder above it. Files of that user would then look like state
+            files.
+        OSError: the directory cannot be made, is full or read-only, or its file system has no
+            locks.
     """
 
     def __init__(
@@ -444,7 +445,7 @@ class Heartbeat:
             # Other threads change the report while it is read, sizes of dicts too.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
-                trouble = f"cannot make this replica's state: {text}. It is tried again"
+                trouble = f"cannot build this replica's state, and tries again: {text}"
             self._say(trouble)
             for written in waiting:
                 written.set()
@@ -456,7 +457,7 @@ class Heartbeat:
         if trouble and not self._trouble:
             self._logger.warning("%s", trouble)
         elif self._trouble and not trouble:
-            self._logger.info("this replica's state can be written again")
+            self._logger.info("this replica writes its state again")
         self._trouble = trouble
 
 
@@ -588,10 +589,10 @@ def _replica(
     elif lock.trouble or trouble:
         condition, why = "unreadable", lock.trouble or trouble
     elif state is None:
-        condition, why = "warming", "it has begun and has not written its state yet"
+        condition, why = "warming", "its start has begun, but it has not written its state yet"
     elif age_s > stale_s:
         condition = "stale"
-        why = f"no heartbeat for {age_s:.0f} s, and its process is there: it hangs or is stopped"
+        why = f"no heartbeat for {age_s:.0f} s, but its process exists: it hangs or is stopped"
     elif age_s < -1.0:
         condition = "stale"
         why = "its heartbeat is from before the last boot of this machine, or from another machine"
@@ -651,7 +652,7 @@ def _lock(stem: str, folder: int) -> _Lock:
     except OSError as error:
         # For example, this process has no free descriptors. Then the state is unknown, and "dead"
         # would be wrong.
-        return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
+        return _Lock(held=True, trouble=f"cannot check {name}: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
     except ValueError:
@@ -716,7 +717,7 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
     try:
         state = _decoded(data) if len(data) <= MAX_STATE_BYTES else None
     except (ValueError, RecursionError):
-        return None, f"{name} is no JSON, or half of it"
+        return None, f"{name} is not JSON, or is incomplete"
     wrong = _wrong(state)
     return (None, f"{name} {wrong}") if wrong else (state, "")
 
@@ -752,7 +753,7 @@ def _decoded(data: bytes) -> Any:
     except StopIteration:
         end = -1
     if end != len(text):
-        raise ValueError("no JSON, or more than that")
+        raise ValueError("not JSON, or JSON followed by other data")
     return value
 
 
@@ -789,7 +790,9 @@ def _open_ours(name: str, folder: int) -> int:
         opened = os.open(name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _NotOursError(f"{name} is a symbolic link: it is not followed") from None
+            raise _NotOursError(
+                f"{name} is a symbolic link, which serve_warm does not follow: remove it"
+            ) from None
         raise
     try:
         status = os.fstat(opened)
@@ -801,7 +804,9 @@ def _open_ours(name: str, folder: int) -> int:
     os.close(opened)
     if not stat.S_ISREG(status.st_mode):
         raise _NotOursError(f"{name} is not a regular file: remove it")
-    raise _NotOursError(f"{name} belongs to user id {status.st_uid}: it is not believed")
+    raise _NotOursError(
+        f"{name} belongs to user id {status.st_uid}, so serve_warm does not trust it"
+    )
 
 
 def _names(state: Any) -> tuple[str, str, str]:
@@ -899,7 +904,7 @@ def _faults(
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
-        yield f"{directory} has .. in it", f"name {os.path.realpath(directory)} instead"
+        yield f"the path {directory} contains ..", f"name {os.path.realpath(directory)} instead"
         return
     for part in directory.rstrip("/").split("/"):
         path = f"{path.rstrip('/')}/{part}"
@@ -1267,14 +1272,14 @@ def judge(
         replicas = look(directory, stale_s=settings.stale_s, parsed=parsed, clock=clock)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
-            said = "; ".join((f"{directory} has no state", *passed))
+            said = "; ".join((f"{directory} has no state file", *passed))
             why = [f"{each} ({said})" for each in why]
     except OSError as error:
         unread = error.strerror or str(error)
         why = [unread]
     reasons = [("warm", each) for each in why]
     health = asked(settings) if health is None else health
-    wrong = [(name, health.get(name, f"{url} was not asked")) for name, url in settings.urls]
+    wrong = [(name, health.get(name, f"{url} was not checked")) for name, url in settings.urls]
     reasons += [(name, why) for name, why in wrong if why]
     names = ("warm", *(name for name, _ in settings.urls))
     return Readiness(tuple(reasons), names, tuple(replicas), excused, unread)
@@ -1399,27 +1404,27 @@ NODE_METRICS = {
     "serve_warm_node_check": (
         "gauge",
         ("check",),
-        "1 if this check of /readyz passes. The checks are warm, raylet and proxy.",
+        "1 if this check of /readyz passes: warm, raylet or proxy.",
     ),
     "serve_warm_node_replicas": (
         "gauge",
         ("condition",),
-        "Replicas of this node by condition. Dead replicas are included for a limited time.",
+        "Replicas on this node, by condition. Dead replicas count for a limited time.",
     ),
     "serve_warm_node_states_readable": (
         "gauge",
         (),
-        "1 while the state directory is readable. If 0, the metrics of replicas are out of date.",
+        "1 while the state directory is readable. 0 means that metrics of replicas are stale.",
     ),
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Replicas that were added to a warm node, are not ready, and do not count yet.",
+        "Unready replicas that do not count yet, because they joined a warm node.",
     ),
     "serve_warm_replica_alive": (
         "gauge",
         WHO,
-        "1 while the replica's process is alive, 0 after it ended.",
+        "1 while the replica's process is alive, 0 after the process ended.",
     ),
     "serve_warm_heartbeat_age_seconds": (
         "gauge",
@@ -1434,14 +1439,14 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran, by outcome: the verdict, failed or died.",
+        "Starts that ended while this server ran. The outcome is the verdict, failed or died.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
         (
-            "Duration of starts that ended while this server ran: from creation to READY, FAILED "
-            "or the last state that the replica wrote."
+            "Duration of starts that ended while this server ran, from creation to READY or "
+            "FAILED. If the replica died: to its last written state."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
@@ -1449,7 +1454,7 @@ NODE_METRICS = {
         ("application", "deployment", "stage", "outcome"),
         (
             "Seconds in each stage, for starts that ended while this server ran. No series before "
-            "the first."
+            "the first such start."
         ),
     ),
 }
@@ -1874,7 +1879,7 @@ class Server:
     def _judged(self, health: Mapping[str, str]) -> Readiness:
         readiness = judge(self._settings, health=health, parsed=self._parsed, clock=self._clock)
         if self.draining:
-            reasons = (("draining", "this server was told to end"), *readiness.reasons)
+            reasons = (("draining", "this server is shutting down"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
         return readiness
 

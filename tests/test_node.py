@@ -1046,7 +1046,9 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
     wait_until("it writes", lambda: conditions(tmp_path / "state") == {"Embedder#1": "warm"})
     beat.stop()
 
-    assert caplog.text.count("cannot make this replica's state: changed size") == 1
+    assert (
+        caplog.text.count("cannot build this replica's state, and tries again: changed size") == 1
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, caplog):
@@ -1183,7 +1185,7 @@ def test_a_lock_that_cannot_be_looked_at_is_not_free(
     os.close(folder)
 
     assert found.condition == "unreadable"
-    assert f".lock cannot be looked at: {os.strerror(number)}" in found.why
+    assert f".lock: {os.strerror(number)}" in found.why
     assert warmth([found], Policy())[0]
     assert sorted(directory.iterdir()) == before
 

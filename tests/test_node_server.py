@@ -685,7 +685,7 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
 
     assert server.process.wait(timeout=60) == 0
     assert ready
-    assert text == "draining: this server was told to end\n"
+    assert text == "draining: this server is shutting down\n"
     assert (live, exported) == (200, 0.0)
 
 

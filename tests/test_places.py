@@ -401,5 +401,5 @@ def test_a_probe_says_why_a_replica_is_not_seen(machine: Machine):
     code, said = machine.probe(Path(node.__file__))
 
     assert code == 1
-    assert f"/var/tmp/serve_warm-{US}/state has no state" in said
+    assert f"/var/tmp/serve_warm-{US}/state has no state file" in said
     assert f"{machine.own} belongs to user id {STRANGER}" in said

@@ -85,7 +85,7 @@ def test_the_text_says_what_a_person_looks_for():
     assert lines[1].endswith(" traced=some")
     assert "  not proven: embed batch=1: would compile: size mismatch" in lines
     assert "  degraded: uncovered: 1 of 2 inputs" in lines
-    assert "  warning: compiled calls were made from 2 threads" in lines
+    assert "  warning: compiled calls ran on 2 threads" in lines
     assert f"  artifact: file:///srv/artifacts {FULL.artifact.statement}" in lines
     assert "    2 files of 3" in lines
     assert "  error: none" in lines

@@ -83,8 +83,8 @@ def push(
     """
     if parts.keys() != {part.name for part in manifest.parts}:
         raise ArtifactRefused(
-            f"the manifest has the parts {', '.join(part.name for part in manifest.parts)}; "
-            f"given were {', '.join(parts) or 'none'}",
+            f"the manifest lists the parts {', '.join(part.name for part in manifest.parts)}, but "
+            f"the caller passed {', '.join(parts) or 'no parts'}",
             reason="missing_part",
         )
     for part in manifest.parts:
@@ -215,8 +215,8 @@ def _place(
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} "
-            f"created {last_created}, but this one was created {manifest.created}: replicas would "
-            "keep taking the other one",
+            f"created {last_created}, but this artifact was created {manifest.created}: replicas "
+            "would keep loading the artifact in the store",
             hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
         )

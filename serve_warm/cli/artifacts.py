@@ -117,7 +117,11 @@ def _verdict(item: catalog.Described, otherwise: str) -> str:
     statement = screen.show_line(item.statement)
     if not item.trusted or item.manifest is None:
         text = f"{otherwise}  {statement} ({item.reason}): {screen.show_line(item.message)}"
-        return text if otherwise == "REFUSED" else f"{text}; another statement vouches for it"
+        return (
+            text
+            if otherwise == "REFUSED"
+            else f"{text}; another statement of this artifact is trusted"
+        )
     manifest = item.manifest
     sizes = ", ".join(
         f"{part.name} {screen.size(part.stored_bytes)} ({screen.size(part.raw_bytes)} raw)"

@@ -84,7 +84,8 @@ def diff(
             _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
             click.echo(
-                f"factors {BY_REPLICA} were not compared: run it with --against and its report",
+                f"diff did not compare the factors {BY_REPLICA}: pass --against with a replica's "
+                "report",
                 err=True,
             )
     if not takes:
@@ -184,12 +185,14 @@ def _as_replica(artifact: Fingerprint, here: Fingerprint) -> Fingerprint:
 
 def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_all: bool) -> None:
     taken = next((c for c in compared if c.considered.accepted), None)
-    verdict = f"none fits {where}"
+    verdict = f"no artifact fits {where}"
     if taken is not None:
-        verdict = f"a replica {where} would take {taken.statement}"
+        verdict = f"a replica {where} would load {taken.statement}"
         if taken.by_replica:
-            verdict = f"{taken.statement} fits {where}, but {_name_uncompared(taken)} of the "
-            verdict += "replica were not compared: it can still be a miss"
+            verdict = (
+                f"{taken.statement} fits {where}, but the command did not compare "
+                f"{_name_uncompared(taken)} of the replica, so the start can still be a miss"
+            )
     click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:
         considered = item.considered

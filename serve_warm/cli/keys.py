@@ -51,8 +51,10 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
         )
         return
     private, public = screen.show_line(str(file)), screen.show_line(f"{file}.pub")
-    click.echo(f"wrote {private} and {public}: only builders may have the first one", err=True)
-    click.echo("add this to /etc/serve_warm/trust.toml of machines that trust it:", err=True)
+    click.echo(f"wrote {private} and {public}: give {private} only to builders", err=True)
+    click.echo(
+        "add these lines to /etc/serve_warm/trust.toml on machines that trust this key:", err=True
+    )
     click.echo(lines, nl=False)
 
 
@@ -83,15 +85,21 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     ),
 )
 @click.option(
-    "--source-commit", default="", help="With --unsigned: commit of the source, a signed fact."
+    "--source-commit",
+    default="",
+    help="With --unsigned: commit of the source code, recorded in the signed artifact.",
 )
-@click.option("--image", default="", help="With --unsigned: image of the build, a signed fact.")
+@click.option(
+    "--image",
+    default="",
+    help="With --unsigned: image of the build, recorded in the signed artifact.",
+)
 @click.option(
     "--builder",
     default="",
     help=(
-        "With --unsigned: name of the builder, a signed fact. The command ignores what the build "
-        "itself wrote about source, image and builder."
+        "With --unsigned: name of the builder, recorded in the signed artifact. The command "
+        "ignores the source, image and builder that the build itself recorded."
     ),
 )
 @click.option("--publish", "target", help="With --unsigned: store to publish to; default: STORE.")

@@ -341,7 +341,8 @@ def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
 PIECE_BYTES = 1 << 16
 LATE = "did not answer within {:g} s"
 NO_METRICS = (
-    "has no metrics of serve_warm: name the /metrics of `node.py serve` (port 8099), or Ray's own"
+    "has no metrics of serve_warm: pass the address of /metrics of `node.py serve` (port 8099) or "
+    "of Ray"
 )
 
 
@@ -394,7 +395,10 @@ def of_page(text: str, *, source: str) -> Look:
         return _trouble(source, NO_METRICS)
     if not known:
         return _trouble(source, NO_METRICS)
-    more = f"cannot read the state of {unreadable:g} more: see its /readyz?verbose"
+    more = (
+        f"cannot read the state of {unreadable:g} more replica(s): see /readyz?verbose of this "
+        "server"
+    )
     return Look(
         sources=(redact(source),),
         replicas=tuple(_of_figures(names, each, source) for names, each in replicas.items()),
@@ -469,7 +473,7 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
         return "failed", "its log says why"
     if stage == "READY":
         return "warm", ""
-    return "warming", "" if stage else "it has begun and has not written its state yet"
+    return "warming", "" if stage else "its start has begun, but it has not written its state yet"
 
 
 # --- words for both sources ----------------------------------------------------------------

@@ -45,7 +45,9 @@ working_dir_option = click.option(
 @click.option(
     "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
 )
-@click.option("--deployment", help="The deployment to build for, if several use WarmupMixin.")
+@click.option(
+    "--deployment", help="Build for this deployment, if several deployments use WarmupMixin."
+)
 @click.option("--all", "every", is_flag=True, help="Build for each deployment with WarmupMixin.")
 @address_option
 @working_dir_option
@@ -66,15 +68,20 @@ working_dir_option = click.option(
 @click.option(
     "--source-commit",
     default="",
-    help="Commit of the source, a signed fact; default: the commit of the CI job.",
+    help=(
+        "Commit of the source code, recorded in the signed artifact. Default: the commit of the "
+        "CI job."
+    ),
 )
 @click.option(
-    "--image", default="", help="Image in which this command runs, by digest; a signed fact."
+    "--image",
+    default="",
+    help="Digest of the image in which this command runs, recorded in the signed artifact.",
 )
 @click.option(
     "--builder",
     default="",
-    help="Name of the builder, a signed fact; default on GitHub: the workflow.",
+    help="Name of the builder, recorded in the signed artifact. Default on GitHub: the workflow.",
 )
 @click.option(
     "--portable-cpu",
@@ -328,7 +335,9 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     type=click.Path(path_type=Path),
     help="Write the results to this file as JSON; - for stdout, instead of the table.",
 )
-@click.option("--deployment", help="The deployment to measure, if several use WarmupMixin.")
+@click.option(
+    "--deployment", help="Measure this deployment, if several deployments use WarmupMixin."
+)
 @address_option
 @working_dir_option
 @click.option(

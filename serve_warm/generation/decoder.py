@@ -71,18 +71,19 @@ class CachedDecoder:
         with self._lock:
             if count > self.slots:
                 raise GenerationRefused(
-                    f"A batch of {count} sequences does not fit into {self.slots} slots."
+                    f"A batch of {count} sequences needs more than the {self.slots} slots of this "
+                    "model."
                 )
             others = self.slots - len(self._free)
             if count > len(self._free):
                 raise GenerationRefused(
-                    f"{count} slots are needed, and {len(self._free)} of {self.slots} are free "
-                    "until other sequences end."
+                    f"The batch needs {count} slots, but only {len(self._free)} of {self.slots} "
+                    "are free until other sequences end."
                 )
             if others and not self.has_positions:
                 raise GenerationRefused(
-                    "The model counts the positions of all slots from one number, so it takes the "
-                    "next batch when this one has ended."
+                    "All slots of this model share one position counter, so the next batch can "
+                    "start only when the current batch has ended."
                 )
             taken, self._free = self._free[:count], self._free[count:]
             return taken
@@ -96,16 +97,15 @@ class CachedDecoder:
         """Return the shortest prompt length that holds `length` tokens.
 
         Raises:
-            GenerationRefused: it is longer than every one, or empty.
+            GenerationRefused: the prompt is empty, or longer than the longest bucket.
         """
         if not length:
-            raise GenerationRefused("A prompt needs at least one token, and this one is empty.")
+            raise GenerationRefused("A prompt needs at least one token, but this one is empty.")
         for bucket in self.prompt_lengths:
             if length <= bucket:
                 return bucket
         raise GenerationRefused(
-            f"A prompt of {length} tokens is longer than every bucket: the longest is of "
-            f"{self.prompt_lengths[-1]}."
+            f"The prompt has {length} tokens, but the longest bucket has {self.prompt_lengths[-1]}."
         )
 
     def check_length(self, length: int) -> None:

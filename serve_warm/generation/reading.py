@@ -96,7 +96,7 @@ def _check_kind(model: Any) -> None:
     if model.training:
         raise ConfigError(
             f"compile_generation got a {name} in training mode",
-            hint="call model.eval() first: with dropout no two answers agree",
+            hint="call model.eval() first: with dropout every answer is different",
         )
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ConfigError(
@@ -146,9 +146,9 @@ def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
         shape = (1, config.num_mel_bins, length)
         return torch.zeros(shape, dtype=model.dtype, device=model.device), length
     raise ConfigError(
-        f"compile_generation does not know how long {model.main_input_name!r} of "
-        f"{type(model).__name__} are",
-        hint="encoders of text and of Whisper are supported",
+        f"compile_generation does not know the length of {model.main_input_name!r} for a "
+        f"{type(model).__name__}",
+        hint="use a text encoder or Whisper",
     )
 
 

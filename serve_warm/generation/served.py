@@ -35,10 +35,10 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 REFUSED_ARGUMENTS = {
     "assistant_model": "assisted decoding checks several tokens in one call",
-    "custom_generate": "a loop of one's own makes calls that were not compiled",
+    "custom_generate": "a custom loop makes calls that were not compiled",
     "inputs_embeds": "prompts are token ids",
 }
-"""Arguments of `generate` that change the shapes of calls, and how."""
+"""Arguments of `generate` that change the shapes of calls, with the reason."""
 
 
 @dataclass
@@ -164,7 +164,9 @@ class CompiledGeneration:
         """
         decoder = self._serve_warm_decoder
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            raise _refused("stream()", "it takes decoder-only models; pass a streamer to generate")
+            raise _refused(
+                "stream()", "it supports only decoder-only models; pass a streamer to generate"
+            )
         decoder.check_length(input_ids.shape[1] + max_new_tokens)
         rows = Rows(decoder, self._serve_warm_buffers)
 
@@ -191,7 +193,7 @@ class CompiledGeneration:
             GenerationRefused: a batch is under way, or sequences of this model begin together.
         """
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            raise _refused("continuous()", "it takes decoder-only models")
+            raise _refused("continuous()", "it supports only decoder-only models")
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
@@ -211,7 +213,9 @@ class CompiledGeneration:
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
             raise _foreign(rows)
         if not rows.is_open:
-            raise GenerationRefused("The cache of a generation that has ended cannot go on.")
+            raise GenerationRefused(
+                "This cache belongs to a generation that has ended, so it cannot be continued."
+            )
         _check_given(given)
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             made: dict[str, Any] = {"past_key_values": rows}
@@ -290,7 +294,7 @@ class _Encoder:
     ) -> Any:
         for name in ("output_hidden_states", "output_attentions"):
             if given.get(name):
-                raise _refused(f"{name}=True", "only states leave the compiled encoder")
+                raise _refused(f"{name}=True", "the compiled encoder returns only hidden states")
         if input_ids is None:
             features = given[self._encoder.main_input_name]
             rows = [self._decoder.encode(row, is_text=False) for row in features]
@@ -381,7 +385,7 @@ def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[to
 def _one_column(tokens: torch.Tensor) -> list[int]:
     if tokens.shape[1] != 1:
         raise GenerationRefused(
-            f"A step takes one token of each sequence, and this one got {tokens.shape[1]}."
+            f"A step takes one token of each sequence, but this step got {tokens.shape[1]}."
         )
     found: list[int] = tokens[:, 0].tolist()
     return found
@@ -391,7 +395,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
     """Refuse what would change an answer and is no input of the steps, such as pixels."""
     for name, value in given.items():
         if name in ("output_hidden_states", "output_attentions") and value:
-            raise _refused(f"{name}=True", "only logits leave the compiled steps")
+            raise _refused(f"{name}=True", "the compiled steps return only logits")
         if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and name not in INPUTS:
             raise _refused(f"{name}=", "the steps take token ids and a mask of padding")
     mask = given.get("decoder_attention_mask")
@@ -407,7 +411,7 @@ def _check_positions(
         return
     for row in _without_padding(positions.expand(tokens.shape), mask):
         if row.tolist() != list(range(len(row))):
-            raise _refused("position_ids=", "each token has its own position in its slot")
+            raise _refused("position_ids=", "the slot determines the position of each token")
 
 
 def _check_options(config: Any) -> None:
@@ -429,17 +433,17 @@ def _check_options(config: Any) -> None:
         (
             getattr(config, "use_cache", True) is False,
             "use_cache=False",
-            "the cache is compiled in",
+            "the compiled steps always use their cache",
         ),
         (
             cache not in (None, "static", "dynamic"),
             f"cache_implementation={cache!r}",
-            "the cache is static",
+            "the compiled steps use a static cache",
         ),
         (
             getattr(config, "prefill_chunk_size", None),
             "prefill_chunk_size",
-            "prompts are filled in whole, by buckets",
+            "a whole prompt is processed at once, padded to a bucket",
         ),
         (
             guidance not in (None, 1, 1.0),
@@ -449,12 +453,12 @@ def _check_options(config: Any) -> None:
         (
             getattr(config, "output_hidden_states", False),
             "output_hidden_states=True",
-            "only logits leave the compiled steps",
+            "the compiled steps return only logits",
         ),
         (
             getattr(config, "output_attentions", False),
             "output_attentions=True",
-            "only logits leave the compiled steps",
+            "the compiled steps return only logits",
         ),
     )
     for is_set, option, why in refusals:
@@ -469,5 +473,5 @@ def _refused(option: str, why: str) -> GenerationRefused:
 def _foreign(cache: Any) -> GenerationRefused:
     what = "the cache of another model" if isinstance(cache, Rows) else f"a {type(cache).__name__}"
     return GenerationRefused(
-        f"past_key_values is {what}, and the compiled steps have their own cache."
+        f"past_key_values is {what}, but the compiled steps have their own cache."
     )

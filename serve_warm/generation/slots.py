@@ -63,8 +63,8 @@ class Slots:
     def __init__(self, decoder: CachedDecoder, *, call: Call) -> None:
         if not decoder.has_positions:
             raise GenerationRefused(
-                "The model counts the positions of all slots from one number, so its sequences "
-                "begin together: use generate."
+                "All slots of this model share one position counter, so all sequences must begin "
+                "together: use generate."
             )
         self._decoder = decoder
         self._call = call

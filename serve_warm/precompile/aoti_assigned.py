@@ -82,7 +82,7 @@ class Assigned:
         self._before = []
         for each in (container for value in values for container in _containers(value)):
             if type(each) is not list or id(each) in known:
-                raise NoEntry("it assigns a list or dict that has another name, too")
+                raise NoEntry("it assigns a list or dict that also has another name")
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
             raise NoEntry("it assigns a list that it returns")

@@ -186,7 +186,11 @@ class Graphed:
             RuntimeError: it cannot be captured.
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
-        reason = f"captured {moved} times before: its weights have moved" if moved else ""
+        reason = (
+            f"captured {moved} times before: the weights have moved to other addresses"
+            if moved
+            else ""
+        )
         signature = str(InputSignature.of(brought))
         pools, place = self._pools.by_place, (self._device, stream)
         # These restore device and stream; a failed capture does not.

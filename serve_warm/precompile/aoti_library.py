@@ -225,11 +225,11 @@ class Function:
         """Compare tensors with those of the build, and create a C++ check for the next calls."""
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
-                raise NoEntry(f"its graph takes a tensor, and found {tensor!r:.40} instead")
+                raise NoEntry(f"its graph takes a tensor, but found {tensor!r:.40}")
             refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
-                raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
+                raise NoEntry(f"a tensor that its graph takes is {now}, but was {was}")
         # The check distinguishes inference tensors from others, but the code treats both the same.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
         self._checks = (tensor_check(inputs, free=every), *self._checks[:3])

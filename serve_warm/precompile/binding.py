@@ -85,7 +85,7 @@ class Binding:
                 return (
                     other or f"its conditions do not hold: {' and '.join(entry.dynamic.conditions)}"
                 )
-        return f"no entry for this call; there are {len(self.entries)} for others"
+        return f"no entry for this call, but {len(self.entries)} for other calls"
 
 
 def _other_state(name: str, now: str, was: str) -> str:
@@ -96,7 +96,7 @@ def _other_state(name: str, now: str, was: str) -> str:
     found, before = now.split(", "), was.split(", ")
     now = ", ".join(part for part in found if part not in before)
     was = ", ".join(part for part in before if part not in found)
-    return f"{name} is {now}, and was {was}"
+    return f"{name} is {now}, but was {was}"
 
 
 UNBOUND = Binding(table=EntryTable({}, {}))

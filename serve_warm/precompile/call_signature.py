@@ -89,7 +89,7 @@ def describe(
     if not tensors:
         raise NoEntry("it is called without a tensor")
     if len({id(tensor) for tensor in tensors}) < len(tensors):
-        raise NoEntry("one tensor is passed twice")
+        raise NoEntry("the same tensor is passed twice")
     return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
 
 

@@ -284,7 +284,7 @@ class EntryTable:
         ]
 
     def nearest(self, unit: Unit) -> str:
-        """Return a text on how a unit without entries differs from a similar one with entries."""
+        """Return why a unit has no entries: how it differs from a similar unit with entries."""
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
@@ -292,7 +292,7 @@ class EntryTable:
             return reasons[0] if reasons else none
         other = same[0]
         if other.arguments != unit.arguments:
-            return f"compiled with {other.arguments}, and here with {unit.arguments}"
+            return f"the build compiled with {other.arguments}, but here it is {unit.arguments}"
         return describe_model_change(unit.tree, other.tree)
 
     def to_files(self, level: int = 2) -> dict[str, bytes]:
@@ -391,7 +391,7 @@ def why_not_read(version: Any) -> str:
     """Return why entries of another format are not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built before guards were complete: build again"
-    return f"its entries are of format {version}, and this version reads {FORMAT}"
+    return f"its entries have format {version}, but this release reads format {FORMAT}"
 
 
 def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
@@ -475,7 +475,7 @@ def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
         name = DIGEST.sub("", next(parts[path] for path in parts if path in code))
         return f"the code of {name} changed since the build: build again"
     if not changes:
-        return "the parts of the model have another order than at the build"
+        return "the order of the model's parts changed since the build"
     more = len(changes) - 1
     rest = f", and {more} more {'part differs' if more == 1 else 'parts differ'}" if more else ""
     return f"the model changed since the build: {changes[0]}{rest}"

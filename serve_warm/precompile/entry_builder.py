@@ -102,8 +102,8 @@ class EntryBuilder:
         """Make the entry for a call, compare it with eager, and add it to the table.
 
         Raises:
-            NoEntry: no entry can be made, or its results differ from eager execution. NotYet: its
-            library is being compiled, and a later call must finish it.
+            NoEntry: no entry can be made, or its results differ from eager execution.
+            NotYet: its library is being compiled, and a later call must finish it.
         """
         why = aot_load.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":

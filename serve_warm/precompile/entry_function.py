@@ -103,7 +103,7 @@ class _Graph:
         if self._known and said not in self._known:
             pairs = zip(said, self._known[0])  # noqa: B905 - lengths differ if a tensor is gone
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
-            raise NoEntry(f"a tensor that its graph reads is {now}, and was {was}")
+            raise NoEntry(f"a tensor that its graph reads is {now}, but was {was}")
         self._known = [said]
         self.input_ids = frozenset(map(id, tensors))
         # The check distinguishes inference tensors from others, but the code treats both the same.

@@ -293,7 +293,9 @@ def encode_key(key: Any) -> Any:
     elif (place := locate(key)) is not None:  # a class, a function or a module
         plain = ["name", *place]
     else:
-        raise NoEntry(f"a {kind.__qualname__} as a key, which only its identity tells from others")
+        raise NoEntry(
+            f"a {kind.__qualname__} as a key, which can be recognized only by its identity"
+        )
     return plain
 
 
@@ -405,37 +407,37 @@ KINDS = {*READERS, *RELATIONS}
 
 
 SHOWN = 120
-"""Characters of a value in a reason."""
+"""Longest text of a value in a reason, in characters."""
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
-    """Return in words what a fact of this kind says now, and what it said at the build."""
+    """Return a text that compares the value of a fact now and at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
         verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]
         return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
     if kind == "length":
-        return f"is a {now[0]} of {now[1]}, and was a {was[0]} of {was[1]}"
+        return f"is a {now[0]} of {now[1]}, but was a {was[0]} of {was[1]}"
     if kind in ("hooks", *OF_PARTS):
         return (_describe_hooks if kind == "hooks" else _describe_parts)(now, was)
     if kind == "keys":
-        return f"has the keys {_short(', '.join(now))}, and had {_short(', '.join(was))}"
+        return f"has the keys {_short(', '.join(now))}, but had {_short(', '.join(was))}"
     if kind == "returns":
-        return f"returns {_short(now[2])}, and returned {_short(was[2])}"
-    return f"is {_short(now)}, and was {_short(was)}"
+        return f"returns {_short(now[2])}, but returned {_short(was[2])}"
+    return f"is {_short(now)}, but was {_short(was)}"
 
 
 def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
     after, before = (sum(map(len, tables)) for tables in (now, was))
-    moved = "has its hooks in another order or place, or called in another way"
-    return moved if after == before else f"has {after} hooks, and had {before}"
+    moved = "has its hooks in another order or place, or calls them in another way"
+    return moved if after == before else f"has {after} hooks, but had {before}"
 
 
 def _describe_parts(now: Sequence[str], was: Sequence[str]) -> str:
     """Return the first difference between the parts of two tensors, in words."""
     after, before = [t for t in now if t not in was], [t for t in was if t not in now]
     found, known = (each[0] if each else "fewer parts" for each in (after, before))
-    return f"has {_short(found)}, and had {_short(known)}"
+    return f"has {_short(found)}, but had {_short(known)}"
 
 
 def _short(value: Any) -> str:

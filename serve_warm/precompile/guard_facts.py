@@ -349,7 +349,7 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
             # The graph has one input for both.
             text = f"{_show(guard.path)} and {guard.argument} are the same object"
             raise NoEntry(text) from error
-        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, and no fact can express it"
+        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, which no fact can express"
         raise NoEntry(f"{text}: {_show(str(error))}") from error
 
 
@@ -368,7 +368,7 @@ def _expect(guard: Guard) -> tuple[str, Any]:
     if kind == "keys":
         for key in guard.value:
             if literal(key) is None and not identity(key):
-                raise NoEntry(f"only its identity tells a {type(key).__name__} key from others")
+                raise NoEntry(f"a {type(key).__name__} key can be recognized only by its identity")
     return expect(kind, guard.value, [guard.argument, None])
 
 
@@ -384,7 +384,7 @@ def _of_result(
     name = name_of(fn)
     if place is None or said is None:
         raise NoEntry(
-            f"{name} is marked assume_constant_result, and no fact can express its result"
+            f"{name} is marked assume_constant_result, but no fact can express its result"
         )
     row = table.row_of(*place)
     try:
@@ -470,7 +470,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts that tell which of these rows are the same object, and which differ.
+    """Return facts about which of these rows are the same object, and which are not.
 
     Dynamo has no guard if two compared objects differ, or if two names could refer to the same
     list.
@@ -496,7 +496,9 @@ def _refuse_bare_identity(
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
             kind = type(objects[row]).__name__ if row in objects else "object"
-            raise NoEntry(f"only its identity tells {collected.path(row)}, a {kind}, from others")
+            raise NoEntry(
+                f"{collected.path(row)} is a {kind}, which can be recognized only by its identity"
+            )
 
 
 def _is_of_python(kind: type) -> bool:

@@ -259,7 +259,7 @@ class ServeReplica(ServeCalls):
             if user_config is not None:
                 found = sorted(user_config) if isinstance(user_config, dict) else user_config
                 raise RayServeException(
-                    f"user_config has {found!r}, and deployment {self.deployment} has no "
+                    f"user_config has {found!r}, but deployment {self.deployment} has no "
                     "reconfigure method"
                 )
             return

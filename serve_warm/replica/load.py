@@ -149,9 +149,9 @@ class Loading:
             first = without[0]
             error = self._missed(
                 ArtifactNotFound(
-                    f"not used, because rank {first} of {ranks.size} has none: "
+                    f"not loaded, because rank {first} of {ranks.size} has no artifact: "
                     + reasons[first].splitlines()[0],
-                    hint="publish one for each rank: either all ranks start warm, or none",
+                    hint="publish an artifact for each rank: one cold rank makes all ranks cold",
                 )
             )
             loaded = self._put_aside(Verdict.MISS, error)
@@ -180,7 +180,7 @@ class Loading:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
-                logger.info("no artifact, and nothing compiled was found: %s", error.message)
+                logger.info("no artifact, but the app also compiles nothing: %s", error.message)
                 missing = self._failure(Verdict.MISS, error, self._config.on_missing)
                 return replace(loaded, missing=missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
@@ -283,7 +283,7 @@ class Loading:
 
         def check_wanted() -> None:
             if given_up.is_set():
-                raise StoreError(f"{key}: nobody waits for this artifact any more")
+                raise StoreError(f"{key}: the start no longer waits for this artifact")
 
         load = functools.partial(
             put_in_place,

@@ -75,7 +75,7 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     changed = _changed(early.environ, environ)
     if changed:
         names = ", ".join(changed)
-        note = f"{names} changed after the imports of the seat, which read it"
+        note = f"the imports of the seat read {names}, which changed afterwards"
         return replace(use, miss="environment", note=note)
     notes = [f"{early.slow_threads} threads keep a low priority"] if early.slow_threads else []
     if early.omp_threads != environ.get(OMP) and _has_openblas():

@@ -244,7 +244,9 @@ def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, cre
     publish(store, created=NEWER)
     before = dict(store.objects)
 
-    with pytest.raises(AlreadyPublished, match="replicas would keep taking the other one"):
+    with pytest.raises(
+        AlreadyPublished, match="replicas would keep loading the artifact in the store"
+    ):
         supersede(store, created=created, raw={"cache": b"2"})
 
     assert store.objects == before

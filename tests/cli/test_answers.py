@@ -213,7 +213,7 @@ def test_diff_shows_the_factors_that_differ(run, source, described):
     assert ended.code == 3
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     equal = len({**MACHINE, **APP}) - 3
-    assert lines[0].startswith("Embedder: none fits on the machine of ")
+    assert lines[0].startswith("Embedder: no artifact fits on the machine of ")
     assert lines[1] == (
         f"{statement}: does not fit: 3 factors differ, {equal} equal, "
         "created 2026-11-20T10:00:00.000000Z"
@@ -290,7 +290,7 @@ def test_diff_says_no_when_one_deployment_has_nothing(run, source, described):
     assert both.code == 3
     assert json.loads(both.out)["takes"] == {"First": statement, "Second": None}
     assert first.code == 0
-    assert f"would take {statement}\n" in first.out
+    assert f"would load {statement}\n" in first.out
 
 
 def test_diff_reads_what_the_others_write(run, source, described):
@@ -354,8 +354,8 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
 
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
-        f"Embedder: {statement} fits here, but threads (num_cpus) and {len(app) - 1} more factors "
-        "of the replica were not compared: it can still be a miss"
+        f"Embedder: {statement} fits here, but the command did not compare threads (num_cpus) "
+        f"and {len(app) - 1} more factors of the replica, so the start can still be a miss"
     )
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out
     rows = [" ".join(line.split()) for line in everything.out.splitlines()]
@@ -408,7 +408,7 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
     ended = run_process(NO_TORCH, "diff", source.root, "--against", file)
 
     assert (ended.code, ended.err) == (0, "")
-    assert f"would take {statement}\n" in ended.out
+    assert f"would load {statement}\n" in ended.out
 
 
 @pytest.mark.parametrize("program", ["ray", "starlette"])

@@ -191,7 +191,7 @@ def test_inspect_shows_a_store_on_windows(store: LocalStore) -> None:
     [
         ("inspect", 0, "trusted, signed by ci"),
         ("verify", 0, "OK       statements/"),
-        ("diff", 3, "none fits here"),
+        ("diff", 3, "no artifact fits here"),
     ],
 )
 def test_artifacts_are_read_and_believed_on_macos(

@@ -165,7 +165,7 @@ def test_files_say_all_there_is_to_show(directory, replica):
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, "
         "6 graphs skipped, 7 kernels built, 8 autotuned, 4 fallbacks to eager, 5 refused, "
         "last: recompile of forward (model.py:7): size mismatch; "
-        "warning: compiled calls were made from 2 threads"
+        "warning: compiled calls ran on 2 threads"
     )
 
 
@@ -482,9 +482,12 @@ def test_what_a_node_cannot_read_is_said(directory, replica):
     of_page = observed.of_page(page_of(directory), source="http://x:1/metrics")
 
     assert by_file.condition == "unreadable"
-    assert "half of it" in by_file.event
+    assert "is incomplete" in by_file.event
     assert of_page.troubles == (
-        "http://x:1/metrics cannot read the state of 1 more: see its /readyz?verbose",
+        (
+            "http://x:1/metrics cannot read the state of 1 more replica(s): see /readyz?verbose of "
+            "this server"
+        ),
     )
     assert not of_page.ready
 

@@ -148,7 +148,7 @@ def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
     assert plain.runs == 3
     [event] = events
     assert (event.kind, event.function) == ("skip", "CUDA graph of compile 0/3")
-    assert event.reason == f"no graph for [{event.signature}], its capture failed: {why}"
+    assert event.reason == f"no graph for [{event.signature}], because its capture failed: {why}"
     assert "2, 3" in event.signature
     assert not manager.roots[7]
 
@@ -248,7 +248,7 @@ def test_a_capture_in_another_thread_names_both():
     stranger.join()
 
     assert events[0].reason == ""
-    assert events[1].reason == "captured in thread 'my-pool_0', earlier ones in 'MainThread'"
+    assert events[1].reason == "captured in thread 'my-pool_0', but earlier graphs in 'MainThread'"
     assert events[1].thread != events[0].thread
 
 

@@ -929,7 +929,7 @@ def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it is a mistake in the configuration, said in one sentence."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
 
-    with pytest.raises(ConfigError, match="is for Linux x86_64, and this is Linux aarch64"):
+    with pytest.raises(ConfigError, match="works only on Linux x86_64, but this is Linux aarch64"):
         pin_portable_cpu()
 
 

@@ -253,27 +253,27 @@ def options(**given: Any) -> Callable[[Any], Any]:
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (
         lambda model: draw(model, prompt(17), max_new_tokens=2),
-        "A prompt of 17 tokens is longer than every bucket: the longest is of 16.",
+        "The prompt has 17 tokens, but the longest bucket has 16.",
     ),
     (
         lambda model: draw(model, prompt(4, rows=4)),
-        "A batch of 4 sequences does not fit into 3 slots.",
+        "A batch of 4 sequences needs more than the 3 slots of this model.",
     ),
     (
         lambda model: draw(model, prompt(4, rows=3)),
-        "3 slots are needed, and 2 of 3 are free until other sequences end.",
+        "The batch needs 3 slots, but only 2 of 3 are free until other sequences end.",
     ),
     (
         lambda model: draw(model, prompt(16), max_new_tokens=45),
         f"A sequence of 61 tokens, prompt included, does not fit into a cache of {MAX_LENGTH}.",
     ),
     (stream(16, max_new_tokens=45), "A sequence of 61 tokens, prompt included, does not fit"),
-    (stream(17, max_new_tokens=2), "A prompt of 17 tokens is longer than every bucket"),
+    (stream(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket"),
     (
         lambda model: draw(
             model, {**prompt(4), "attention_mask": torch.zeros(1, 4, dtype=torch.int64)}
         ),
-        "A prompt needs at least one token, and this one is empty.",
+        "A prompt needs at least one token, but this one is empty.",
     ),
     (
         lambda model: list(
@@ -293,9 +293,9 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (options(inputs_embeds=torch.zeros(1, 4, 32)), "inputs_embeds= cannot be served"),
     (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "position_ids= cannot be served"),
     (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
-    (own_cache, "past_key_values is a DynamicCache, and the compiled steps have their own cache"),
+    (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, and the compiled"),
-    (ended_cache, "The cache of a generation that has ended cannot go on."),
+    (ended_cache, "This cache belongs to a generation that has ended, so it cannot be continued."),
 ]
 
 
@@ -343,7 +343,7 @@ def test_other_models_refuse_likewise(name: str, options: dict[str, Any], messag
 
 def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
     """The encoder has the buckets of prompts."""
-    with pytest.raises(GenerationRefused, match="17 tokens is longer than every bucket"):
+    with pytest.raises(GenerationRefused, match="17 tokens, but the longest bucket has 16"):
         draw(load_compiled("t5"), prompt(17))
 
 
@@ -356,5 +356,5 @@ def test_an_encoder_decoder_has_batches_alone(ask: str):
         "continuous": lambda: model.continuous(call=None),
     }
 
-    with pytest.raises(GenerationRefused, match=r"it takes decoder-only models"):
+    with pytest.raises(GenerationRefused, match=r"decoder-only models"):
         calls[ask]()

@@ -143,8 +143,8 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
 @pytest.mark.parametrize(
     ("given", "count", "message"),
     [
-        ([], 4, "A prompt needs at least one token, and this one is empty."),
-        ([5] * 17, 4, "A prompt of 17 tokens is longer than every bucket"),
+        ([], 4, "A prompt needs at least one token, but this one is empty."),
+        ([5] * 17, 4, "The prompt has 17 tokens, but the longest bucket has 16."),
         ([5] * 16, 45, "A sequence of 61 tokens, prompt included, does not fit"),
     ],
 )

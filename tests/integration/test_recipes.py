@@ -258,7 +258,7 @@ def test_a_start_says_what_the_page_quotes(load, on):
     assert said(outcomes["multiplexed"], around="model ID cannot be empty")
     assert said(outcomes["routes"], around="was answered 422")
     assert said(outcomes["service"], around="required positional argument: 'grpc_context'")
-    assert said(outcomes["composition"], around="nothing compiled was found")
+    assert said(outcomes["composition"], around="this process has no compiled code")
     assert said(outcomes["composition"], around="warms up there")
 
 

@@ -131,7 +131,7 @@ def test_a_seat_that_ends_itself_costs_no_start(cluster: Cluster):
     answers = {app.call("answer") for app in (first, second)}
     cluster.delete({"first": first, "second": second})
 
-    assert problem.startswith("a seat is useless (hung)")
+    assert problem.startswith("a seat cannot be used (hung)")
     assert "ended, because seat_library cannot be imported twice" in problem
     assert used["miss"] == "none"
     assert len(answers) == 1

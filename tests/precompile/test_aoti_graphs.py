@@ -222,7 +222,9 @@ def test_weights_that_moved_are_captured_anew(device: Device):
     assert (after_writing - before).captures == 0
     assert (watch.counts() - after_writing).captures == 2
     assert of_the_other == ""
-    assert watch.events()[-1].reason == "captured 1 times before: its weights have moved"
+    assert watch.events()[-1].reason == (
+        "captured 1 times before: the weights have moved to other addresses"
+    )
 
 
 def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device: Device):

@@ -234,7 +234,7 @@ def test_a_changed_global_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytes
         result = served(lambda: model(x(), 1.0))
 
     assert result.level == 1
-    assert result.reason == "models.SCALE is float 3.0, and was float 2.0"
+    assert result.reason == "models.SCALE is float 3.0, but was float 2.0"
     assert torch.equal(result.value, model._orig_mod(x(), 1.0))
 
 
@@ -285,7 +285,7 @@ def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any])
         result = served(lambda: model(x(), 1.0))
 
     assert result.level == 1
-    assert "compiled with dynamic=False, and here with" in result.reason
+    assert "the build compiled with dynamic=False, but here it is" in result.reason
 
 
 @pytest.mark.slow

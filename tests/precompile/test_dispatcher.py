@@ -164,7 +164,7 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
 @pytest.mark.parametrize(
     ("context", "why"),
     [
-        pytest.param(torch.no_grad, "inference_mode is off, and was on", id="no_grad"),
+        pytest.param(torch.no_grad, "inference_mode is off, but was on", id="no_grad"),
         pytest.param(torch.enable_grad, "grad mode on", id="grad"),
         pytest.param(lambda: torch.inference_mode(False), "grad mode on", id="nothing"),
         pytest.param(
@@ -213,7 +213,7 @@ def set_back(setter: Any, value: Any, before: Any) -> Any:
         ),
         pytest.param(
             lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
-            "default_dtype is float64, and was float32",
+            "default_dtype is float64, but was float32",
             id="default dtype",
         ),
         pytest.param(

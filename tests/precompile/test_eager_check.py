@@ -262,7 +262,7 @@ def test_eager_that_differs_from_eager_is_no_measure():
     """Nothing is held against an answer that another run would not give."""
     count = iter(range(100))
 
-    with pytest.raises(NotComparable, match="two runs of eager differ"):
+    with pytest.raises(NotComparable, match="two eager runs of the same call differ"):
         in_service(lambda x: x + next(count), lambda out: out + 0.5, X)
 
 
@@ -285,7 +285,7 @@ def test_eager_runs_twice_only_where_the_first_comparison_fails():
 
 def test_no_value_is_in_the_text_of_a_replica():
     """What a model returns beside tensors may be a part of a request."""
-    with pytest.raises(NoEntry, match="another structure") as caught:
+    with pytest.raises(NoEntry, match="a different structure") as caught:
         in_service(lambda x: (x, "secret"), lambda out: (out[0], "other"), X)
 
     assert "secret" not in str(caught.value)
@@ -304,13 +304,13 @@ def test_an_entry_that_does_not_take_the_call_is_no_failure():
     def refuses(out: Any) -> Any:
         raise NoEntry("a tensor is another one")
 
-    with pytest.raises(NotComparable, match="does not take it: a tensor is another one"):
+    with pytest.raises(NotComparable, match="does not accept this call: a tensor is another one"):
         in_service(lambda x: x, refuses, X)
 
 
 def test_an_output_of_another_kind_is_a_failure():
     """Eager's can be compared, and the entry's cannot."""
-    with pytest.raises(NoEntry, match="another structure"):
+    with pytest.raises(NoEntry, match="a different structure"):
         in_service(lambda x: (x, 1), lambda out: (out[0], iter("abc")), X)
 
 

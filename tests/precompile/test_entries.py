@@ -114,7 +114,7 @@ def test_another_format_is_not_read(copy: Path):
     edit(copy, lambda index: index.update(format=FORMAT + 1))
 
     assert SESSION.load(copy) == (
-        f"its entries are of format {FORMAT + 1}, and this version reads {FORMAT}"
+        f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
     )
 
 

@@ -209,18 +209,18 @@ BEFORE_2_12 = Version(torch.__version__).release < (2, 12)
 
 
 CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
-    "attribute": (an_attribute, "callee.n is int 1, and was int 0"),
-    "float": (a_float, "callee.ratio is float 1.0, and was float 0.5"),
-    "length of a list": (a_length, "callee.seen is a builtins.list of 1, and was a builtins.list"),
-    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, and was int 0"),
+    "attribute": (an_attribute, "callee.n is int 1, but was int 0"),
+    "float": (a_float, "callee.ratio is float 1.0, but was float 0.5"),
+    "length of a list": (a_length, "callee.seen is a builtins.list of 1, but was a builtins.list"),
+    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, but was int 0"),
     "key of a dict": (a_key, "callee.table has the keys"),
-    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, and was int 0"),
+    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, but was int 0"),
     "there and back": (a_swap, "t[0] is float "),
     "once": (a_first_time, "'known'"),
-    "enum": (a_member_of_an_enum, "Colour BLUE int 2, and was test_entry_builder.Colour RED int 1"),
-    "function of torch": (a_function_of_torch, ".abs, and was torch"),
-    "global": (a_global, ".STEPS is int 1, and was int 0"),
-    "closure": (a_cell, "cell_contents is int 1, and was int 0"),
+    "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_entry_builder.Colour RED int 1"),
+    "function of torch": (a_function_of_torch, ".abs, but was torch"),
+    "global": (a_global, ".STEPS is int 1, but was int 0"),
+    "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
     "iterator": (
         a_ticket,
@@ -318,7 +318,7 @@ def test_a_count_of_calls_goes_on(tmp_path: Path):
     with started(tmp_path), eager_below():
         results = [served(lambda: model(x())) for _ in range(3)]
 
-    assert "callee.calls is int 1, and was int 0" in next(iter(library.refused.values()))
+    assert "callee.calls is int 1, but was int 0" in next(iter(library.refused.values()))
     assert [r.level for r in results] == [1, 1, 1]
     assert model._orig_mod.calls == 3
     assert torch.equal(results[-1].value, x() @ x().T)
@@ -365,7 +365,7 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
         second = served(lambda: model(x(3, 3), first=False))
 
     (why,) = library.refused.values()
-    assert "between calls: callee.length is int 5, and was int 1" in why
+    assert "between calls: callee.length is int 5, but was int 1" in why
     assert (first.level, second.level, second.reason) == (2, 1, why)
     assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
     assert [name for name in library.to_files() if name.startswith("entry")] == [

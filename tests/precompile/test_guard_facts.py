@@ -123,7 +123,7 @@ def test_a_value_of_a_module_is_a_fact():
         (value_at("callee.method().x", 1), "method"),
         (value_at("G['somewhere'].x", 1), "somewhere"),
         (value_at("t0.x", 1), "t0"),
-        (value_at("", 1), "no fact can express it"),
+        (value_at("", 1), "which no fact can express"),
         (value_at("callee.thing", object()), "not a plain value"),
         (Guard(path="callee.a", kind="DUPLICATE_INPUT", value=torch.ones(1), argument="t0"), "t0"),
     ],
@@ -259,7 +259,7 @@ def test_a_length_is_one_of_a_type():
     callee.sizes = (1,)
 
     assert known.broken(callee) == (
-        "callee.sizes is a builtins.tuple of 1, and was a builtins.list of 1"
+        "callee.sizes is a builtins.tuple of 1, but was a builtins.list of 1"
     )
 
 

@@ -175,7 +175,7 @@ def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
 
     assert [entry["level"] for entry in library.described()] == [3]
     assert (known.level, known.compiles) == (3, 0)
-    assert (other.level, other.reason) == (1, "no entry for this call; there are 1 for others")
+    assert (other.level, other.reason) == (1, "no entry for this call, but 1 for other calls")
     assert torch.equal(other.value, x(5) @ model.linear.weight)
     assert len(stand_in.opened) == 1
 
@@ -600,7 +600,7 @@ def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, 
     start = in_a_process(folder, "start", BATCH="5")
 
     assert sorted(start["levels"]) == [1, 3]
-    assert "no entry for this call; there are 2 for others" in start["reasons"]
+    assert "no entry for this call, but 2 for other calls" in start["reasons"]
     assert (start["imported"], start["compiles"]) == (True, 1)
 
 

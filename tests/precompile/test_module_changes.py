@@ -261,7 +261,7 @@ def test_a_hook_is_seen_however_long_it_takes_to_be_registered(layer: Any):
     watch.refresh()
 
     assert (between, noticed) == ("", True)
-    assert watch.why_broken(0) == "callee has 1 hooks, and had 0"
+    assert watch.why_broken(0) == "callee has 1 hooks, but had 0"
 
 
 def test_a_hook_that_is_removed_is_seen(layer: Any):
@@ -275,7 +275,7 @@ def test_a_hook_that_is_removed_is_seen(layer: Any):
     watch.refresh()
 
     assert (before, noticed) == (True, True)
-    assert watch.why_broken(0) == "callee has 0 hooks, and had 1"
+    assert watch.why_broken(0) == "callee has 0 hooks, but had 1"
 
 
 def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
@@ -355,7 +355,7 @@ def test_a_class_stays_watched_although_it_changes_during_looks(layer: Any):
 
     assert not watch.unchanged()
     watch.refresh()
-    assert watch.why_broken(0) == "callee.size is int 5, and was int 4"
+    assert watch.why_broken(0) == "callee.size is int 5, but was int 4"
 
 
 def test_the_same_value_again_is_no_change(layer: Any):
@@ -419,7 +419,7 @@ def test_a_dict_that_is_assigned_is_seen_within_a_second(layer: Any):
     watch.refresh()
 
     assert (before, noticed, watch.unchanged()) == (True, True, True)
-    assert watch.why_broken(0) == "callee.rate is int 3, and was int 2"
+    assert watch.why_broken(0) == "callee.rate is int 3, but was int 2"
 
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, property, staticmethod], ids=lambda w: w.__name__)
@@ -464,8 +464,8 @@ def test_entries_of_one_callable_are_told_apart(layer: Any):
     watch.refresh()
     second = [watch.why_broken(0), watch.why_broken(1)]
 
-    assert first == ["callee.rate is int 3, and was int 2", ""]
-    assert second == ["", "callee.rate is int 2, and was int 3"]
+    assert first == ["callee.rate is int 3, but was int 2", ""]
+    assert second == ["", "callee.rate is int 2, but was int 3"]
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ def test_a_global_that_a_dispatch_reads_is_a_fact(folder: Path, monkeypatch: pyt
         after = served(lambda: compiled(x()))
 
     assert (before.level, after.level) == (2, 1)
-    assert "FACTOR is float 5.0, and was float 1.0" in after.reason
+    assert "FACTOR is float 5.0, but was float 1.0" in after.reason
     torch.testing.assert_close(after.value, before.value * 5)
 
 

@@ -175,7 +175,7 @@ def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, wh
 def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
     """Not an input is missing but a thread is one too many; the event names it."""
     start = warm_up(StandIn(2))
-    reason = "captured in thread 'my-pool_0', earlier ones in 'serve_warm-model_0'"
+    reason = "captured in thread 'my-pool_0', but earlier graphs in 'serve_warm-model_0'"
 
     watch_process().note(
         dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())

@@ -174,7 +174,7 @@ def test_cuda_graphs_on_threads_that_end_are_refused():
     """What was recorded on the thread of one request is lost to the next: it is no replica."""
     error, report, _ = failed(WarmupFailed, Capturing(own_threads=True))
 
-    assert "CUDA graphs belong to the thread that recorded them" in error.message
+    assert "a CUDA graph works only on the thread that captured it" in error.message
     assert "on_model_thread" in error.hint
     assert report.stage is Stage.FAILED
 
@@ -192,7 +192,7 @@ def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str
 
     assert (report.covered.proven, report.degraded) == (2, ())
     [warning] = report.warnings
-    assert warning.startswith("nothing compiled was found in this process")
+    assert warning.startswith("this process has no compiled code")
     assert said in warning
 
 

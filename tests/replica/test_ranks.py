@@ -82,7 +82,7 @@ def test_an_earlier_start_is_not_heard():
 
 
 def test_ranks_that_are_out_of_step_fail():
-    """A rank that has come to something else is named, with both things."""
+    """The error names a rank that has reached another step, and both steps."""
     first, second = group(2)
 
     errors = together(
@@ -90,7 +90,7 @@ def test_ranks_that_are_out_of_step_fail():
     )
 
     assert all(isinstance(error, RankFailed) for error in errors)
-    assert errors[0].message == "rank 0 of 2 has come to pass 2, but rank 1 to the proof"
+    assert errors[0].message == "rank 0 of 2 has reached pass 2, but rank 1 has reached the proof"
 
 
 def test_a_failure_is_told_with_the_rank_where_it_began():
@@ -214,7 +214,7 @@ def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]])
     """`after_ready: forbid` is refused, with the reason."""
     for said in starts["forbidding"]:
         assert said["raised"] == "ConfigError"
-        assert "leaves the others waiting" in said["report"]["error"]
+        assert "the other ranks wait for it" in said["report"]["error"]
 
 
 def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):

@@ -205,7 +205,7 @@ def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
         kept.look()
 
     assert workers.asked == [1]
-    assert said(kept).problem == f"a seat is useless ({state}): importing app raised ValueError"
+    assert said(kept).problem == f"a seat cannot be used ({state}): importing app raised ValueError"
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -220,7 +220,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
 
     kept.look()
 
-    assert said(kept).problem.startswith("a seat is useless (hung): importing torch") is is_new
+    assert said(kept).problem.startswith("a seat cannot be used (hung): importing torch") is is_new
     assert len(workers.asked) == (1 if is_new else 2)
 
 
@@ -284,7 +284,9 @@ def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Work
         clock.ahead_s += 2 * TICKET_S
 
     assert len(workers.asked) == LIMIT_OF_LOSSES
-    assert said(kept).problem == "a worker took a ticket and wrote no file, 5 times in a row"
+    assert said(kept).problem == (
+        "a worker took the ticket of a seat, but wrote no state file, 5 times in a row"
+    )
 
 
 def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):

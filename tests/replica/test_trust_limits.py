@@ -264,7 +264,7 @@ def test_marks_that_others_could_write_are_neither_read_nor_written(
     seen.note(VARIANT, NEWER)
 
     assert seen.created(VARIANT) == ""
-    assert "cannot notice an older artifact" in caplog.text
+    assert "cannot detect a rollback to an older artifact" in caplog.text
     seen.folder.chmod(0o700)
     assert seen.created(VARIANT) == OLDER
 

@@ -184,7 +184,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     few: dict[str, Any] = {
         "Kinds of calls by level": [{"2/warm": 1.0}],
         "Memory of CUDA graphs": [{"cuda:0/warm": 7.0}],
-        "Seats: workers that have imported before": [{"": 1.0}, {"": 1.0}],
+        "Seats: workers with finished imports": [{"": 1.0}, {"": 1.0}],
         "Starts that could not use a seat, by reason": [{"failed": 1.0}],
     }
     assert {title: shown[title] for title in few} == few

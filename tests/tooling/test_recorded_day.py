@@ -109,7 +109,7 @@ PANELS: dict[str, list[Values]] = {
         }
     ],
     "Elapsed start time, as a share of deadline_s": [{"b3": 0.9}],
-    "Seats: workers that have imported before": [
+    "Seats: workers with finished imports": [
         {"Ranker": 1.0, "Embedder": 0.0},
         {"Ranker": 2.0, "Embedder": 2.0},
     ],
@@ -170,7 +170,7 @@ PANELS: dict[str, list[Values]] = {
         {"a1": 1.5, "a2": 1.5, "a3": 1.5, "b1": 1.5, "b2": 0.5, "b3": 0.5},
         {"a1": 0.0, "a2": 0.0, "a3": 7.5, "b1": 7.5, "b2": 0.0, "b3": 7.5},
     ],
-    "Time of captures and autotuning in traffic": [
+    "Time of captures and autotuning after ready": [
         {"Ranker": 0.5, "Embedder": 1.5},
         {"Ranker": 0.5, "Embedder": 1.5},
     ],
@@ -293,7 +293,7 @@ def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
         "unavailable": color("red"),
     }
     assert none.lines == []
-    assert "no seat was unusable" in none.body(240, 100)
+    assert "no such start: seats are not configured" in none.body(240, 100)
 
 
 def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
