@@ -126,7 +126,7 @@ class _Outcome:
     inputs: Sequence[Any]
     buffers: Sequence[Any]
     draws: bool
-    """Whether it drew random numbers."""
+    """Whether the run drew random numbers."""
 
 
 class _Kept:
@@ -174,7 +174,7 @@ class _Kept:
 def _random_states() -> list[Any]:
     """Return the states of torch's random number generators.
 
-    They are for the CPU, and for each GPU once CUDA is in use.
+    The result has a state for the CPU, and one for each GPU if CUDA is in use.
     """
     cuda: Any = torch.cuda
     return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
@@ -284,8 +284,8 @@ def _tolerance(tensor: Any) -> float:
 def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
     """Return copies with the same strides and the same overlaps.
 
-    If `inference` is given, either all copies are inference tensors or none is. By default each
-    copy is like its original.
+    If `inference` is given, it says whether all copies are inference tensors. By default, each copy
+    is like its original.
     """
     storages: dict[int, Any] = {}
     copies = []

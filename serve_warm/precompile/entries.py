@@ -3,7 +3,7 @@
 """The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
 
 Callables share entries if their units are equal: name, arguments of torch.compile, and the tree of
-modules. Reading the parts executes no code. Loading a function does.
+modules. Reading the parts executes no code. Loading a function executes its code.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Entry:
     """Largest difference from eager at the build, relative to the largest value."""
     level: int = 2
     reason: str = ""
-    """The reason why it is not a library although the user requested one."""
+    """Reason why the entry is not a library although the user requested libraries."""
     plan: Plan = field(default_factory=Plan)
 
     @functools.cached_property
@@ -110,7 +110,7 @@ def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
 
 
 class NotYet(Exception):
-    """The library for a call is being compiled; the call is answered without it."""
+    """The library for a call is being compiled, so other code answers the call."""
 
 
 class EntryTable:
@@ -137,8 +137,7 @@ class EntryTable:
         self.why_empty = ""
         """Why a part was not read: the reason for calls without an entry."""
         self.folder: Path | None = None
-        """Folder of the libraries. It is needed because libraries are opened by path. None in a
-        build."""
+        """Folder of the libraries, because libraries are opened by path. None in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Why a declared call has no entry, by unit name and call."""
         self.broken = ""
@@ -224,7 +223,7 @@ class EntryTable:
         self.folder = other.folder or self.folder
 
     def disable(self, entry: Entry, why: str) -> None:
-        """From now on refuse the code of an entry, with `why` as the reason."""
+        """Refuse the code of an entry from now on, with `why` as the reason."""
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
 
@@ -237,7 +236,7 @@ class EntryTable:
                 del self.files[entry.file]
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
-        """Return the unit of this structure, a new empty one if there is none."""
+        """Return the unit of this structure; a new empty unit if the table has none."""
         new = Unit(name=name, arguments=arguments, tree=lines)
         with self._lock:
             return self.units.setdefault(new.key, new)
@@ -252,12 +251,12 @@ class EntryTable:
         ]
 
     def has_entries(self, level: int = 2) -> bool:
-        """Return whether there is any entry of a level."""
+        """Return whether the table has an entry of a level."""
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     @property
     def has_any(self) -> bool:
-        """Whether there is an entry of any level."""
+        """Whether the table has an entry of any level."""
         return any(unit.entries for unit in self.units.values())
 
     @property
@@ -266,7 +265,10 @@ class EntryTable:
         return sum(len(unit.entries) for unit in list(self.units.values()))
 
     def described(self) -> list[dict[str, Any]]:
-        """Return a record for each kind of call, for the manifest, with refused calls and why."""
+        """Return a record for each kind of call, for the manifest.
+
+        Includes refused calls and the reasons.
+        """
         made = [
             {
                 "callable": u.name,
@@ -339,7 +341,7 @@ class EntryTable:
         """Read the files of `to_files`. This executes no code, but using an entry does.
 
         Raises:
-            NoEntry: the format is another one, or the files are damaged.
+            NoEntry: the format is unknown, or the files are damaged.
         """
         try:
             index = json.loads((folder / INDEX).read_bytes())
@@ -457,7 +459,7 @@ def tree(callee: Any) -> list[str]:
 
 
 def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
-    """Return a sentence on which part of a model changed since the build.
+    """Return a sentence that names the part of a model that changed since the build.
 
     Both arguments are results of `tree`.
 
