@@ -139,7 +139,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help=("1 if the replica is proven warm, or if a policy lets it serve. 0 if it hangs."),
+        help="1 if the replica is proven warm, or if a policy lets it serve. 0 if it hangs.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -157,10 +157,7 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help=(
-            "1 for the current stage of the start, 0 for the others. All 0 if a ready replica "
-            "hangs."
-        ),
+        help="1 for the current stage of the start, 0 for others. All 0 if a ready replica hangs.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
@@ -186,9 +183,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help=(
-            "1 while the replica uses an unsigned or untrusted artifact, allowed by unsigned_ok."
-        ),
+        help="1 while the replica uses an untrusted artifact, which unsigned_ok allows.",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
@@ -247,7 +242,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help=("Kinds of calls to functions compiled with serve_warm.compile, by level."),
+        help="Kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(
@@ -268,7 +263,7 @@ METRICS = (
         name="serve_warm_parity_checks",
         kind="counter",
         labels=("result",),
-        help=("Comparisons of an entry with eager execution, by result. Includes skipped ones."),
+        help="Comparisons of an entry with eager execution, by result. Includes skipped ones.",
         read=_parity_checks,
     ),
     Metric(
@@ -280,7 +275,7 @@ METRICS = (
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help=("Largest accepted difference from eager execution, relative to the largest value."),
+        help="Largest accepted difference from eager execution, relative to the largest value.",
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(
@@ -298,7 +293,7 @@ METRICS = (
     Metric(
         name="serve_warm_captures",
         kind="gauge",
-        help=("CUDA graphs captured during warm-up. Every start must capture its graphs again."),
+        help="CUDA graphs captured during warm-up. Every start must capture its graphs again.",
         read=_one(lambda r: r.warmup.captures),
     ),
     Metric(
@@ -403,7 +398,7 @@ METRICS = (
     Metric(
         name="serve_warm_eager_falls_after_ready",
         kind="counter",
-        help=("Functions that permanently fell back to eager after READY. Should stay 0."),
+        help="Functions that permanently fell back to eager after READY. Should stay 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
     ),
     Metric(
@@ -458,7 +453,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help=("Free seats on this node. Only the replica that keeps the seats reports them."),
+        help="Free seats on this node. Only the replica that keeps the seats reports them.",
         read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
     ),
     Metric(
@@ -472,7 +467,7 @@ METRICS = (
     Metric(
         name="serve_warm_seat_hits",
         kind="counter",
-        help=("Starts on a seat. A seat is a worker that has already finished its imports."),
+        help="Starts on a seat. A seat is a worker that has already finished its imports.",
         read=_one(lambda r: r.seat is not None and r.seat.hit),
     ),
     Metric(
@@ -488,9 +483,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("source", "statement", "created"),
-        help=(
-            "Always 1. The labels name the artifact in use: kind of store, statement, build day."
-        ),
+        help="Always 1. Labels of the artifact in use: kind of store, statement, build day.",
         read=_artifact,
     ),
     Metric(

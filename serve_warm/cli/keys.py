@@ -131,8 +131,8 @@ def sign(
 
     With --unsigned it makes the first signature of an artifact that was built without one. It
     checks the parts first and loads nothing, so the code of the model never runs in a process with
-    the key. The build could have written anything, so the options set the deployment and the
-    origin.
+    the key. The build could have written anything, so pass the deployment and the origin as
+    options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(
@@ -195,7 +195,7 @@ def _sign_first(
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
 ) -> list[push.Done]:
-    """Sign the unsigned artifacts of some deployments, and return the result of each."""
+    """Sign the unsigned artifacts of some deployments, and return the result for each artifact."""
     from serve_warm.builder.provenance import read_provenance
 
     provenance, trust = read_provenance(environment(), **origin), load_trust()

@@ -118,10 +118,10 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    First it looks for the mistakes that check finds, and stops at a problem. Then it starts the
-    deployment with its configured resources, replays its inputs and packs its caches. It publishes
-    them only after a second, fresh replica has loaded the artifact and proven every input without
-    running a compiler.
+    First build looks for the mistakes that check finds, and stops at a problem. Then build starts
+    the deployment with its configured resources, replays its inputs and packs its caches. It
+    publishes the artifact only after a second, fresh replica has loaded it and proven every input
+    without running a compiler.
     """
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
@@ -163,8 +163,8 @@ def build(
 def _import_to_build(app: str) -> Application:
     """Import the app with fresh folders for torch's caches, which its replicas use too.
 
-    The app may compile while it is imported. With torch's default folder, which all processes of a
-    user share, code that another process left there would run and be signed.
+    The app may compile while it is imported. All processes of a user share torch's default folder.
+    With that folder, code that another process left there would run and be signed.
     """
     from serve_warm.builder.app import load_application
 
@@ -231,8 +231,8 @@ def _check_first(
 ) -> None:
     """Fail on the problems that `check` reports, and print its warnings.
 
-    A store that differs from the replicas' is only a warning here. A build may publish elsewhere,
-    and always does if the artifact still needs its signature.
+    A store that differs from the store of the replicas is only a warning. A build may publish
+    elsewhere, and always does so if the artifact still needs its signature.
     """
     from serve_warm.builder import check
 
@@ -318,7 +318,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return the seconds to the proof in words, and separately the waits for other deployments."""
+    """Return a text with the seconds to the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))

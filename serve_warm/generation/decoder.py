@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a model's cache: who has which, and the compiled steps that fill them.
+"""The slots of a model's cache: their owners, and the compiled steps that fill them.
 
 Callers may be on several threads. Each caller has its own slots, and one step runs at a time. A
 step runs all slots, and the slots of other callers do not change.
@@ -28,9 +28,10 @@ class CachedDecoder:
 
     `decode(tokens, positions)` maps the newest token of each slot, (slots,), to logits of shape
     (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt, (1,
-    length), and returns the logits after its last token, (vocabulary,). `encode` and `begin` take
-    its place in an encoder-decoder. A slot without a sequence gets `idle_position`, by default
-    `max_length`, where a step must leave the slot's cache as it is.
+    length), and returns the logits after its last token, (vocabulary,). An encoder-decoder has
+    `encode` and `begin` instead of `prefill`. A slot without a sequence gets the position
+    `idle_position`, by default `max_length`. At this position a step must not change the slot's
+    cache.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class CachedDecoder:
         self._free = list(range(slots))
 
     def take(self, count: int) -> list[int]:
-        """Return that many free slots. Give them back with `release`.
+        """Return `count` free slots. Give them back with `release`.
 
         Raises:
-            GenerationRefused: there are not as many.
+            GenerationRefused: too few slots are free.
         """
         with self._lock:
             if count > self.slots:
@@ -145,8 +146,8 @@ class CachedDecoder:
     def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
         """Return logits after one more token of some slots, (slots, vocabulary).
 
-        Each slot is given as its newest token and the position of that. Other rows of the result
-        have no meaning.
+        Pass the newest token and its position for each slot. Other rows of the result have no
+        meaning.
         """
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():

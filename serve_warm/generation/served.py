@@ -43,7 +43,10 @@ REFUSED_ARGUMENTS = {
 
 @dataclass
 class EncoderStates(ModelOutput):
-    """Padded states of the encoder, with the length of each row. `generate` repeats both alike."""
+    """Padded states of the encoder, with the length of each row.
+
+    `generate` repeats both together.
+    """
 
     last_hidden_state: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
@@ -54,11 +57,14 @@ INPUTS = {
     *("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"),
     *("input_features", "logits_to_keep", "cache_position"),
 }
-"""Arguments that `generate` hands to the model, and that the steps account for."""
+"""Arguments that `generate` passes to the model, and that the steps support."""
 
 
 class Rows(Cache):
-    """The slots of one batch while it is generated; `generate` takes it for the model's cache."""
+    """The slots of one batch during generation.
+
+    `generate` treats this object as the model's cache.
+    """
 
     is_compileable = False  # else `generate` would make masks and compile by itself
     is_croppable = False
@@ -70,7 +76,7 @@ class Rows(Cache):
         self.lengths: list[int] = []
         """Tokens of each row in its slot, without padding."""
         self.seen = 0
-        """Tokens of a row with padding, as `generate` counts them."""
+        """Number of tokens of a row with padding, as `generate` counts them."""
         self.is_open = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -131,8 +137,8 @@ class CompiledGeneration:
         """Generate as the model does, by compiled steps.
 
         Raises:
-            GenerationRefused: an option, a prompt or a length that the steps cannot have; other
-                calls go on.
+            GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
+            continue.
         """
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
@@ -154,13 +160,14 @@ class CompiledGeneration:
         attention_mask: torch.Tensor | None = None,
         choose: Choose | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Yield the next token of each row, of shape (rows,), as soon as it is made.
+        """Yield the next token of each row, of shape (rows,), as soon as it exists.
 
-        `choose` maps logits to tokens; by default it takes the best one. Close the iterator, or
-        leave its loop, to give the slots back early. Decoder-only models.
+        `choose` maps logits to tokens. By default it takes the token with the largest logit. Close
+        the iterator, or leave its loop, to give the slots back early. Works only with decoder-only
+        models.
 
         Raises:
-            GenerationRefused: a prompt, a batch or a length that does not fit.
+            GenerationRefused: a prompt, a batch or a length does not fit.
         """
         decoder = self._serve_warm_decoder
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
@@ -187,17 +194,18 @@ class CompiledGeneration:
         return made()
 
     def continuous(self, *, call: Call) -> Slots:
-        """Return continuous batches on all slots; `generate` has none from then on.
+        """Return continuous batches on all slots. `generate` has no slots from then on.
 
         Raises:
-            GenerationRefused: a batch is under way, or sequences of this model begin together.
+            GenerationRefused: a batch is running, or all sequences of this model must begin
+            together.
         """
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             raise _refused("continuous()", "it supports only decoder-only models")
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, whose calls go to the compiled step."""
+        """Return the encoder. Its calls go to the compiled step."""
         encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return _Encoder(encoder, self._serve_warm_decoder)
 
@@ -207,7 +215,7 @@ class CompiledGeneration:
         rows: Any,
         given: dict[str, Any],
     ) -> Any:
-        """Answer one call of the model, by a step if `generate` makes it."""
+        """Answer one call of the model, by a compiled step if `generate` makes the call."""
         if rows is None:
             return original(past_key_values=None, **given)  # not for generation: as it was
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
@@ -253,7 +261,7 @@ class CompiledGeneration:
 
 
 def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
-    """Return an object that is the model, except that it generates by the steps of `decoder`."""
+    """Return an object like the model whose `generate` uses the steps of `decoder`."""
     kind = type(model)
     original = kind.forward
 
@@ -278,7 +286,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder as `generate` calls it: rows of inputs to padded states."""
+    """The encoder with the interface that `generate` calls: rows of inputs to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder
@@ -366,7 +374,7 @@ def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return states of that length: what is added is masked, and what is cut is padding."""
+    """Return states of this length. Added positions are masked, and cut positions are padding."""
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
 
 
@@ -392,7 +400,7 @@ def _one_column(tokens: torch.Tensor) -> list[int]:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    """Refuse what would change an answer and is no input of the steps, such as pixels."""
+    """Refuse arguments that affect the answer but are not inputs of the steps, such as pixels."""
     for name, value in given.items():
         if name in ("output_hidden_states", "output_attentions") and value:
             raise _refused(f"{name}=True", "the compiled steps return only logits")
@@ -406,7 +414,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions that are not those of the tokens without padding."""
+    """Refuse positions other than the tokens' positions without padding."""
     if positions is None:
         return
     for row in _without_padding(positions.expand(tokens.shape), mask):
