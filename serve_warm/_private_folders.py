@@ -486,7 +486,8 @@ def create_file(path: Path, data: bytes, *, mode: int) -> None:
     """Write a new file with exactly this mode, independent of the umask.
 
     Raises:
-        FileExistsError: the name is taken. OSError: the file cannot be written.
+        FileExistsError: the name is taken.
+        OSError: the file cannot be written.
     """
     temporary = write_beside(path, data, mode=mode)
     try:

@@ -160,8 +160,8 @@ class SeatFolder:
         """Make the folder, and remove folders of clusters that no longer exist.
 
         Raises:
-            OSError: it cannot be made. ArtifactRefused: other users could change files in the
-            folder.
+            OSError: the folder cannot be made.
+            ArtifactRefused: other users could change files in the folder.
         """
         _private_folders.make_private(self.path)
         _private_folders.check_private(self.path, "the folder of seats")
@@ -187,8 +187,9 @@ class SeatFolder:
         versions of this file.
 
         Raises:
-            OSError: the folder or the ticket cannot be read. ValueError: the ticket is broken. It
-            is removed. ArtifactRefused: other users could change files in the folder.
+            OSError: the folder or the ticket cannot be read.
+            ValueError: the ticket is broken. It is removed.
+            ArtifactRefused: other users could change files in the folder.
         """
         if not self.path.is_dir():
             return None

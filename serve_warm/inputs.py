@@ -285,10 +285,11 @@ def shape_grid(
         make: called with the sizes of a point by axis name. Returns the keyword arguments of the
             call, or for HTTP a mapping with `json`, `body` or `headers`.
         fields: tensors to make, by argument name. Without `make` and `fields`, each argument that
-            `target` requires gets an int64 tensor of ones over all axes. concurrency: the axis that
-            is the number of concurrent calls and not a dimension, for targets with `@serve.batch`.
-            budget: largest number of inputs. A larger grid is an error. model_id: multiplexed model
-            id of every input.
+            `target` requires gets an int64 tensor of ones over all axes.
+        concurrency: the axis that is the number of concurrent calls and not a dimension, for
+            targets with `@serve.batch`.
+        budget: largest number of inputs. A larger grid is an error.
+        model_id: multiplexed model id of every input.
 
     Raises:
         InputError: the grid is larger than `budget`, or the arguments contradict each other.

@@ -145,8 +145,9 @@ def of_cluster(address: str) -> list[Start]:
     """Return the starts of a Ray cluster's running replicas that use the mixin.
 
     Raises:
-        MissingPackage: Ray is not installed. ConfigError: the cluster does not exist. StoreError:
-        the cluster has no replica with the mixin.
+        MissingPackage: Ray is not installed.
+        ConfigError: the cluster does not exist.
+        StoreError: the cluster has no replica with the mixin.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingPackage("--address", package="ray[serve]")

@@ -39,8 +39,8 @@ def compile_generation(
 
     Raises:
         ConfigError: the model has no cache of a fixed size (the text names the layer and the
-        reason), or a length does not fit the model. MissingPackage: `transformers` is not
-        installed.
+            reason), or a length does not fit the model.
+        MissingPackage: `transformers` is not installed.
     """
     try:
         from serve_warm.generation import reading, served, steps

@@ -541,7 +541,7 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the software in use; that of torch only once torch is imported."""
+    """Return the versions of the software in use, with torch's only after torch is imported."""
     return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 

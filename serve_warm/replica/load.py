@@ -66,7 +66,7 @@ TRACE_LINES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The result of loading: the artifact that a start uses, or why the start uses none."""
+    """The result of loading: the artifact that a start uses, or the reason why it uses none."""
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
@@ -133,7 +133,7 @@ class Loading:
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Discard this rank's artifact if another rank has none, and return the result of loading.
+        """Discard this rank's artifact if another rank has no artifact, and return the result.
 
         Otherwise a warm rank would wait in a collective while another rank compiles, and the
         process group might time out. Compiling on all ranks takes no longer than compiling on one.

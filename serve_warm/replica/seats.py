@@ -153,7 +153,7 @@ class Raylet:
 
 
 class ReplicaSeats:
-    """The seat that a replica started on, if any, and the seats that it keeps for others."""
+    """The seat of this replica's start, if any, and the seats that it keeps for others."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Prepare this process as a replica. Create this object before anything else uses torch.
@@ -408,7 +408,7 @@ class SeatKeeper:
         return self._clock() - seat.began_boot_s < keep_s - lead_s
 
     def _affordable(self) -> int:
-        """Return how many more seats the free memory allows."""
+        """Return the number of further seats that fit into the free memory."""
         free, held = self._free_bytes(), self._seat_bytes
         if free is None:
             return self._settings.count
