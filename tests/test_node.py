@@ -1003,7 +1003,7 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     said, meanwhile = caplog.text.count("cannot write this replica's state"), conditions(small)
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     beat.changed()
-    wait_until("it says so", lambda: "can be written again" in caplog.text)
+    wait_until("it says so", lambda: "writes its state again" in caplog.text)
     after = conditions(small)
     beat.stop()
 

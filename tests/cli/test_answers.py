@@ -360,7 +360,7 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out
     rows = [" ".join(line.split()) for line in everything.out.splitlines()]
     assert "threads 77 set by the replica" in rows
-    assert "run it with --against and its report" in alone.err
+    assert "pass --against with a replica's report" in alone.err
     assert "threads 77 1" in " ".join(with_app.out.split())
     assert "--against" not in with_app.err
 

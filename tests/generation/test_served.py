@@ -294,7 +294,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "position_ids= cannot be served"),
     (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
-    (cache_of_another, "past_key_values is the cache of another model, and the compiled"),
+    (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so it cannot be continued."),
 ]
 

@@ -63,7 +63,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "own forward": (lambda m: setattr(m, "forward", lambda *a: m.linear(a[0])), "of its own"),
     "hook": (lambda m: m.register_forward_hook(lambda m, a, out: out * 2), "1 hooks"),
     "flag": (lambda m: setattr(m, "flag", True), "flag"),
-    "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, and was"),
+    "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, but was"),
     "config gone": (
         lambda m: setattr(m, "config", SimpleNamespace(scale=1)),
         "config.scale is int",
@@ -350,7 +350,7 @@ def test_the_value_of_a_member_is_a_fact(kind: Any, tmp_path: Path):
         result = served(lambda: ours(x(3, 4)))
 
     assert result.level == 1
-    assert "OUT int 3, and was" in result.reason
+    assert "OUT int 3, but was" in result.reason
     torch.testing.assert_close(result.value, eager(x(3, 4)))
 
 

@@ -362,7 +362,7 @@ def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(
     monkeypatch.setitem(globals(), "CONSTANT", 4)
 
     assert before == ""
-    assert known.broken(None).endswith("constant returns int 4, and returned int 3")
+    assert known.broken(None).endswith("constant returns int 4, but returned int 3")
 
 
 def test_two_names_of_one_tensor_stay_one():
