@@ -3,7 +3,7 @@
 """The quick checks of an application, which start neither Ray nor a replica.
 
 A problem is certain to affect a build or a start. A warning depends on the replica's machine, or
-cannot be proven from the source alone. None of the checks runs an `__init__`.
+cannot be proven from the source. None of the checks runs an `__init__`.
 """
 
 from __future__ import annotations

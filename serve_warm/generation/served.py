@@ -268,7 +268,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
-        if args:  # `generate` passes keywords alone
+        if args:  # `generate` passes only keywords
             return own(*args, past_key_values=past_key_values, **kwargs)
         return self._serve_warm_call(own, past_key_values, kwargs)
 

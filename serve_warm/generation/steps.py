@@ -135,7 +135,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # Indices on both sides of a slice move the indexed dimensions to the front.
         self.cache.keys[self.rows, :, self.places] = key_states.transpose(1, 2)
         self.cache.values[self.rows, :, self.places] = value_states.transpose(1, 2)
-        # A prompt is the first that its slot gets, so it attends to itself alone.
+        # A slot gets its prompt first, so a prompt attends only to itself.
         if self.is_prompt:
             return key_states, value_states
         return self.cache.keys, self.cache.values

@@ -41,7 +41,7 @@ GPU = ROOT / "docs" / "benchmarks-gpu.md"
 EXAMPLES = ROOT / "deployments"
 RESULTS = Path(__file__).parent / "results"
 
-NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
+NAMES = {"cold": "cold", "torch_bytes": "only torch's cache bytes", "warm": "serve_warm"}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -877,7 +877,7 @@ def images() -> str:
         "level3": "`level3`",
         "app": "`app`, the default",
         "artifact": "the artifact, by `serve-warm build` in `app`",
-        "volume": "`volume`, the artifact alone",
+        "volume": "`volume`, only the artifact",
         "baked": "`baked`",
         "start": "the baked image, from its first process to a replica that is ready",
     }
