@@ -930,7 +930,7 @@ def _faults(
             if os.path.basename(path) == _own_name():
                 fix = f"let its owner or root remove {path}"
             elif mounted:
-                fix = f"name a directory inside it {path}"
+                fix = f"name a directory inside {path}"
             yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
         elif mode & 0o022 and (leaf or not (mode & stat.S_ISVTX or mounted)):
             what = f"{path} can be written by group or others (mode {mode & 0o777:o})"

@@ -66,7 +66,7 @@ class Rows(Cache):
     `generate` treats this object as the model's cache.
     """
 
-    is_compileable = False  # else `generate` would make masks and compile by itself
+    is_compileable = False  # if false, `generate` would make masks and compile by itself
     is_croppable = False
 
     def __init__(self, decoder: CachedDecoder, buffers: SlotCache) -> None:
@@ -217,7 +217,7 @@ class CompiledGeneration:
     ) -> Any:
         """Answer one call of the model, by a compiled step if `generate` makes the call."""
         if rows is None:
-            return original(past_key_values=None, **given)  # not for generation: as it was
+            return original(past_key_values=None, **given)  # not called by `generate`
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
             raise _foreign(rows)
         if not rows.is_open:

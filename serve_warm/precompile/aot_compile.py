@@ -150,9 +150,9 @@ def _capture(
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    # Each entry has its own numbers. That of an argument is in the signature, and any other number
-    # is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats into
-    # tensors (2.13).
+    # Each entry has its own numbers. The number of an argument is in the signature, and any other
+    # number is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats
+    # into tensors (2.13).
     with enable_aot_compile(), _settings_of_trace(), all_guarded() as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)

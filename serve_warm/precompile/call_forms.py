@@ -145,7 +145,7 @@ def find_form(
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:
         form = form_of(entry.signature.structure)
-        if form is None or form == (len(args), tuple(kwargs)):  # that of the call itself
+        if form is None or form == (len(args), tuple(kwargs)):  # the form of the call itself
             continue
         if form not in calls:
             given = in_form(form, parameters, args, kwargs)

@@ -551,7 +551,8 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
         elif place == "_modules" and getattr(module, name, None) is found[row]:
             facts.append((table.row(holder, "attribute", name), "same", row))
         elif place in ("_parameters", "_buffers") and name not in vars(module):
-            # There are many, and module classes hide none of them, so the cheaper fact is enough.
+            # Modules have many such items, and their classes hide none of them, so the cheaper fact
+            # is enough.
             facts.append((holder, *expect("own", module, [name, None])))
     return facts
 

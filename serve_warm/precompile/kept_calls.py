@@ -174,7 +174,7 @@ class IdleChecks:
                 executor.submit(self._checks.kept.check_one).add_done_callback(self._go_on)
                 return
             else:
-                # The thread of a sync handler, which ends with its request.
+                # a thread of a sync handler ends with its request
                 self._checks.kept.drop(thread)
         self.begin()
 

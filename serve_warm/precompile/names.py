@@ -77,7 +77,7 @@ def identity(found: Any) -> str:
         of = identity(found.func)
         return f"partial of {of}" if of else ""
     if isinstance(found, types.UnionType):
-        # An annotation, which Dynamo 2.15 guards. Two with the same members are equal.
+        # An annotation, which Dynamo 2.15 guards. Annotations with the same members are equal.
         members = [identity(each) for each in found.__args__]
         return f"union {' | '.join(members)}" if all(members) else ""
     if isinstance(found, (enum.Enum, type)):

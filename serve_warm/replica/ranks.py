@@ -3,8 +3,8 @@
 """The ranks of a tensor-parallel group, which compute together and so must start together.
 
 Each rank holds a part of one model, and the compiled code of all ranks communicates in collectives.
-A collective ends when all ranks have called it. If one rank compiles, or replays its inputs one
-fewer time, the other ranks wait. So each decision of a start uses the answers of all ranks.
+A collective ends when all ranks have called it. If one rank compiles, or makes fewer passes than
+the others, the other ranks wait. So each decision of a start uses the answers of all ranks.
 
 Ranks communicate through the store of the process group that user code created, not by collectives.
 The store needs no GPU, does not interfere with the collectives of the model, and shows which rank
@@ -222,5 +222,8 @@ def _translate() -> Iterator[None]:
     except RuntimeError as error:  # torch.distributed.DistError and its predecessor
         raise RankFailed(
             f"the store of the process group does not answer: {first_line(str(error), 200)}",
-            hint="the process that hosts it, usually rank 0, has ended: see its log",
+            hint=(
+                "the process that hosts this store, usually rank 0, has ended: see the log of "
+                "that process"
+            ),
         ) from error

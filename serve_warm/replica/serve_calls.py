@@ -363,5 +363,5 @@ class Exchange:
             raise InputError(
                 f"the request of input {self._name!r} was answered {self._status}: "
                 f"{excerpt(text, 500)}",
-                hint="fix its path, json or headers in warmup_inputs()",
+                hint="fix the path, json or headers of this input in warmup_inputs()",
             )

@@ -76,8 +76,8 @@ def test_a_clean_round_trip_is_accepted():
             ["its verdict is partial, not full_hit (2 files of 3)"],
         ),
         (
-            round_trip(verdict="miss", reason="none fits here"),
-            ["its verdict is miss, not full_hit (none fits here)"],
+            round_trip(verdict="miss", reason="no artifact fits"),
+            ["its verdict is miss, not full_hit (no artifact fits)"],
         ),
         (
             round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
