@@ -74,7 +74,7 @@ def ours(name: str, more: str = "", span: str = "") -> str:
 def each(name: str, own: str = "", more: str = "") -> str:
     """Return one series for each replica and each value of `own`.
 
-    It has no label that a sink " "adds.
+    The series has no labels that a sink adds.
     """
     by = f"{REPLICA}, {own}" if own else REPLICA
     return f"max by ({by}) ({ours(name, more)})"

@@ -12,9 +12,9 @@ these values; `DEFAULTS` has their default numbers:
 
     alerts.startSloSeconds       a start that took longer missed the objective
     alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
-    alerts.artifactMaxAgeDays    the age above which an artifact counts as old alerts.minStarts
-    no alert of the objective fires with fewer starts in its long window alerts.runbookUrl
-    the address of docs/runbooks.md
+    alerts.artifactMaxAgeDays    the age above which an artifact counts as old
+    alerts.minStarts             fewer starts in the long window raise no alert on the objective
+    alerts.runbookUrl            the address of docs/runbooks.md
 
 The rules use metrics of node servers and metrics of Ray. A replica with metrics from both counts
 once. The rules need Prometheus 2.42 or newer.
