@@ -70,7 +70,7 @@ def test_what_the_first_release_published_is_read(store: LocalStore, tmp_path: P
 def test_what_is_published_now_looks_like_the_first_release_to_its_strict_reader(
     store: LocalStore,
 ):
-    """The first release refuses any member that it does not know: there is none."""
+    """The first release refuses unknown members, and finds none."""
     [old] = store.list("statements/")
     said = {"provenance": {"source": "4f2c", "builder": "https://ci"}}
     manifest, parts = build(deployment="Other", facts=said)

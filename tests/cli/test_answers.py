@@ -31,7 +31,7 @@ from serve_warm.trust.files import trust_lines
 
 @pytest.fixture
 def real(tmp_path) -> dict[str, bytes]:
-    """Parts whose content is what it should be."""
+    """Parts with valid content."""
     return {"cache": packed_cache(tmp_path / "cache")}
 
 
@@ -51,7 +51,7 @@ def described(tmp_path):
 
 
 def test_verify_says_yes_of_what_is_good(run, source, real):
-    """One line an artifact, with who signed it and how large it is; the exit code is 0."""
+    """One line for each artifact shows signer and size. The exit code is 0."""
     first, manifest = publish(source, deployment="First", raw=real)
     second, _ = publish(source, deployment="Second", raw=real)
 
@@ -115,7 +115,7 @@ def test_verify_looks_at_what_is_packed(run, source):
 
 
 def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
-    """An artifact of an untrusted key is refused; the hint is said once for all of them."""
+    """An artifact of an untrusted key is refused. The hint appears once for all."""
     publish(source, STRANGER, deployment="First", raw=real)
     publish(source, STRANGER, deployment="Second", raw=real)
 
@@ -158,7 +158,7 @@ def test_an_artifact_that_two_keys_signed_is_verified_once(run, source, real, tr
 @pytest.mark.parametrize("command", ["verify", "diff"])
 @pytest.mark.parametrize("options", [[], ["--deployment", "Other"]], ids=["store", "deployment"])
 def test_nothing_there_is_a_no(run, source, described, command, options):
-    """What is not there is neither good nor fitting, so that a mistyped address is noticed."""
+    """An empty store gives the answer no, so that a mistyped address is noticed."""
     if options:
         publish(source)
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
@@ -193,7 +193,7 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 
 
 def test_diff_says_what_is_refused_once(run, source, described, caplog):
-    """What the answer shows is not in the log as well."""
+    """A refusal in the answer is not repeated in the log."""
     publish(source, STRANGER)
     caplog.clear()
 
@@ -241,7 +241,7 @@ def test_diff_shows_all_factors_when_asked(run, source, described):
 
 
 def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
-    """The artifact that is named, of several that fit, is the one that a replica would load."""
+    """If several artifacts fit, the named artifact is the one that a replica would load."""
     for day in ("18", "19", "20"):
         publish(source, created=f"2026-11-{day}T10:00:00.000000Z", on_taken="supersede")
     sign_again(source, [STRANGER], trust=trusting(KEY))
@@ -265,7 +265,7 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
 
 
 def test_diff_says_on_which_gpu_it_was_built(run, source, described):
-    """In a sentence, above the factors, of which a GPU brings several."""
+    """A sentence above the factors names the GPU, because a GPU changes several factors."""
     publish(source, built_for=fingerprint(gpu="NVIDIA A100 sm_80 108 SMs 80 GiB", driver="550"))
     here = fingerprint(gpu="NVIDIA H200 sm_90 132 SMs 140 GiB", driver="580")
 
@@ -324,7 +324,7 @@ def test_diff_reads_what_the_others_write(run, source, described):
     ],
 )
 def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, content):
-    """It is named with what is wrong, in one sentence: exit code 2."""
+    """One sentence names the file and the problem. The exit code is 2."""
     publish(source)
     file = tmp_path / "against.json"
     file.write_text(content)
@@ -414,7 +414,7 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
 @pytest.mark.parametrize("program", ["ray", "starlette"])
 @pytest.mark.parametrize("command", ["build", "bench"])
 def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command, program):
-    """One sentence with the package to install, also for a Ray without Serve; no traceback."""
+    """One sentence names the package to install, also for a Ray without Serve. No traceback."""
     absent = NO_RAY.replace('"ray"', repr(program))
 
     ended = run_process(absent, command, "app:app", "--store", source.root)
@@ -427,7 +427,7 @@ def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, comm
 
 
 def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
-    """There torch's own factors are differences, and the others are compared as anywhere else."""
+    """Factors of torch are differences. Other factors are compared as usual."""
     machine = read_machine(os.environ)
     publish(source, built_for=Fingerprint(machine=machine, app=read_app(os.environ)))
 
