@@ -416,7 +416,7 @@ def test_a_signed_statement_of_something_else_is_refused(store: MemoryStore):
 
 
 def test_a_statement_moved_to_another_deployment_is_refused(store: MemoryStore):
-    """What is signed for one deployment is not loaded by another, though the signature is good."""
+    """A statement signed for one deployment is not loaded by another deployment."""
     manifest, _ = build(deployment="Other")
     publish_statement(store, manifest.to_statement(), KEY, name="moved")
 
@@ -762,7 +762,7 @@ def test_an_artifact_that_is_pruned_while_it_is_pulled_is_worth_another_try(stor
 def test_no_room_to_unpack_is_an_error_of_the_store(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ):
-    """A full or missing folder for temporary files is told as such, and nothing stays open."""
+    """The error names the full or missing folder for temporary files, and no file stays open."""
     publish(store)
     with NodeCache.open(default_root()) as cache:
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
@@ -797,7 +797,7 @@ def test_nothing_stays_open_when_a_part_is_refused(store: MemoryStore, name: str
 
 
 def test_statements_are_held_a_few_at_a_time():
-    """Whoever may write to a store cannot fill the memory of its readers with statements."""
+    """A writer to a store cannot fill the memory of its readers with statements."""
 
     class Counted(bytes):
         held, most = 0, 0
@@ -911,7 +911,7 @@ def test_what_is_denied_is_explained_as_denied(store: MemoryStore, elsewhere: bo
 
 
 def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
-    """What was built for every CPU is missed by a replica that does not ask for it."""
+    """A replica without `cpu: portable` misses an artifact for every CPU."""
     portable = Fingerprint(machine=MACHINE, app={**APP, "cpu": "portable"})
     publish(store, built_for=portable)
 

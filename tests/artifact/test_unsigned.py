@@ -133,7 +133,7 @@ def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
 
 
 def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
-    """Without another store the folder has both statements, and a replica takes the signed one."""
+    """The folder then has both statements, and a replica loads the signed statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
 
     sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)

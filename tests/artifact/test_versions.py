@@ -106,7 +106,7 @@ def test_a_variant_of_the_first_release_can_be_superseded(store: LocalStore, tmp
 def test_a_later_format_beside_ours_is_passed_over_with_its_reason(
     store: LocalStore, tmp_path: Path
 ):
-    """In a roll-out the older release takes what it can read, although something newer fits."""
+    """During a roll-out, the older release loads the newest artifact that it can read."""
     [old] = store.list("statements/")
     later = statement_of(store, old)
     later["predicateType"] = f"https://serve-warm.dev/artifact/v{FORMAT + 1}"

@@ -180,7 +180,7 @@ class Eager:
 
 
 class Floor(Eager):
-    """What no start is without: the imports that its level needs, one by one, weights, passes.
+    """The minimum of every start: the imports of its level, the weights and the passes.
 
     The passes are those of the eager model; the caller puts the compiled one's in their place.
     """

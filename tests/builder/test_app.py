@@ -363,7 +363,7 @@ def test_a_build_compiles_with_headers_of_its_own(cpu):
 
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
-    """One replica with the YAML's resources, the settings laid over, and Serve's own retries."""
+    """The replica has the YAML's resources, changed settings, and Serve's own retries."""
     app = load_app(str(EXAMPLE))
 
     built = app.built("unique", {"artifact": None})

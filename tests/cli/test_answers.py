@@ -340,7 +340,7 @@ def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, 
 
 
 def test_what_the_replica_sets_does_not_count_here(run, source, described):
-    """Threads and modes of a replica are unknown on a machine alone, and so is no difference."""
+    """A plain machine does not know a replica's threads and modes, so they do not count."""
     machine = read_machine(os.environ)
     app = {**read_app(os.environ), "threads": "77"}
     statement, _ = publish(source, built_for=Fingerprint(machine=machine, app=app))
@@ -445,7 +445,7 @@ def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
 
 
 def test_the_artifact_is_rebuilt_from_its_differences(run, source, described):
-    """What diff counts as equal, different and unknown is every factor of either side, once."""
+    """Equal, different and unknown factors together are all factors of both sides, once."""
     manifest, _ = build(built_for=Fingerprint(machine={"a": "1", "b": "2"}, app={"c": "unknown"}))
     publish(source, built_for=manifest.fingerprint)
     here = {"machine": {"a": "1", "b": "3", "d": "4"}, "app": {"c": "unknown"}}

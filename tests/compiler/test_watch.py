@@ -907,7 +907,7 @@ def pinned(order: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")
 @pytest.mark.parametrize("order", ["early", "late"])
 def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
-    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
+    """AVX2 is chosen, compiled for and in the key, if pinned before or after importing torch."""
     completed = pinned(order)
 
     shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"

@@ -55,7 +55,7 @@ def streamed(stream: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_a_row_does_not_depend_on_its_batch(name: str):
-    """Each prompt of a batch is followed by the tokens that follow it alone."""
+    """Each prompt of a batch gets the same tokens as alone."""
     model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
 
     together = best(model, batch, max_new_tokens=12)
@@ -76,7 +76,7 @@ def test_a_stream_yields_the_tokens_of_generate(model: Any):
 
 
 def test_a_stream_chooses_as_it_is_told(model: Any):
-    """`choose` gets the logits of all rows, and what it returns is what the next step takes."""
+    """`choose` gets the logits of all rows, and the next step takes its result."""
     batch = batch_of("llama", (5, 5))
 
     def choose(logits: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_a_stream_chooses_as_it_is_told(model: Any):
 
 
 def test_streams_and_batches_share_the_cache(model: Any):
-    """Two streams and a batch take turns, and none sees what the others wrote."""
+    """Two streams and a batch take turns, and no sequence sees the tokens of another."""
     prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
     expected = [best(load("llama"), prompt) for prompt in prompts]
     streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
@@ -110,7 +110,7 @@ def test_streams_and_batches_share_the_cache(model: Any):
 
 
 def test_a_client_that_leaves_frees_its_slots(model: Any):
-    """A closed stream gives its slots back at once, and the others go on."""
+    """A closed stream returns its slots at once, and other streams continue."""
     batch = batch_of("llama", (5, 9))
     stays = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     begun = next(stays).tolist()
@@ -157,7 +157,10 @@ def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
 
 @pytest.mark.parametrize("pads", ["right", "left"])
 def test_states_of_the_encoder_may_be_handed_over(pads: str):
-    """Without padding, or with padding on the right; other padding is refused."""
+    """States without padding or with padding on the right are accepted.
+
+    Other padding is refused.
+    """
     model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
     if pads == "left":
         batch = {name: rows.flip(1) for name, rows in batch.items()}
@@ -303,7 +306,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
     model: Any, request_: Callable[[Any], Any], message: str
 ):
-    """It says what was asked and why not, takes no slot, and a stream beside it goes on."""
+    """The message names the option and the reason. No slot is used, and other streams continue."""
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()
 
@@ -332,7 +335,7 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
     ],
 )
 def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
-    """And answers the next request."""
+    """The model answers the next request."""
     model, batch = load_compiled(name), batch_of(name)
 
     with pytest.raises(GenerationRefused, match=message):

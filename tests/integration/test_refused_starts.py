@@ -38,7 +38,7 @@ BAD_INPUTS = {
 
 @pytest.fixture(scope="module")
 def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
-    """One application for each thing that no start gets past, started at once."""
+    """One application for each problem that stops every start. All start at once."""
     started = cluster.start(
         {
             "unknown setting": shapes.Embedder.options(

@@ -104,7 +104,7 @@ def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
 
 
 class Counts(nn.Module):
-    """What its call changes is what its graph is built on; `step` changes it and returns it."""
+    """The graph depends on a value that the call changes. `step` changes and returns it."""
 
     def __init__(self, step: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
 def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     step: Callable[..., Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The second call would be answered as the first; the report says what the call changes."""
+    """The second call would get the answer of the first. The report names the change."""
     model = serve_warm.compile(Counts(step), dynamic=False)
     library = build(tmp_path, lambda: model(x(3, 3)))
     eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
@@ -353,7 +353,7 @@ class Phases(nn.Module):
 
 @torch.inference_mode()
 def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
-    """The entry fitted when it was made and does not any more; the other one is kept."""
+    """The entry fitted when it was made, but no longer fits. The other entry is kept."""
     model = serve_warm.compile(Phases(), dynamic=False)
     library = build(
         tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
@@ -375,7 +375,7 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
 
 @torch.inference_mode()
 def test_a_build_withdraws_nothing_of_an_earlier_one(tmp_path: Path):
-    """What was changed since then is found by whoever loads that one."""
+    """A process that loads an earlier entry detects later changes itself."""
     first, second = (serve_warm.compile(Phases(), dynamic=False) for _ in range(2))
     before = build(tmp_path / "first", lambda: first(x(3, 3), first=False))
     first._orig_mod.length = 5
@@ -411,7 +411,7 @@ def test_what_was_looked_at_anew_is_withdrawn_too(change: Any, tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_refused_call_leaves_the_buffers_of_the_build_as_they_were(tmp_path: Path):
-    """Comparing an entry with eager is a rehearsal: the call itself is what is seen."""
+    """The comparison with eager must leave no trace. Only the call itself changes buffers."""
     model = serve_warm.compile(Totals(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
 
@@ -457,7 +457,7 @@ def test_with_gradients_nothing_is_made(tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_graph_break_is_named_with_its_line(tmp_path: Path):
-    """What torch says of it first names neither the call nor the place."""
+    """The first line of torch's error names neither the call nor the place."""
 
     def breaking(x: torch.Tensor) -> torch.Tensor:
         print("here")  # noqa: T201 - a graph break
