@@ -282,12 +282,11 @@ def shape_grid(
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
-        make: called with the sizes of a point by axis name. Returns the keyword arguments of the
-            call, or for HTTP a mapping with `json`, `body` or `headers`.
+        make: called with the sizes of a point by axis name. Returns the call's keyword arguments,
+            or for HTTP a mapping with `json`, `body` or `headers`.
         fields: tensors to make, by argument name. Without `make` and `fields`, each argument that
             `target` requires gets an int64 tensor of ones over all axes.
-        concurrency: the axis that is the number of concurrent calls and not a dimension, for
-            targets with `@serve.batch`.
+        concurrency: the axis with the number of concurrent calls, for `@serve.batch`.
         budget: largest number of inputs. A larger grid is an error.
         model_id: multiplexed model id of every input.
 

@@ -393,7 +393,7 @@ max by ({WHO}) (
         burns(6, "6h", "30m"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
         "This share, and the share over the last 30 minutes, are more than 6 times what the "
-        "objective allows. {SLO}.",
+        f"objective allows. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
@@ -401,7 +401,7 @@ max by ({WHO}) (
         burns(1, "3d", "6h"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
         "This share, and the share over the last 6 hours, are more than the objective allows. "
-        "{SLO}.",
+        f"{SLO}.",
     ),
     alert(
         "ServeWarmSeatsUnusable",
