@@ -62,7 +62,7 @@ def prose(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_word_that_is_read_twice(page: Path) -> None:
-    """Nor does any page speak of "we"."""
+    """Pages do not use "we" either."""
     found = [line for line in prose(page.read_text()) if STUMBLES.search(line)]
 
     assert found == []
@@ -70,7 +70,7 @@ def test_a_page_has_no_word_that_is_read_twice(page: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_source_has_no_word_that_is_read_twice(source: Path) -> None:
-    """Nor do docstrings, comments, messages, and what the chart says."""
+    """This covers docstrings, comments, messages and texts of the chart."""
     assert [line for line in source.read_text().splitlines() if WORST.search(line)] == []
 
 

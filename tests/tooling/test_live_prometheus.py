@@ -70,7 +70,7 @@ class Scraped:
         self._files.pop(name).close()
 
     def ask(self, expression: str) -> dict[str, float]:
-        """Return value by labels, without those that all series have."""
+        """Return values by labels, without the labels that all series have."""
         found = {}
         for labels, value in self.prometheus.ask(expression):
             above = {"instance", "job", *DEPLOYMENT}
@@ -100,7 +100,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
 @pytest.mark.long
 def test_prometheus_reads_openmetrics(scraped: Scraped) -> None:
-    """It asks for that. The older format has no units, and describes a counter by `_total`."""
+    """Prometheus requests this format. The older format has no units."""
     described = scraped.prometheus.described()
 
     assert described["serve_warm_stage_age_seconds"] == ("gauge", "seconds")

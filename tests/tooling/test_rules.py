@@ -33,7 +33,7 @@ NOBODY: dict[str, float] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fleet, and what the rules say of it."""
+    """A fleet, and the expected results of the rules."""
 
     id: str
     says: str
@@ -75,7 +75,7 @@ def labelled(key: str) -> str:
 
 
 def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
-    """Return what is wrong, nothing where all is as expected."""
+    """Return the output of failed checks; empty if all results are as expected."""
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
     given = {
         "rule_files": [str(RULES / "serve-warm.yaml")],
@@ -733,7 +733,7 @@ def asked(name: str) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
-    """As the case says."""
+    """The results equal the expectations of the case."""
     expressions = [
         {
             "expr": asked(name),
@@ -792,7 +792,7 @@ def test_rules_say_nothing_of_a_build(case: Case, tmp_path: Path) -> None:
 
 
 def test_a_build_is_called_as_the_rules_expect() -> None:
-    """The builder's names are those that the rules leave out."""
+    """The rules leave out the names that the builder gives."""
     left_out = re.search('"(.*)"', rules.NO_BUILD)[1]
 
     assert all(re.fullmatch(left_out, name) for name in (BUILD, build_name(), build_name()))
@@ -981,7 +981,7 @@ def test_the_files_in_the_chart_are_up_to_date(file: str, written) -> None:
 
 
 def test_the_template_renders_to_the_rules() -> None:
-    """With the default values Helm makes the plain file of it, and other values get through."""
+    """With default values, Helm renders the plain file. Other values are used too."""
     other = {name: f"{number}7" for name, number in rules.DEFAULTS.items()}
 
     def rendered(values: dict[str, str]) -> str:
