@@ -6,8 +6,8 @@
     python -m deployments.demo --s3     publishes to a local S3 server, which it starts
     python -m deployments.demo --store s3://bucket/prefix     publishes to any other store
 
-It sends real sentences over HTTP to a model with real weights, on a local Ray Serve cluster. Every
-start is a fresh replica process with a fresh cache directory. The demo compares the served
+The demo sends real sentences over HTTP to a model with real weights, on a local Ray Serve cluster.
+Every start is a fresh replica process with a fresh cache directory. The demo compares the served
 embeddings with the eager model's, and writes `build/demo.json` in the format of `serve-warm bench`.
 """
 
@@ -88,7 +88,7 @@ def main() -> int:
 def s3_server() -> Iterator[str]:
     """Start moto's S3 server on loopback, and yield the address of a bucket on it.
 
-    It sets the variables that an operator sets for any S3 server: address, plain HTTP, credentials.
+    Sets the variables that an operator sets for any S3 server: address, plain HTTP, credentials.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 __version__ = "0.1.0"
-"""The wheel's build reads it too."""
+"""The build of the wheel reads this version too."""
 
 PACKAGE = "serve_warm"
 """The module of public names. Facts of entries use it to name objects of this package, without a

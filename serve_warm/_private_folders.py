@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that no other user of this machine can change: checks, and a place to make them.
+"""Folders that no other user of this machine can change: their checks, and their place.
 
 A folder is only as private as the folders above it: a user who can rename one of them can replace
 it. So the check covers the whole path from the root down. Each step must belong to root or to this
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 Leaf = Literal["private", "unwritable", "above"]
 """How strict the check of the folder itself is. `private`: only this user can enter it.
-`unwritable`: this user owns it, and others cannot write to it. `above`: the same as for the folders
-above it, which is enough to protect a new folder in it."""
+`unwritable`: this user owns it, and others cannot write to it. `above`: the same as for a parent
+folder, which is enough to protect a new folder inside."""
 
 ABANDONED_S = 60.0
 """Age in seconds below which a sweep skips a process folder, because its owner may not have locked
@@ -67,7 +67,7 @@ class Problem:
     what: str
     """A sentence without its full stop."""
     fix: str
-    """The command that fixes it, or advice if there is none."""
+    """The command that fixes the problem, or advice if no command can."""
 
 
 def problems(
@@ -86,7 +86,7 @@ def problems(
     user, found = os.geteuid(), []
     if ".." in folder.parts:
         fix = f"name {os.path.realpath(folder)} instead"
-        return (Problem(what=f"{folder} has .. in it", fix=fix),)
+        return (Problem(what=f"the path {folder} contains ..", fix=fix),)
     for step in _way(folder.absolute()):
         link = stat.S_ISLNK(step.status.st_mode)
         status = step.status
@@ -101,7 +101,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem of one step of a path, judged by its `lstat`; None if there is none."""
+    """Return the problem of one step of a path by its `lstat`; None if it has no problem."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"name {os.path.realpath(path)} instead"
@@ -122,8 +122,8 @@ def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Proble
 def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     """Return all problems that let other users change this file; `opened` is its descriptor.
 
-    Links are followed, and the path of each is checked. A read-only mount is safe with any mode.
-    This is needed because Kubernetes mounts a ConfigMap with mode 0777.
+    Links are followed, and the path of each link is checked. A read-only mount is safe with any
+    mode, because Kubernetes mounts a ConfigMap with mode 0777.
 
     Raises:
         OSError: the file no longer exists.
@@ -239,7 +239,7 @@ def _way(path: Path) -> Iterator[_Step]:
 
 
 def check_private(folder: Path, what: str, *, opened: int | None = None, advice: str = "") -> None:
-    """Refuse a folder that others can enter or replace. `advice` is added to the hint.
+    """Refuse a folder that other users can enter or replace. `advice` is added to the hint.
 
     Raises:
         ArtifactRefused: `unsafe_directory`, with all problems and their fixes.
@@ -273,7 +273,7 @@ def make_private(folder: Path) -> None:
     Existing folders are not checked: `problems` does that.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     if not os.path.lexists(folder):
         make_private(folder.parent)
@@ -289,8 +289,8 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
     unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode 0777 and
     without the sticky bit.
 
-    If none is safe, it logs a warning and returns the first one. Callers that need a safe folder
-    call `problems`.
+    If no candidate is safe, it logs a warning and returns the first candidate. Callers that need a
+    safe folder call `problems`.
     """
     temporary = Path(tempfile.gettempdir()).resolve()
     found = _unusable(temporary)
@@ -404,7 +404,7 @@ def process_folder(base: Path | None = None) -> Path:
     the folders of ended processes from `base`, by default `private_base()`.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     folder, lock = _make_owned(base)
     _held.append(lock)
@@ -418,7 +418,7 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
     Files that are still being written then are left to a later sweep.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     folder, lock = _make_owned(base)
     try:
@@ -468,7 +468,7 @@ def _sweep(lock_file: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last, so that a later sweep can finish an interrupted removal."""
+    """Remove a folder, and its lock last, so that a sweep can finish an interrupted removal."""
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.name == LOCK_NAME:
@@ -487,7 +487,7 @@ def create_file(path: Path, data: bytes, *, mode: int) -> None:
 
     Raises:
         FileExistsError: the name is taken.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     temporary = write_beside(path, data, mode=mode)
     try:
@@ -506,7 +506,7 @@ def write_beside(path: Path, data: bytes, *, mode: int) -> Path:
     """Write a new file with a random name in the folder of `path`, and return it, for a rename.
 
     Raises:
-        OSError: it cannot be written; no part of it stays.
+        OSError: the file cannot be written. No part of the file stays.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     _write_new(temporary, data, mode=mode)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Redaction: credentials and texts of requests must not reach logs, metrics, errors and reports.
+"""Redaction, which keeps credentials and texts of requests out of logs, metrics and errors.
 
 Credentials get into texts in few ways. An SDK puts a signed address or a header into its message,
 or a user writes a credential into an address that serve_warm repeats. So every error of serve_warm
@@ -87,8 +87,8 @@ _SECRETS: tuple[tuple[str, re.RegexFlag, str], ...] = (
         HIDDEN,
     ),
 )
-"""Pattern, flags and replacement. `re` compiles a pattern at its first use and caches it: all of
-them would cost each start 2 ms, and few starts hide anything."""
+"""Pattern, flags and replacement. `re` compiles a pattern at its first use and caches it. Compiling
+all patterns would cost each start 2 ms, and few starts hide anything."""
 
 
 _VARIABLE = re.compile(
@@ -106,7 +106,7 @@ SHORTEST_VALUE = 8
 
 
 def redact(text: str) -> str:
-    """Return `text` with everything hidden that looks like a credential.
+    """Return `text` with everything that looks like a credential hidden.
 
     >>> redact("GET https://host/b/k?X-Amz-Signature=ab12 said 403")
     'GET https://host/b/k?[hidden] said 403'
@@ -124,8 +124,8 @@ def redact(text: str) -> str:
 def _values_of_credentials() -> list[str]:
     """Return the values of the credential variables, also as addresses and `repr` write them.
 
-    The longest come first, because one may be part of another. They are read at each call, because
-    credentials are renewed and user code may set them late.
+    The longest values come first, because a value may be part of another. The variables are read at
+    each call, because credentials are renewed and user code may set them late.
     """
     found: set[str] = set()
     for name in list(os.environ):
@@ -164,15 +164,15 @@ class Tainted(Exception):
 
 
 def tainted(error: BaseException) -> Tainted:
-    """Return an exception that can be the cause of an error instead of the SDK's own."""
+    """Return an exception that can replace an SDK's exception as the cause of an error."""
     return Tainted(redact(f"{type(error).__module__}.{type(error).__qualname__}: {error}"))
 
 
 def describe_error(error: BaseException) -> str:
     """Return the type and first line of an exception, redacted: `KeyError: 'no such weights'`.
 
-    For an exception that Ray carried here from another replica, these come from its cause, because
-    Ray's text begins with the place where it was raised.
+    If Ray passed on the exception from another replica, type and text are those of its cause,
+    because Ray's text begins with the place where it was raised.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):
@@ -215,7 +215,7 @@ SHOWN = 1000
 """Largest number of characters of a signature, a reason or an event in any output."""
 
 NAME_CHARS = 40
-"""A longer key counts as a text, not as a name in code."""
+"""A key with more characters counts as a text, not as a name in code."""
 
 
 def shorten(text: str, most: int = SHOWN) -> str:
@@ -229,8 +229,8 @@ def shorten(text: str, most: int = SHOWN) -> str:
 def excerpt(text: str, most: int = SHOWN) -> str:
     """Return `text` redacted and then cut to `most` characters.
 
-    Redaction comes first, because it cannot find a part of a secret. Use this function for every
-    text that serve_warm did not write.
+    Redaction comes first, because it cannot recognise a part of a secret. Use this function for
+    every text that serve_warm did not write.
     """
     return shorten(redact(text), most)
 

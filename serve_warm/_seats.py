@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of seats, and the folder through which replicas and workers of a node exchange them.
 
-A replica that asks Ray for a worker leaves a ticket there. The worker takes it, and writes its
-progress to a file. The folder is private to the user, because a ticket names modules to import.
+A replica that asks Ray for a worker leaves a ticket in the folder. The worker takes the ticket, and
+writes its progress to a file. The folder is private to the user, because a ticket names modules to
+import.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ Miss = Literal[
     "threads",
     "unavailable",
 ]
-"""Why a start did not use a seat. `unavailable`: this replica asks for no more."""
+"""Why a start did not use a seat. `unavailable`: this replica asks for no more seats."""
 
 MISSES: tuple[Miss, ...] = get_args(Miss)
 
 KEPT_S = 86400.0
-"""A folder without a write for this long is removed, unless one of its seats is alive."""
+"""Seconds without a write after which a folder is removed, unless one of its seats is alive."""
 
 TICKET_S = 60.0
-"""A worker that has not begun after this time counts as lost."""
+"""Seconds after which a worker that has not begun counts as lost."""
 
 LIMIT_S = 60.0
-"""Default limit for the imports of a seat."""
+"""Default limit in seconds for the imports of a seat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,24 +58,24 @@ class SeatUse:
     count: int = 0
     """Seats to keep on this node, from the settings."""
     hit: bool = False
-    """Whether the process had imported before Ray made it this replica."""
+    """Whether the process had finished its imports before Ray made it this replica."""
     miss: Miss | Literal[""] = ""
-    """Why not; empty for a hit."""
+    """Why the start was not a hit; empty for a hit."""
     note: str = ""
-    """The reason in a sentence, or what could not be reset."""
+    """The reason in a sentence. For a hit, a setting that could not be reset."""
     import_s: float = 0.0
-    """Wall seconds of the imports, before there was a replica."""
+    """Wall seconds of the imports, before the replica existed."""
     waited_s: float = 0.0
-    """Seconds from then until Ray made it a replica."""
+    """Seconds from the end of the imports until Ray made the process a replica."""
     memory_bytes: int = 0
     """Resident memory of the seat while it waited, shared pages included."""
     waiting: int | None = None
-    """Seats of this deployment that wait on this node; None if another replica counts them."""
+    """Number of free seats of this deployment on this node; None if another replica counts them."""
     problem: str = ""
-    """Why this replica asks for no more seats; empty while it does."""
+    """Why this replica asks for no more seats; empty while it asks."""
 
     def text(self) -> str:
-        """Return it as a line of a report.
+        """Return the record as a line of a report.
 
         >>> SeatUse(count=1, hit=True, import_s=3.25, waited_s=9.0, memory_bytes=250_000_000).text()
         'seat: yes, imported for 3.2 s and waited 9.0 s, 250 MB'
@@ -97,14 +98,14 @@ class Wanted:
     deployment: str
     """`application#deployment`."""
     imports: tuple[str, ...]
-    """Modules in order. Those of the app come first, as in a start without a seat."""
+    """Modules in order. Modules of the app come first, as in a start without a seat."""
     omp_threads: str | None = None
     """OMP_NUM_THREADS of the replica, which a plain start sets before it imports torch."""
     limit_s: float = LIMIT_S
     paths: tuple[str, ...] = ()
     """`sys.path` of the replica. A worker without a job does not have the folders of its driver."""
     offered_boot_s: float = 0.0
-    """When the ticket was written. `SeatFolder.offer` sets it."""
+    """Time at which the ticket was written. `SeatFolder.offer` sets it."""
 
 
 State = Literal["importing", "waiting", "failed", "hung", "cuda"]
@@ -116,10 +117,11 @@ class Seat:
 
     pid: int
     start_ticks: int
-    """When the process began, in clock ticks since boot, because pids are reused."""
+    """Time at which the process began, in clock ticks since boot. It identifies the process,
+    because pids are reused."""
     state: State
     deployment: str
-    """The deployment that asked for it, as `application#deployment`."""
+    """The deployment that asked for the seat, as `application#deployment`."""
     ticket: str
     note: str = ""
     is_named_idle: bool = False
@@ -155,11 +157,11 @@ class SeatFolder:
         return cls(_private_folders.user_folder("seats") / digest)
 
     def make(self) -> None:
-        """Make the folder, and remove those of clusters that no longer exist.
+        """Make the folder, and remove folders of clusters that no longer exist.
 
         Raises:
-            OSError: it cannot be made.
-            ArtifactRefused: others could change what is in it.
+            OSError: the folder cannot be made.
+            ArtifactRefused: other users could change files in the folder.
         """
         _private_folders.make_private(self.path)
         _private_folders.check_private(self.path, "the folder of seats")
@@ -179,15 +181,15 @@ class SeatFolder:
         return path.name
 
     def claim(self) -> tuple[str, Wanted] | None:
-        """Take a ticket that no other worker took; return its name and the request.
+        """Take a ticket that no other worker took. Return its name and the request.
 
-        Removes tickets older than `TICKET_S`, which a replica left that ended, and those of other
+        Removes tickets older than `TICKET_S`, whose replica has ended, and tickets of other
         versions of this file.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
             ValueError: the ticket is broken. It is removed.
-            ArtifactRefused: others could change what is in the folder.
+            ArtifactRefused: other users could change files in the folder.
         """
         if not self.path.is_dir():
             return None
@@ -238,7 +240,7 @@ class SeatFolder:
 
 
 def _read_ticket(name: str, data: bytes) -> Wanted | None:
-    """Return the request; None if its schema is another one. Raises ValueError."""
+    """Return the request; None if it has another schema. Raises ValueError."""
     said = json.loads(data)
     try:
         if said.pop("schema", None) != SCHEMA:
@@ -257,7 +259,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @dataclass(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket, which one thread does and another limits."""
+    """A worker's search for a ticket in one thread, with a time limit in another thread."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""
@@ -281,7 +283,7 @@ def lives(seat: Seat) -> bool:
 
 
 def is_taken(seat: Seat) -> bool:
-    """Return whether Ray gave a seat to a deployment that does not remove its file."""
+    """Return whether Ray gave a seat to a deployment that does not remove the seat's file."""
     return seat.is_named_idle and not is_named_idle(seat.pid)
 
 
@@ -298,7 +300,10 @@ def is_named_idle(pid: int | Literal["self"]) -> bool:
 
 
 def start_ticks(pid: int | Literal["self"]) -> int:
-    """Return when a process began, in clock ticks since boot. Raises OSError once it has ended."""
+    """Return the time at which a process began, in clock ticks since boot.
+
+    Raises OSError if the process has ended.
+    """
     # The program name in parentheses may hold anything. Fields 3 and 22 of proc(5).
     fields_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     if fields_[0] in (b"Z", b"X"):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The spans of a start, and a sentence about them: how long the start took, and its parts.
+"""The spans of a start, and a sentence about the duration of the start and its parts.
 
 Logs, reports and the command line share this sentence. Imports only the standard library.
 """
@@ -27,7 +27,7 @@ class Span:
     """Seconds by CLOCK_BOOTTIME."""
     seconds: float
     beside: bool = False
-    """Whether it ran in another thread, at the same time as other spans."""
+    """Whether the span ran in another thread, at the same time as other spans."""
 
 
 PARTS = (
@@ -35,7 +35,7 @@ PARTS = (
     *("pending", "pulling", "verifying", "loading", "replaying", "proving", "parity"),
     *("ready", "failed"),
 )
-"""Names of spans that follow each other. Every other span is a part of one of these."""
+"""Names of spans that follow each other. Every other span is a part of one of these spans."""
 
 
 PASSES = ("replaying", "proving", "parity")
@@ -80,7 +80,7 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    Work of other threads comes last, with the seconds of it that ran during `__init__`.
+    Work of other threads comes last, with the seconds that ran during `__init__`.
     """
     if all(span.beside for span in spans):
         return ""
@@ -104,7 +104,7 @@ def describe(spans: Sequence[Span]) -> str:
 
 
 def _describe_beside(spans: Sequence[Span]) -> str:
-    """Return the work of other threads, and the seconds of it that ran during `__init__`."""
+    """Return the work of other threads, and its seconds that ran during `__init__`."""
     init = next((span for span in spans if span.name == "__init__"), None)
     seconds: dict[str, tuple[float, float]] = {}
     for span in spans:
@@ -120,7 +120,7 @@ def _describe_beside(spans: Sequence[Span]) -> str:
 
 
 def _shared_s(span: Span, other: Span | None) -> float:
-    """Return the seconds during which both ran; 0 without `other`."""
+    """Return the seconds during which both spans ran; 0 without `other`."""
     if other is None:
         return 0.0
     began = max(span.began_boot_s, other.began_boot_s)
@@ -135,4 +135,4 @@ def _contains(part: Span, span: Span) -> bool:
 
 
 SHOWN_S = 0.05
-"""The first line of a report leaves out shorter parts."""
+"""Seconds below which the first line of a report leaves out a part."""

@@ -96,7 +96,7 @@ def folder_of(uri: str) -> Path | None:
 
 
 def check_scheme(uri: str) -> None:
-    """Refuse an address with a scheme that no store has.
+    """Refuse an address with an unknown scheme.
 
     Raises:
         ConfigError: the scheme is unknown, or its colon or slashes are missing.

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A `prometheus_client` collector that adds a node's metrics to the user's registry.
+"""A `prometheus_client` collector that adds a node's metrics to an existing registry.
 
-The node's server exports the same metrics, from the same table and state files. This collector is
-for users who already run an exporter and do not want a second port.
+The node's server exports the same metrics, from the same table and state files. Use this collector
+if you already run an exporter and do not want a second port.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class NodeCollector:
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
     Use it in a process that outlives the replicas and runs as their user. `state_dir` is the folder
-    that they write to, by default the same default as theirs.
+    of their state files. It has the same default as in the replicas.
 
-    It checks neither the raylet nor the proxy, so `serve_warm_node_ready` only says whether the
-    replicas are warm under `policy`. Each collection also sees replicas that ended since the last
-    one, because their files stay for `node.SWEEP_S`. A directory that cannot be read or trusted is
-    a failed check, not an error. `clock` is the clock of the replicas' heartbeats, in seconds.
+    The collector checks neither the raylet nor the proxy, so `serve_warm_node_ready` only reports
+    whether the replicas are warm under `policy`. Each collection also includes replicas that ended
+    since the last collection, because their files stay for `node.SWEEP_S`. If the directory cannot
+    be read or trusted, a check fails, and nothing is raised. `clock` is the clock of the replicas'
+    heartbeats, in seconds.
     """
 
     def __init__(

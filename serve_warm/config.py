@@ -53,7 +53,7 @@ class Seats(BaseModel):
     seats."""
 
     imports: tuple[str, ...] = ()
-    """Modules of the app that a seat imports, in order. After them it imports torch, serve_warm and
+    """Modules of the app that a seat imports, in order. Then the seat imports torch, serve_warm and
     the modules that the levels in use need."""
 
     keep_alive_s: float = Field(default=900.0, ge=10)
@@ -81,7 +81,8 @@ class WarmupConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     enabled: bool = True
-    """`false` turns serve_warm off: torch, Serve and the replica then work as without it."""
+    """`false` turns serve_warm off. torch, Serve and the replica then work as if the mixin were
+    missing."""
 
     artifact: str | None = None
     """Address of the store to pull from: a folder (`./artifacts`, `file:///srv/artifacts`),
@@ -93,9 +94,9 @@ class WarmupConfig(BaseModel):
         "precompiled",
         "exported",
     )
-    """Which parts of an artifact to load. `cache` is the cache directory with the built kernels.
+    """Parts of an artifact to load. `cache` is the cache directory with the built kernels.
     `precompiled` holds the entries of level 2, which need the kernels in `cache`. `exported` holds
-    the libraries of level 3, which need no other part. A part that an artifact does not have is
+    the libraries of level 3, which need no other part. Parts that an artifact does not contain are
     skipped. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It is only for
     comparison, because on a CPU torch compiles every kernel again from these bytes."""
 
@@ -118,13 +119,13 @@ class WarmupConfig(BaseModel):
     replica as degraded. With `fail` it does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """What to do about a compile in traffic. `count` counts and logs the compile. `forbid` answers
+    """What to do about a compile after READY. `count` counts and logs the compile. `forbid` answers
     the request with HTTP 503 instead."""
 
     parity: str = "off"
-    """Share of calls in traffic that are compared with eager execution. `1/1000` is one in a
-    thousand calls of each entry, `1/1` is all calls, `off` is none. The comparison before READY
-    always runs."""
+    """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
+    thousand calls of each entry, `1/1` compares all calls, and `off` compares no calls. The
+    comparison before READY always runs."""
 
     deadline_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds for the whole warm-up. A thread enforces this deadline within a
@@ -132,41 +133,41 @@ class WarmupConfig(BaseModel):
     allowed."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
-    """Longest time in seconds for listing, fetching and verifying, including retries. Loading may
-    take the same time again."""
+    """Longest time in seconds for listing, downloading and verifying, including retries. Loading
+    the artifact has the same limit again."""
 
     input_deadline_s: float = Field(default=900.0, gt=0)
-    """Longest time in seconds for one replay of one input. Waiting for other deployments counts
-    too."""
+    """Longest time in seconds for one replay of one input. Time spent waiting for other deployments
+    counts too."""
 
     cpu: Literal["native", "portable"] = "native"
-    """Which CPU to compile for. `native` is this CPU. `portable` means every CPU with AVX2
-    (x86-64-v3), so that one artifact fits a fleet of mixed CPUs. The build and the replicas must
-    use the same value. torch 2.11 cannot compile portable kernels."""
+    """CPU to compile for. `native` is this CPU. `portable` means every CPU with AVX2 (x86-64-v3),
+    so that one artifact fits a fleet of mixed CPUs. The build and the replicas must use the same
+    value. torch 2.11 cannot compile portable kernels."""
 
     pgo: Literal["off", "on"] = "off"
     """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
-    replica compiles the graph for all sizes at once, without a static graph before it. It applies
-    to `dynamic=None` at level 1. Set it before the build. Replicas without it can load the
-    artifact."""
+    replica compiles the graph for all sizes at once, without a static graph before it. The setting
+    affects `dynamic=None` at level 1. Set it before the build. Replicas without the setting can
+    load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
-    """Largest number of passes of the replay. If the last pass still compiles, nothing is proven.
+    """Largest number of passes of the replay. If the last pass still compiles, no input is proven.
     """
 
     ranks: Literal["gang", "together", "alone"] = "gang"
     """Whether the ranks of a process group (`torch.distributed`) load, replay and prove together.
-    With `gang` they do this if Serve started them as a gang. With `together` they always do. Use
-    `alone` if the other ranks have no warm-up, for example if they are workers that this replica
-    controls."""
+    `gang` means yes if Serve started the ranks as a gang. `together` means yes always. Use `alone`
+    if the other ranks have no warm-up, for example because this replica controls them as
+    workers."""
 
     node_cache_dir: str | None = None
-    """Folder for downloads that the replicas of a node share. Only their user may have access to
-    it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
+    """Folder for downloads that the replicas of a node share. Only the user of the replicas may
+    have access to it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
-    """Largest size of this folder, 10 GiB by default. The least recently used parts are deleted
-    first."""
+    """Largest size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
+    deleted first."""
 
     overlap: Literal["on", "off"] = "on"
     """Whether to pull the artifact and import torch's compiler while `__init__` runs."""
@@ -174,22 +175,22 @@ class WarmupConfig(BaseModel):
     readahead: tuple[str, ...] = ()
     """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
     `/models/*.safetensors`. Linux reads them into memory while `__init__` still imports, at most
-    half of the free memory. A missing file is only a line in the log. `~/` is the home folder of
-    the replica, and `**` is refused. The environment variable is a list with commas."""
+    half of the free memory. A missing file only causes a line in the log. `~/` is the home folder
+    of the replica, and `**` is refused. The environment variable is a list with commas."""
 
     headers: Literal["shared", "own"] = "shared"
-    """Which precompiled C++ headers a compile uses. With `shared`, it uses headers that any process
-    of this user made. With `own`, this process makes them, which takes up to 6 s. A build sets
-    `own`, because code of a header is in every kernel, and code of an earlier process must not be
-    signed."""
+    """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that any
+    process of this user made. With `own`, this process makes the headers, which takes up to 6 s. A
+    build sets `own`, because every kernel contains code of the headers, and code of an earlier
+    process must not be signed."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
 
     seats: Seats = Seats()
-    """Workers that this deployment keeps ready for its next replicas, with finished imports. As an
-    environment variable it is JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source does not set a
-    field, the value of the source before it is used."""
+    """Workers that this deployment keeps ready for its next replicas, with finished imports. The
+    environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source does not set
+    a field, the value of the previous source applies."""
 
     @field_validator("artifact")
     @classmethod
@@ -228,7 +229,7 @@ class WarmupConfig(BaseModel):
 
     @property
     def parity_one_in(self) -> int:
-        """N if one of N calls is compared with eager; 0 if none is."""
+        """N if one of N calls is compared with eager; 0 if no call is compared."""
         return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
 
     @field_validator("readahead")
@@ -263,7 +264,7 @@ def resolve(
     `section_name` is the prefix of that section's fields in errors.
 
     Raises:
-        ConfigError: a field is unknown or its value is out of range. It names all problems.
+        ConfigError: a field is unknown or its value is out of range. The error names all problems.
     """
     environ = os.environ if environ is None else environ
     given: object = base
@@ -320,7 +321,7 @@ def _laid_over(below: Any, above: Any) -> Any:
 
 
 def _describe(problem: Any, origin: Mapping[str, str]) -> str:
-    """Return one of pydantic's problems with a setting in a line."""
+    """Return a line about one of pydantic's problems with a setting."""
     field, *inner = map(str, problem["loc"])
     if field != "seats":
         inner = []  # the numbers of a list's items say little

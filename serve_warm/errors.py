@@ -111,13 +111,15 @@ class CompilerMissing(ServeWarmError):
 
     def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:
         """`by` is the variable that names the compiler; `trouble` is the problem with its value."""
-        needed = "torch needs one even if the artifact holds every kernel"
+        needed = "torch needs a compiler even if the artifact contains every kernel"
         if by:
             message = f"{by}={looked_for} {trouble}"
             hint = f"correct {by}, or unset it to use g++; {needed}"
         else:
             message = f"looked for {looked_for}"
-            hint = f"install one (Debian: apt-get install g++), or name yours in CXX; {needed}"
+            hint = (
+                f"install g++ (Debian: apt-get install g++), or name your compiler in CXX; {needed}"
+            )
         super().__init__(f"no C++ compiler: {message}", hint=hint, looked_for=looked_for)
 
 
@@ -202,7 +204,10 @@ class BuildFailed(ServeWarmError):
 
 
 class GenerationRefused(ServeWarmError, ValueError):
-    """A call of `generate` is not for the compiled steps; the text is one sentence for a client."""
+    """The compiled steps do not support a call of `generate`.
+
+    The text is one sentence for a client.
+    """
 
 
 class WarmupFailed(ServeWarmError):
@@ -214,7 +219,10 @@ class WarmupFailed(ServeWarmError):
 
 
 class WarmupTimeout(WarmupFailed):
-    """A deadline has passed. `covered` says which inputs were proven or replayed before it."""
+    """A deadline has passed.
+
+    `covered` says which inputs were proven or replayed before the deadline.
+    """
 
 
 class ReplayFailed(WarmupFailed):

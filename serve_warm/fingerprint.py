@@ -36,21 +36,22 @@ NONE = "none"
 """The value of a factor if the machine has no GPU, no Triton or no compiler."""
 
 UNKNOWN = "unknown"
-"""The value of a factor that could not be read. It fits nothing, not even itself."""
+"""The value of a factor that could not be read. It matches no value, not even itself."""
 
 NOT_NEEDED = "not needed"
-"""The value of `compiler` if all compiled code is in libraries (level 3). Such an artifact fits any
-compiler, or none."""
+"""The value of `compiler` if all compiled code is in libraries (level 3). Such an artifact fits
+machines with any compiler, or without a compiler."""
 
 NOT_INSTALLED = "not installed"
-"""The value of torch's factors on a machine without torch. No artifact has it, so none fits."""
+"""The value of torch's factors on a machine without torch. No artifact has this value, so no
+artifact fits."""
 
 Cpu = Literal["native", "portable"]
 """The CPU for which kernels are compiled: exactly this CPU, or every CPU that has all of
 `PORTABLE_ISA`."""
 
 PORTABLE_MARCH = "x86-64-v3"
-"""The compilers' name for CPUs that run a portable artifact: those with AVX2."""
+"""The compilers' name for CPUs that can run a portable artifact: CPUs with AVX2."""
 
 PORTABLE_ISA = "abm avx avx2 bmi1 bmi2 cx16 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3"
 """Extensions that `PORTABLE_MARCH` adds to basic x86-64, by their names in Linux, sorted like
@@ -146,7 +147,7 @@ class Fingerprint:
         """Build a fingerprint from the data that `to_json` returned.
 
         Raises:
-            ValueError: `data` has another form; the message says where.
+            ValueError: `data` has the wrong form; the message says where.
         """
         if not isinstance(data, dict) or data.keys() != {"machine", "app"}:
             raise ValueError("a fingerprint is an object with exactly the members machine and app")
@@ -192,18 +193,18 @@ def read_machine(
 ) -> dict[str, str]:
     """Return the factors of this machine and its installed software; imports torch.
 
-    With `on_no_torch="note"` a machine without torch gets factors that say so, which explains why
-    no artifact fits it.
+    With `on_no_torch="note"`, the factors of a machine without torch say that torch is missing.
+    This explains why no artifact fits.
 
     With `cpu="portable"` every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
-    Any other machine keeps its own, so no portable artifact fits it.
+    Any other machine keeps its own factors, so no portable artifact fits it.
 
-    `device` is the index of the GPU in use, by default the calling thread's. A machine with an
-    NVIDIA driver has one of the `driver` paths.
+    `device` is the index of the GPU in use, by default the GPU of the calling thread. A machine
+    with an NVIDIA driver has one of the `driver` paths.
 
     It reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from `environ`. It
-    queries CUDA devices only if torch can see any. It takes some milliseconds, and one `g++
-    --version` per process.
+    queries CUDA devices only if torch can see any. The call takes some milliseconds, and runs `g++
+    --version` once per process.
 
     Raises:
         ImportError: torch is not installed, and `on_no_torch` is `raise`.
@@ -337,9 +338,8 @@ _CODE_FEATURES = {
         r"|i?lrcpc\d?|uscat|flagm2?|cssc|mops|crc32|aes|pmull|sha[123]|sha512|sm[34]"
     ),
 }
-"""Extensions that `-march=native` lets a compiler use, by the line of Linux' cpuinfo that has them.
-Other flags (virtualisation, mitigations, counters) differ between equal machines and change no
-code."""
+"""Extensions that `-march=native` lets a compiler use, by their line in Linux' cpuinfo. Other flags
+(virtualisation, mitigations, counters) differ between equal machines and change no code."""
 
 
 def cpu_isa(cpuinfo: str) -> str:
@@ -495,7 +495,7 @@ for no GPU."""
 
 
 def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
-    """Return a sentence that says why torch cannot use this machine's GPU.
+    """Return a sentence on why torch cannot use this machine's GPU.
 
     Empty if torch can use it, if there is no GPU, or if torch has no CUDA. Also empty if `environ`
     hides all GPUs, because even then CUDA reports an old driver. Also empty if no `driver` path
@@ -616,10 +616,10 @@ _EXCLUDED_VARIABLES = frozenset(
 )
 """Variables of torch's compiler that change no generated code and are not in torch's keys.
 
-This is a list of exceptions, because an unknown variable may change the code. Some variables that
-seem harmless are not in the list because torch hashes them (a worker's log path, the remote cache
-of AOTAutograd). Variables that turn caches off are not in the list because an artifact is useless
-then, and the mismatch explains this.
+The list names the exceptions, because an unknown variable may change the code. It leaves out
+variables that torch hashes although they seem harmless (a worker's log path, the remote cache of
+AOTAutograd). It also leaves out variables that turn caches off: an artifact is useless then, and
+the mismatch explains why.
 """
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs to replay: buckets, declared inputs, the grid over the buckets, and signatures.
+"""Inputs for the replay: buckets, declared inputs, the grid over the buckets, and signatures.
 
 An `Input` names its target, which is the method or route that traffic uses, and the arguments to
 call it with. `shape_grid` writes one `Input` for each point of a `Buckets` object. The handler pads
@@ -177,10 +177,10 @@ class Input:
 
 
 def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
-    """Return an input for each batch size up to `largest` that a target does not declare yet.
+    """Return an input for each batch size up to `largest` that is not declared yet.
 
-    It covers the targets that have an input with several concurrent calls. If there are none, it
-    covers all targets. Each new input is a copy of the cheapest call of its target.
+    This includes only targets that have an input with several concurrent calls. Without such
+    targets, it includes all targets. Each new input is a copy of the cheapest call of its target.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [item.concurrency for item in missing_batches(declared, largest=4)]
@@ -219,7 +219,7 @@ def _correct_target(target: str) -> str:
 @public
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """How to make one tensor argument of a grid point.
+    """Describes one tensor argument of a grid point.
 
     `axes` are names of bucket axes or fixed sizes. Integer types get whole numbers from `low` to
     `high`, both included. Other types get uniform real numbers between them. The name of the
@@ -230,7 +230,7 @@ class Field:
     dtype: str = "int64"
     low: float = 1
     high: float = 1
-    """Ones by default. 1 is a token id that every vocabulary has, and a mask of ones masks nothing.
+    """1 by default, because every vocabulary has the token id 1, and a mask of ones masks nothing.
     """
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class Field:
         """Return the tensor for a grid point.
 
         Raises:
-            InputError: torch has no such dtype.
+            InputError: torch has no dtype of this name.
         """
         import torch  # not at the top: commands import this module without torch
 
@@ -282,13 +282,13 @@ def shape_grid(
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
-        make: called with the sizes of a point by axis name. Returns the keyword arguments of the
-            call, or for HTTP a mapping with `json`, `body` or `headers`.
+        make: called with the sizes of a point by axis name. Returns the call's keyword arguments,
+            or for HTTP a mapping with `json`, `body` or `headers`.
         fields: tensors to make, by argument name. Without `make` and `fields`, each argument that
-            `target` requires gets an int64 tensor of ones over all axes. concurrency: the axis that
-            is the number of concurrent calls and not a dimension, for targets with `@serve.batch`.
-            budget: largest number of inputs. A larger grid is an error. model_id: multiplexed model
-            id of every input.
+            `target` requires gets an int64 tensor of ones over all axes.
+        concurrency: the axis with the number of concurrent calls, for `@serve.batch`.
+        budget: largest number of inputs. A larger grid is an error.
+        model_id: multiplexed model id of every input.
 
     Raises:
         InputError: the grid is larger than `budget`, or the arguments contradict each other.
@@ -438,7 +438,7 @@ class InputSignature:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values, with containers entered `depth` levels deep.
+        """Return the signature of named values. Enters containers up to `depth` levels deep.
 
         Strings appear as type and length. So do keys of mappings that are not names.
         """
@@ -504,7 +504,7 @@ HAVE_BODIES = frozenset({"POST", "PUT", "PATCH"})
 
 
 def _open_query(verb: str, path: str) -> str:
-    """Return a target with a query to fill in, because only the query of such a request varies."""
+    """Return a target with a query to fill in, for requests without a body."""
     plain, _, query = path.partition("?")
     names = [name for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True)]
     asked = "&".join(f"{urllib.parse.quote(name)}={ELLIPSIS}" for name in names) or ELLIPSIS
@@ -527,7 +527,7 @@ def _as_declared(item: Input) -> list[str]:
 
 
 SHOWN_ARGUMENT = 200
-"""Longest declared argument that a suggestion repeats, in characters."""
+"""Largest number of characters of a declared argument that a suggestion repeats."""
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics, as data for the server of the node and as an export through Ray.
+"""The table of metrics, as data for the node server and as an export through Ray.
 
 Each metric is a pure function of a `Report`, and is exported once it has a value. Ray's path to
 Prometheus sets the rules:
@@ -34,7 +34,7 @@ PERIOD_S = 5.0
 after two periods."""
 
 LAYERS = ("fx", "aot")
-"""torch's two caches: for graphs of Inductor, and for AOTAutograd."""
+"""torch's two caches: `fx` for Inductor graphs, `aot` for AOTAutograd."""
 
 RESULTS = ("hit", "miss", "bypass")
 
@@ -52,25 +52,24 @@ class Metric:
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
-    """Its labels, without labels that the sink adds. Their values come from closed sets, except in
-    metrics whose name ends in `_info`. Such a metric has one series per replica."""
+    """Labels, without the labels that the sink adds. The set of values is fixed, except in metrics
+    whose name ends in `_info`. Such a metric has one series per replica."""
     while_alive: bool = False
-    """Whether it describes the live replica, so that it ends with the replica. Other metrics
-    describe the start."""
+    """Whether the metric describes the live replica. Such a metric ends with the replica. Other
+    metrics describe the start."""
     absent_after: bool = False
-    """Whether it has no value after the replica ended, instead of 0. A date or an age of 0 would be
-    wrong, and other metrics would keep a series for each ended replica."""
+    """If true, the metric has no value after the replica ended. If false, it is 0 then. A date or
+    an age of 0 would be wrong, and other metrics would keep a series for each ended replica."""
     zeros: bool = True
-    """Whether the node's server exports values of 0. Without them, reasons or levels that do not
-    apply have no series. Ray exports all, because it repeats the last value."""
+    """Whether the node server exports values of 0. If not, reasons or levels that do not apply have
+    no series. Ray always exports zeros, because it repeats the last value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
-    """Labels of the series that say that the replica is ready. If the probe does not count the
-    replica as ready, for example because it hangs, the server of the node exports 0 for these
-    series."""
+    """Labels of the series that report a ready replica. The node server exports 0 for these series
+    if the probe does not count the replica as ready, for example because it hangs."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
-    """Start of the measured interval by CLOCK_BOOTTIME, while the interval still grows. Readers of
-    a state file use it to compute the current value."""
+    """Start of the measured interval by CLOCK_BOOTTIME while the interval grows, else None. Readers
+    of a state file use it to compute the current value."""
 
 
 def _one(value: Callable[[Report], float | None]) -> Callable[[Report], Samples]:
@@ -132,7 +131,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("version", "ray_version", "torch_version"),
-        help="1, with the versions of serve_warm, Ray and torch that the replica runs.",
+        help="Always 1. The labels name the replica's versions of serve_warm, Ray and torch.",
         read=_build,
     ),
     Metric(
@@ -140,7 +139,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help=("1 if the replica is proven warm or serves by policy. 0 before, or if it hangs."),
+        help="1 if the replica is proven warm, or if a policy lets it serve. 0 if it hangs.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -149,7 +148,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         says_ready=((),),
-        help="1 if a ready replica was late, has unproven inputs, or withdrew entries.",
+        help="1 if the replica is ready but was late, has unproven inputs, or withdrew entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -158,14 +157,14 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help=("1 for the current stage of the start, else 0. Also 0 if a ready replica hangs."),
+        help="1 for the current stage of the start, 0 for others. All 0 if a ready replica hangs.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
         name="serve_warm_verdict",
         kind="gauge",
         labels=("verdict",),
-        help="1 for the verdict of this start on its artifact, 0 for the other verdicts.",
+        help="1 for the verdict of this start about its artifact, 0 for the other verdicts.",
         read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
@@ -184,7 +183,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help=("1 while the artifact in use has no trusted signature (allowed by unsigned_ok)."),
+        help="1 while the replica uses an untrusted artifact, which unsigned_ok allows.",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
@@ -205,7 +204,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("stage",),
-        help="Seconds of this stage that ran during __init__ and so did not delay the start.",
+        help="Seconds of each stage that ran during __init__, so they did not delay the start.",
         read=_hidden,
     ),
     Metric(
@@ -223,7 +222,7 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help="Inputs replayed so far in the current or last pass.",
+        help="Inputs that the current pass has replayed. After warm-up: the last pass.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
@@ -235,7 +234,7 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_left_out",
         kind="gauge",
-        help="Inputs that warm-up skipped because it ran out of memory.",
+        help="Inputs that warm-up skipped because memory ran out.",
         read=_one(lambda r: sum(i.left_out for i in r.inputs)),
     ),
     Metric(
@@ -243,7 +242,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help=("Kinds of calls to serve_warm.compile's functions, by the level that runs them."),
+        help="Kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(
@@ -251,20 +250,20 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="Whether Dynamo traced none, some or all compiled calls: 1 for that label, else 0.",
+        help="1 for the label that applies: Dynamo traced none, some or all compiled calls.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
         name="serve_warm_calls_without_entry",
         kind="counter",
-        help="Calls for which serve_warm.compile had no fitting entry, so torch.compile ran.",
+        help="Calls that torch.compile ran because no entry of the artifact matched.",
         read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
     ),
     Metric(
         name="serve_warm_parity_checks",
         kind="counter",
         labels=("result",),
-        help=("Comparisons of entries with eager execution by outcome, also skipped ones."),
+        help="Comparisons of an entry with eager execution, by result. Includes skipped ones.",
         read=_parity_checks,
     ),
     Metric(
@@ -276,31 +275,31 @@ METRICS = (
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help=("Largest error against eager execution that passed, relative to the largest value."),
+        help="Largest accepted difference from eager execution, relative to the largest value.",
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(
         name="serve_warm_compiler_processes",
         kind="gauge",
-        help="Compiler processes that produced an object during warm-up.",
+        help="Compiler processes that wrote an object file during warm-up.",
         read=_one(lambda r: r.warmup.compiler_processes),
     ),
     Metric(
         name="serve_warm_compiler_seconds",
         kind="gauge",
-        help="Wall seconds that threads waited for compiler processes during warm-up, added up.",
+        help="Seconds that threads waited for compiler processes in warm-up, summed over threads.",
         read=_one(lambda r: r.warmup.compiler_s),
     ),
     Metric(
         name="serve_warm_captures",
         kind="gauge",
-        help=("CUDA graphs captured during warm-up. Every start captures its own graphs."),
+        help="CUDA graphs captured during warm-up. Every start must capture its graphs again.",
         read=_one(lambda r: r.warmup.captures),
     ),
     Metric(
         name="serve_warm_capture_seconds",
         kind="gauge",
-        help="Wall seconds spent on CUDA graph capture during warm-up, first launches included.",
+        help="Wall seconds of CUDA graph captures during warm-up. Includes first launches.",
         read=_one(lambda r: r.warmup.capture_s),
     ),
     Metric(
@@ -312,13 +311,13 @@ METRICS = (
     Metric(
         name="serve_warm_kernels_built",
         kind="gauge",
-        help="Triton kernels built during warm-up, in any process. 0 for a full hit.",
+        help="Triton kernels built during warm-up, in any process. 0 if the artifact has them all.",
         read=_one(lambda r: r.warmup.kernels),
     ),
     Metric(
         name="serve_warm_tunings",
         kind="gauge",
-        help="Triton kernels and templates autotuned during warm-up. 0 for a full hit.",
+        help="Triton kernels and templates autotuned in warm-up. 0 if the artifact has them all.",
         read=_one(lambda r: r.warmup.tunings),
     ),
     Metric(
@@ -333,7 +332,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="GPU memory reserved by CUDA graph pools once the replica is ready.",
+        help="GPU memory that CUDA graph pools reserve in the ready replica.",
         read=_memory(lambda m: m.pool_bytes),
     ),
     Metric(
@@ -342,7 +341,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="GPU memory reserved by torch once the replica is ready, graph pools included.",
+        help="GPU memory that torch reserves in the ready replica. Includes graph pools.",
         read=_memory(lambda m: m.reserved_bytes),
     ),
     Metric(
@@ -351,61 +350,61 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="Peak GPU memory reserved by torch since the start.",
+        help="Peak of the GPU memory that torch has reserved since the start.",
         read=_memory(lambda m: m.reserved_peak_bytes),
     ),
     Metric(
         name="serve_warm_compiles_after_ready",
         kind="counter",
-        help="Frames compiled in traffic after the replica was ready. Should stay 0.",
+        help="Frames that Dynamo compiled after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.compiles),
     ),
     Metric(
         name="serve_warm_captures_after_ready",
         kind="counter",
-        help="CUDA graphs captured in traffic after the replica was ready. Should stay 0.",
+        help="CUDA graphs captured after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.captures),
     ),
     Metric(
         name="serve_warm_capture_after_ready_seconds",
         kind="counter",
-        help="Wall seconds that requests waited for CUDA graph capture in traffic.",
+        help="Wall seconds of CUDA graph captures after the replica was ready.",
         read=_one(lambda r: r.after_ready.capture_s),
     ),
     Metric(
         name="serve_warm_graph_skips_after_ready",
         kind="counter",
-        help="CUDA graphs that torch skipped in traffic. Should stay 0.",
+        help="CUDA graphs that torch skipped after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.graph_skips),
     ),
     Metric(
         name="serve_warm_kernels_built_after_ready",
         kind="counter",
-        help="Triton kernels built in traffic after the replica was ready. Should stay 0.",
+        help="Triton kernels built after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.kernels),
     ),
     Metric(
         name="serve_warm_tunings_after_ready",
         kind="counter",
-        help="Triton kernels and templates autotuned in traffic. Should stay 0.",
+        help="Triton kernels and templates autotuned after the replica was ready. Should stay 0.",
         read=_one(lambda r: r.after_ready.tunings),
     ),
     Metric(
         name="serve_warm_tuning_after_ready_seconds",
         kind="counter",
-        help="Wall seconds that requests waited for autotuning in traffic.",
+        help="Wall seconds spent on autotuning after the replica was ready.",
         read=_one(lambda r: r.after_ready.tuning_s),
     ),
     Metric(
         name="serve_warm_eager_falls_after_ready",
         kind="counter",
-        help="Functions that permanently fell back to eager in traffic. Should stay 0.",
+        help="Functions that permanently fell back to eager after READY. Should stay 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
     ),
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests answered with 503 because they would compile, with after_ready: forbid.",
+        help="Requests answered with HTTP 503 by after_ready: forbid, because they would compile.",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(
@@ -419,7 +418,7 @@ METRICS = (
     Metric(
         name="serve_warm_deadline_seconds",
         kind="gauge",
-        help="The setting deadline_s: the longest time from the end of __init__ to READY.",
+        help="The setting deadline_s: the limit for the time from the end of __init__ to READY.",
         read=_one(lambda r: r.deadline_s or None),
     ),
     Metric(
@@ -454,7 +453,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help=("Free seats on this node, reported by the one replica that keeps them."),
+        help="Free seats on this node. Only the replica that keeps the seats reports them.",
         read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
     ),
     Metric(
@@ -462,20 +461,20 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Seats that the deployment is to keep on each of its nodes, from the settings.",
+        help="Seats that the settings tell the deployment to keep on each of its nodes.",
         read=_one(lambda r: r.seat.count if r.seat is not None else None),
     ),
     Metric(
         name="serve_warm_seat_hits",
         kind="counter",
-        help=("Starts on a seat, which is a worker that had already finished its imports."),
+        help="Starts on a seat. A seat is a worker that has already finished its imports.",
         read=_one(lambda r: r.seat is not None and r.seat.hit),
     ),
     Metric(
         name="serve_warm_seat_misses",
         kind="counter",
         labels=("reason",),
-        help="Starts that did not use a seat although seats are configured, by reason.",
+        help="Starts that used no seat although seats are configured, by reason.",
         read=_seat_misses,
     ),
     Metric(
@@ -484,7 +483,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("source", "statement", "created"),
-        help=("1 for the artifact in use, labelled by kind of store, statement and build day."),
+        help="Always 1. Labels of the artifact in use: kind of store, statement, build day.",
         read=_artifact,
     ),
     Metric(
@@ -535,8 +534,8 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    It exports only at `changed()` and every `period_s` seconds. The table has some 90 series, which
-    the thread that serves and replays inputs should not export. A compile may also block the user's
+    It exports only at `changed()` and every `period_s` seconds. The table has some 90 series, and
+    exporting them would slow the thread that serves requests. A compile may also block the user's
     event loop for minutes.
     """
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The state files of this node's replicas, and the probe and server that read them.
+"""The state files of this node's replicas, and the probe and server that read these files.
 
 Serve sends no request to a replica that is still starting, so a request cannot find out its state.
 Instead each replica writes a small JSON file, and holds a lock while its process is alive. Each
@@ -10,15 +10,15 @@ replica has two files in a directory of its user:
     <replica>.lock   locked (`flock`) while the process lives; its heartbeat and its names
 
 The lock is a separate file because each write replaces the inode of the state. The kernel frees the
-lock however the process ends. Readers in another process namespace (a sidecar) can see this too,
-although they cannot use process ids. The heartbeat is overwritten in place, which works on a full
-disk.
+lock when the process ends, for any reason. Readers in another process namespace (a sidecar) also
+see this, although they cannot use process ids. The heartbeat is overwritten in place, which works
+on a full disk.
 
 This file runs without the rest of the package: `python -I -S node.py probe`, or `serve`. A probe
 runs every few seconds, so it imports very few modules. Modules that are slow to import (`json`,
 `socket`, `argparse`, `typing`, `contextlib`) are avoided, or imported only where a probe does not
-need them. Times that several processes use come from CLOCK_BOOTTIME, because nobody can set it and
-it continues during suspend.
+need them. Times that several processes use come from CLOCK_BOOTTIME, because this clock cannot be
+set and continues during suspend.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ RAYLET = "http://127.0.0.1:52365/api/healthz"
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
-"""Extra seconds for a thread to report its answer while all cores of the node compile."""
+"""Extra seconds in which a thread must report its answer, because all cores of the node may
+compile."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
 """Seconds between two checks. Even a slow answer arrives before the last one expires."""
@@ -90,13 +91,13 @@ PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
 KEPT_CONNECTIONS = 64
-"""Number of connections that are reserved for probes, which come from this machine and its kubelet.
+"""Number of connections reserved for probes, which come from this machine and its kubelet.
 """
 PEER_CONNECTIONS = 32
 """Largest number of connections from one address. A kubelet or Prometheus has a few."""
 MAX_THREADS = 320
-"""Largest number of connections with a thread, including dropped connections whose answer is still
-being made. Above this number, connections from untrusted addresses are closed at once."""
+"""Largest number of connections with a thread, including dropped connections whose answer is not
+finished. Above this number, connections from untrusted addresses are closed at once."""
 SLOW_S = 1.0
 """Seconds without a request after which a client counts as slow. A probe sends its request at once.
 """
@@ -124,14 +125,15 @@ def boot_s() -> float:
 class StateFile:
     """One replica's state and its lock, held until the process ends or `close()`.
 
-    `began_s` is the time at which the replica began, by CLOCK_BOOTTIME, if this was earlier.
+    `began_s` is the CLOCK_BOOTTIME at which the replica began, if it began before this call.
     `clock` is the clock of its heartbeats, in seconds.
 
     Raises:
         PermissionError: another user owns the directory, can write to it, or can replace it because
-        that user can write to a folder above it. Files of that user would then look like state
-        files. OSError: the directory cannot be made, is full or read-only, or its file system has
-        no locks.
+            that user can write to a folder above it. Files of that user would then look like state
+            files.
+        OSError: the directory cannot be made, is full or read-only, or its file system has no
+            locks.
     """
 
     def __init__(
@@ -163,8 +165,9 @@ class StateFile:
         If files or the directory were removed, this creates them again.
 
         Raises:
-            OSError: as the class. On a full disk the heartbeat can still be written. On a read-only
-            disk it cannot, but the lock is still held, so the replica looks stale, not dead.
+            OSError: the state cannot be written. On a full disk the heartbeat can still be written.
+            On a read-only disk it cannot, but the lock is still held, so the replica looks stale,
+            not dead.
         """
         now = self._clock()
         if facts.get("stage") != self._stage[0]:
@@ -369,7 +372,7 @@ def _sweep(folder: int) -> None:
 
 
 class Heartbeat:
-    """Writes a replica's state when it changes, and every few seconds otherwise.
+    """Writes a replica's state when it changes, and also every few seconds.
 
     It uses a daemon thread, so that neither requests nor the start wait for a disk. A failed write
     is logged once, and the replica serves without a state file. `began_s` is as for StateFile.
@@ -444,7 +447,7 @@ class Heartbeat:
             # Other threads change the report while it is read, sizes of dicts too.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
-                trouble = f"cannot make this replica's state: {text}. It is tried again"
+                trouble = f"cannot build this replica's state, and tries again: {text}"
             self._say(trouble)
             for written in waiting:
                 written.set()
@@ -456,7 +459,7 @@ class Heartbeat:
         if trouble and not self._trouble:
             self._logger.warning("%s", trouble)
         elif self._trouble and not trouble:
-            self._logger.info("this replica's state can be written again")
+            self._logger.info("this replica writes its state again")
         self._trouble = trouble
 
 
@@ -486,16 +489,16 @@ class Replica(NamedTuple):
     condition: str
     """One of CONDITIONS."""
     why: str
-    """Why it is not warm, in a sentence; empty if it is."""
+    """A sentence on why the replica is not warm; empty if it is warm."""
     state: dict[str, Any] | None
     heartbeat_s: float = 0.0
-    """By CLOCK_BOOTTIME."""
+    """Time of the last heartbeat, by CLOCK_BOOTTIME."""
     began_s: float = float("inf")
-    """When its start began; infinity if nothing is known yet."""
+    """Time at which the start began; infinity if unknown."""
 
     @property
     def ready_s(self) -> float | None:
-        """When it became ready; None before."""
+        """Time at which the replica became ready; None before."""
         return _number(self.state, "ready_boot_s")
 
     def __str__(self) -> str:
@@ -509,12 +512,12 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 
 
 class Parsed(NamedTuple):
-    """A state that was read, which the next look may reuse.
+    """A state that a look has read, and that the next look may reuse.
 
     A replica writes the same heartbeat to its lock and then to its state. While both are equal,
     there is no newer state. The metadata of the file is not enough: after two renames within one
-    clock tick, the first inode may be used again. It is also compared, to notice changes by other
-    processes.
+    clock tick, the first inode may be used again. The metadata is also compared, to detect changes
+    by other processes.
     """
 
     heartbeat_s: float
@@ -537,7 +540,7 @@ def look(
     checked each time. `clock` is the clock to compare heartbeats with, in seconds.
 
     Raises:
-        PermissionError: as StateFile. The states are then unknown, not absent.
+        PermissionError: as for StateFile. The states are then unknown, not absent.
     """
     try:
         folder = _opened(os.path.abspath(directory))
@@ -560,7 +563,7 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the states of live replicas.
 
     Raises:
-        PermissionError: as StateFile. The states are then unknown, not absent.
+        PermissionError: as for StateFile. The states are then unknown, not absent.
     """
     for replica in look(directory):
         if replica.condition != "dead" and replica.state is not None:
@@ -588,10 +591,10 @@ def _replica(
     elif lock.trouble or trouble:
         condition, why = "unreadable", lock.trouble or trouble
     elif state is None:
-        condition, why = "warming", "it has begun and has not written its state yet"
+        condition, why = "warming", "its start has begun, but it has not written its state yet"
     elif age_s > stale_s:
         condition = "stale"
-        why = f"no heartbeat for {age_s:.0f} s, and its process is there: it hangs or is stopped"
+        why = f"no heartbeat for {age_s:.0f} s, but its process exists: it hangs or is stopped"
     elif age_s < -1.0:
         condition = "stale"
         why = "its heartbeat is from before the last boot of this machine, or from another machine"
@@ -626,7 +629,7 @@ class _Lock(NamedTuple):
     trouble: str = ""
 
     def begun(self) -> dict[str, Any]:
-        """Return the names and the start time; nothing before its first write."""
+        """Return the names and the start time; nothing before the first write."""
         try:
             found = _decoded(self.rest)
         except (ValueError, RecursionError):
@@ -635,7 +638,7 @@ class _Lock(NamedTuple):
 
 
 def _lock(stem: str, folder: int) -> _Lock:
-    """Return the state of a lock. A lock is free only if it is missing or can be taken."""
+    """Return the state of a lock. A lock counts as free only if it is missing or can be taken."""
     name = f"{stem}.lock"
     try:
         opened = _open_ours(name, folder)
@@ -651,7 +654,7 @@ def _lock(stem: str, folder: int) -> _Lock:
     except OSError as error:
         # For example, this process has no free descriptors. Then the state is unknown, and "dead"
         # would be wrong.
-        return _Lock(held=True, trouble=f"{name} cannot be looked at: {error.strerror}")
+        return _Lock(held=True, trouble=f"cannot check {name}: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
     except ValueError:
@@ -699,7 +702,10 @@ def _file(name: str, folder: int) -> tuple[int, ...]:
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
-    """Return the state in a file, and its problem. Both are empty if there is no file yet."""
+    """Return the state in a file, and its problem.
+
+    Both are empty if the file does not exist yet.
+    """
     name = f"{stem}.json"
     try:
         opened = _open_ours(name, folder)
@@ -716,7 +722,7 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
     try:
         state = _decoded(data) if len(data) <= MAX_STATE_BYTES else None
     except (ValueError, RecursionError):
-        return None, f"{name} is no JSON, or half of it"
+        return None, f"{name} is not JSON, or is incomplete"
     wrong = _wrong(state)
     return (None, f"{name} {wrong}") if wrong else (state, "")
 
@@ -734,8 +740,8 @@ def _decoded(data: bytes) -> Any:
     """Parse JSON with the C scanner under `json.loads`, if this Python has it.
 
     Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
+        ValueError: the data is not JSON.
+        RecursionError: the JSON is nested too deeply.
     """
     text = data.decode()
     try:
@@ -752,7 +758,7 @@ def _decoded(data: bytes) -> Any:
     except StopIteration:
         end = -1
     if end != len(text):
-        raise ValueError("no JSON, or more than that")
+        raise ValueError("not JSON, or JSON followed by other data")
     return value
 
 
@@ -766,7 +772,7 @@ class _Scanning:
 
 
 def _wrong(state: Any) -> str:
-    """Return why parsed JSON is not the state of a replica; empty if it is."""
+    """Return why parsed JSON is not the state of a replica; empty if it is a state."""
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         return "is not the state of a replica"
     if state["schema"] != STATE_SCHEMA:
@@ -789,7 +795,9 @@ def _open_ours(name: str, folder: int) -> int:
         opened = os.open(name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _NotOursError(f"{name} is a symbolic link: it is not followed") from None
+            raise _NotOursError(
+                f"{name} is a symbolic link, which serve_warm does not follow: remove it"
+            ) from None
         raise
     try:
         status = os.fstat(opened)
@@ -801,7 +809,9 @@ def _open_ours(name: str, folder: int) -> int:
     os.close(opened)
     if not stat.S_ISREG(status.st_mode):
         raise _NotOursError(f"{name} is not a regular file: remove it")
-    raise _NotOursError(f"{name} belongs to user id {status.st_uid}: it is not believed")
+    raise _NotOursError(
+        f"{name} belongs to user id {status.st_uid}, so serve_warm does not trust it"
+    )
 
 
 def _names(state: Any) -> tuple[str, str, str]:
@@ -856,7 +866,8 @@ def _check_above(directory: str) -> None:
     """Refuse a missing directory that this user could not create as a private one.
 
     Raises:
-        PermissionError: as StateFile. No replica can write there, so missing files prove nothing.
+        PermissionError: as for StateFile. No replica can write to such a directory, so missing
+        files prove nothing.
     """
     above = _existing(directory)
     try:
@@ -891,15 +902,15 @@ def _faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield each weakness that lets others change a directory's content, with its fix.
 
-    `own` is the status of the directory, which this user must own. Without `own`, the directory is
-    a folder above it: root may own it, and anybody may write to it if it is sticky.
+    `own` is the status of the directory, which this user must own. Without `own`, `directory` is a
+    parent folder: root may own it, and anybody may write to it if it is sticky.
 
     Raises:
-        OSError: it is missing, or this user may not enter a folder above it.
+        OSError: the directory is missing, or this user may not enter a parent folder.
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
-        yield f"{directory} has .. in it", f"name {os.path.realpath(directory)} instead"
+        yield f"the path {directory} contains ..", f"name {os.path.realpath(directory)} instead"
         return
     for part in directory.rstrip("/").split("/"):
         path = f"{path.rstrip('/')}/{part}"
@@ -919,7 +930,7 @@ def _faults(
             if os.path.basename(path) == _own_name():
                 fix = f"let its owner or root remove {path}"
             elif mounted:
-                fix = f"name a directory inside it {path}"
+                fix = f"name a directory inside {path}"
             yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
         elif mode & 0o022 and (leaf or not (mode & stat.S_ISVTX or mounted)):
             what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
@@ -927,7 +938,8 @@ def _faults(
 
 
 _names_of_users: dict[int, str] = {}
-"""Cached, because a server looks every second, and a directory service may be slow."""
+"""Texts of user ids. Cached, because a server looks every second, and a directory service may be
+slow."""
 
 
 def with_name(user: int) -> str:
@@ -962,7 +974,8 @@ class Choice(NamedTuple):
 
     place: Place
     passed: tuple[str, ...]
-    """Why the places before it cannot be used. If none can be used, why all of them cannot."""
+    """Reasons why the earlier places cannot be used. If no place can be used, the reasons for all
+    places."""
     usable: bool
 
 
@@ -1002,8 +1015,8 @@ def choose_place(among: Sequence[Place]) -> Choice:
     """Return the place that replicas use, or that the first replica will use.
 
     The first place with a live replica wins, so that new replicas use the same place as running
-    ones, even if an earlier place has become usable. Without a live replica it is the first usable
-    place. If no place is usable, it is the first one, marked as unusable.
+    ones, even if an earlier place has become usable. Without a live replica, the first usable place
+    wins. If no place is usable, the result is the first place, marked as unusable.
     """
     passed: list[str] = []
     usable = None
@@ -1020,8 +1033,8 @@ def choose_place(among: Sequence[Place]) -> Choice:
 def claim_place(among: Sequence[Place]) -> Choice:
     """Choose a place and make its folder, so that nobody else can take it.
 
-    If the folder cannot be made (the disk is full, or another user was faster), a later place is
-    tried.
+    If the folder cannot be made (the disk is full, or another user was faster), tries a later
+    place.
     """
     left = tuple(among)
     passed: tuple[str, ...] = ()
@@ -1040,7 +1053,7 @@ def claim_place(among: Sequence[Place]) -> Choice:
 
 
 def _has_living(directory: str) -> bool:
-    """Return whether a live replica of this user has its state there."""
+    """Return whether a live replica of this user has its state in this place."""
     if _troubles(directory):
         return False
     try:
@@ -1063,7 +1076,7 @@ def _is_writable(folder: str) -> bool:
 
 
 def _troubles(folder: str) -> list[str]:
-    """Return why a folder is not private or not writable; empty if it is both."""
+    """Return why a folder is not private or not writable; empty if it is private and writable."""
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(folder, os.lstat(folder))]
     except OSError as error:
@@ -1097,16 +1110,17 @@ class Policy(NamedTuple):
     `allow-idle`: all are warm, or there are none."""
     at_least: int = 1
     deployments: tuple[str, ...] = ()
-    """`Deployment` or `application#Deployment`: only these count, and each must pass."""
+    """Names as `Deployment` or `application#Deployment`. Only these deployments count, and each
+    must pass."""
     latch: str = "on"
-    """`on` means: once a node was warm, an added replica does not count until it is ready."""
+    """With `on`, an added replica of a warm node does not count until it is ready."""
 
     @classmethod
     def of(cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on") -> Policy:
         """Parse `all`, `min=N` or `allow-idle`.
 
         Raises:
-            ValueError: anything else.
+            ValueError: `expect` has another form.
 
         >>> Policy.of("min=2").at_least
         2
@@ -1128,7 +1142,7 @@ class Readiness(NamedTuple):
     """All checks, `warm` first."""
     replicas: tuple[Replica, ...] = ()
     excused: tuple[Replica, ...] = ()
-    """Replicas that are not ready and do not count, because the node was warm before they began."""
+    """Unready replicas that do not count, because the node was warm before they began."""
     unread: str = ""
     """Why the state directory could not be read. `replicas` is then empty."""
 
@@ -1157,7 +1171,7 @@ class Readiness(NamedTuple):
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
     """Return why a node with these replicas is not warm, and the replicas that the latch ignores.
 
-    The latch stores nothing, so it works for a probe, which is a new process each time, and after a
+    The latch stores nothing. So it works for a probe, which is a new process each time, and after a
     restart of the server. A node was warm if at some time all live replicas that had begun were
     ready.
     """
@@ -1214,11 +1228,11 @@ def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Poli
 
 
 class Settings(NamedTuple):
-    """What a probe or a server checks."""
+    """The checks of a probe or a server."""
 
     state_dir: str
-    """The directory with state files. If empty, the directory that this user's first replica has
-    chosen."""
+    """The directory with state files. If empty, the directory that this user's first replica
+    chose."""
     policy: Policy = Policy()
     stale_s: float = STALE_S
     urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
@@ -1256,8 +1270,8 @@ def judge(
 ) -> Readiness:
     """Return whether this node is ready now.
 
-    `health` has the recent problem of each check. Without it, all URLs are requested now. `parsed`
-    and `clock` are as for `look`.
+    `health` has the recent problem of each check. Without `health`, all URLs are requested now.
+    `parsed` and `clock` are as for `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
@@ -1267,14 +1281,14 @@ def judge(
         replicas = look(directory, stale_s=settings.stale_s, parsed=parsed, clock=clock)
         why, excused = warmth(replicas, settings.policy)
         if why and not replicas:
-            said = "; ".join((f"{directory} has no state", *passed))
+            said = "; ".join((f"{directory} has no state file", *passed))
             why = [f"{each} ({said})" for each in why]
     except OSError as error:
         unread = error.strerror or str(error)
         why = [unread]
     reasons = [("warm", each) for each in why]
     health = asked(settings) if health is None else health
-    wrong = [(name, health.get(name, f"{url} was not asked")) for name, url in settings.urls]
+    wrong = [(name, health.get(name, f"{url} was not checked")) for name, url in settings.urls]
     reasons += [(name, why) for name, why in wrong if why]
     names = ("warm", *(name for name, _ in settings.urls))
     return Readiness(tuple(reasons), names, tuple(replicas), excused, unread)
@@ -1368,7 +1382,7 @@ def split_url(url: str) -> tuple[str, int, str]:
     """Split an http URL into host, port and path.
 
     Raises:
-        ValueError: it has no host or port, or another scheme.
+        ValueError: the URL has no host, no port, or another scheme.
 
     >>> split_url("http://127.0.0.1:8000/-/healthz")
     ('127.0.0.1', 8000, '/-/healthz')
@@ -1390,7 +1404,8 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 OUTCOMES = ("off", "full_hit", "partial", "miss", "refused", "late", "failed", "died")
 """Outcomes of a start: the verdict of a replica that became ready, `failed`, or `died`. `died`
-means that its process ended before either: it was killed, it crashed, or Serve stopped it."""
+means that the process ended before READY or FAILED: it was killed, it crashed, or Serve stopped
+it."""
 
 WHO = ("application", "deployment", "replica")
 
@@ -1399,27 +1414,27 @@ NODE_METRICS = {
     "serve_warm_node_check": (
         "gauge",
         ("check",),
-        "1 if this check of /readyz passes. The checks are warm, raylet and proxy.",
+        "1 if this check of /readyz passes: warm, raylet or proxy.",
     ),
     "serve_warm_node_replicas": (
         "gauge",
         ("condition",),
-        "Replicas of this node by condition. Dead replicas are included for a limited time.",
+        "Replicas on this node, by condition. Dead replicas count for a limited time.",
     ),
     "serve_warm_node_states_readable": (
         "gauge",
         (),
-        "1 while the state directory is readable. If 0, the metrics of replicas are out of date.",
+        "1 while the state directory is readable. 0 means that metrics of replicas are stale.",
     ),
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Replicas that were added to a warm node, are not ready, and do not count yet.",
+        "Unready replicas that do not count yet, because they joined a warm node.",
     ),
     "serve_warm_replica_alive": (
         "gauge",
         WHO,
-        "1 while the replica's process is alive, 0 after it ended.",
+        "1 while the replica's process is alive, 0 after the process ended.",
     ),
     "serve_warm_heartbeat_age_seconds": (
         "gauge",
@@ -1434,14 +1449,14 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran, by outcome: the verdict, failed or died.",
+        "Starts that ended while this server ran. The outcome is the verdict, failed or died.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
         (
-            "Duration of starts that ended while this server ran: from creation to READY, FAILED "
-            "or the last state that the replica wrote."
+            "Duration of starts that ended while this server ran, from creation to READY or "
+            "FAILED. If the replica died: to its last written state."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
@@ -1449,12 +1464,12 @@ NODE_METRICS = {
         ("application", "deployment", "stage", "outcome"),
         (
             "Seconds in each stage, for starts that ended while this server ran. No series before "
-            "the first."
+            "the first such start."
         ),
     ),
 }
-"""Kind, labels and help of the server's own metrics. Replicas write all others under `metrics`
-(`serve_warm.metrics.as_data`)."""
+"""Kind, labels and help of the server's own metrics. Replicas write all other metrics under
+`metrics` (`serve_warm.metrics.as_data`)."""
 
 OWN = tuple(f"{name}_" for name in NODE_METRICS)
 """Prefixes of the series of the server's own metrics."""
@@ -1502,7 +1517,7 @@ class _Histogram:
 
 
 class Ledger:
-    """The record that a server keeps of the replicas on its node. `clock` is as for `look`."""
+    """A server's record of the replicas on its node. `clock` is as for `look`."""
 
     def __init__(
         self, deployments: Iterable[str] = (), *, clock: Callable[[], float] = boot_s
@@ -1520,7 +1535,7 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Record a look."""
+        """Record the result of a look."""
         if readiness.unread:
             return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
@@ -1577,7 +1592,7 @@ class Ledger:
                 self._stages.setdefault(key, _Histogram()).observe(seconds)
 
     def families(self, readiness: Readiness) -> Iterator[Family]:
-        """Yield all metrics: the server's own first, then those that replicas wrote."""
+        """Yield all metrics: first the server's own, then the metrics that replicas wrote."""
         found = _Found()
         failed = dict(readiness.reasons)
         found.add("serve_warm_node_ready", {}, float(readiness.ready))
@@ -1633,7 +1648,7 @@ STAGES = (
 
 
 class _Found:
-    """Samples by metric, so that each family is in one piece and has each series once."""
+    """Samples grouped by metric, so that each family is in one piece and has each series once."""
 
     def __init__(self) -> None:
         self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
@@ -1658,7 +1673,7 @@ class _Found:
     def add_written(
         self, name: str, kind: str, text: str, labels: dict[str, str], value: float
     ) -> None:
-        """Add a sample that a replica wrote, unless its name has another meaning here."""
+        """Add a sample that a replica wrote, unless the server uses its name for another metric."""
         if name not in self._about and not name.startswith(OWN):
             self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
@@ -1784,10 +1799,10 @@ def _escaped(value: str) -> str:
 
 
 class Server:
-    """Answers `/livez`, `/readyz` and `/metrics` until it is told to drain.
+    """Answers `/livez`, `/readyz` and `/metrics` until `drain` is called.
 
-    Some connections are reserved for `trusted` addresses. `max_connections` and `request_s` limit
-    the connections of all addresses and the seconds of a request. `clock` is as for `look`.
+    Some connections are reserved for `trusted` addresses. `max_connections` limits the connections
+    of all addresses, and `request_s` the seconds of a request. `clock` is as for `look`.
 
     Raises:
         OSError: the port is taken.
@@ -1812,14 +1827,14 @@ class Server:
         self._drain_s = drain_s
         self._clock = clock
         self.draining = False
-        """Whether it was told to drain."""
+        """Whether the server is draining."""
         # Not an Event: a signal handler that interrupts its `set` or `wait` would deadlock on its
         # lock.
         self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics and when it was begun, by format."""
+        """The last page of metrics and the time at which it was begun, by format."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -1848,7 +1863,7 @@ class Server:
         self._http.server_close()
 
     def _wait(self, limit_s: float) -> None:
-        """Wait until `drain` is called or the limit is over."""
+        """Wait until `drain` is called or the time limit has passed."""
         import queue
 
         end_s = time.monotonic() + limit_s
@@ -1860,7 +1875,9 @@ class Server:
         return None
 
     def drain(self) -> None:
-        """Answer "not ready" from now on and end after `drain_s`; called twice, end at once.
+        """Answer "not ready" from now on, and end after `drain_s`.
+
+        A second call ends the server at once.
 
         Safe in a signal handler, even one that interrupts another.
         """
@@ -1874,7 +1891,7 @@ class Server:
     def _judged(self, health: Mapping[str, str]) -> Readiness:
         readiness = judge(self._settings, health=health, parsed=self._parsed, clock=self._clock)
         if self.draining:
-            reasons = (("draining", "this server was told to end"), *readiness.reasons)
+            reasons = (("draining", "this server is shutting down"), *readiness.reasons)
             return readiness._replace(reasons=reasons, checks=(*readiness.checks, "draining"))
         return readiness
 
@@ -1900,7 +1917,7 @@ class Server:
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return the health of the last second; ask now if it is older."""
+        """Return the health of the last second. If it is older, request it now."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
             with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
@@ -1999,7 +2016,7 @@ class _Client:
     def __init__(self, peer: str, since_s: float, end_s: float) -> None:
         self.peer = peer
         self.answered = False
-        """Whether its last request was answered and no other has begun."""
+        """Whether the last request was answered and the next has not begun."""
         self.since_s = since_s
         self.end_s = end_s
 
@@ -2010,7 +2027,8 @@ class _Clients:
     A new connection always gets a place, so that many clients cannot block a probe. Each address
     has a limit, and some places are reserved for `trusted` addresses. If no place is free, the
     server drops the oldest slow client, or else the client that has been idle longest. If the new
-    client's address has too many connections, it drops one of these. It drops trusted clients last.
+    client's address has too many connections, the server drops a connection of this address. It
+    drops trusted clients last.
 
     `request_s` is the longest time of a request, in seconds of `clock`.
     """
@@ -2031,7 +2049,8 @@ class _Clients:
         self._clock = clock
         self._open: dict[socket.socket, _Client] = {}
         self._with_thread: set[socket.socket] = set()
-        """Connections with a thread: open ones, and dropped ones whose answer is still being made.
+        """Connections with a thread: open connections, and dropped connections whose answer is not
+        finished.
         """
         self._lock = threading.Lock()
 
@@ -2121,8 +2140,8 @@ class _Request(NamedTuple):
     method: str
     target: str
     last: bool
-    """Whether the connection ends after the answer: if the client asks for this, or sends a body.
-    The server does not read bodies, so a body would look like the next request."""
+    """Whether the connection ends after the answer, because the client asks for this or sends a
+    body. The server does not read bodies, so a body would look like the next request."""
     accept: str = ""
     """The values of its Accept headers, in lower case, joined by commas."""
 
@@ -2262,7 +2281,7 @@ def settings_of(
     """Return the settings for the options of `probe` and `serve`.
 
     Raises:
-        ValueError: an option cannot be used; the text says which and why.
+        ValueError: an option cannot be used. The text names the option and the reason.
     """
     urls = tuple((n, u) for n, u in (("raylet", raylet), ("proxy", proxy)) if u != "none")
     for _, url in urls:
@@ -2286,8 +2305,8 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "POLICY",
         "all",
         (
-            "all: all replicas are warm, and there is at least one. min=N: N replicas are warm. "
-            "allow-idle: all replicas are warm, or there are none."
+            "all: at least one replica exists, and all are warm. min=N: N replicas are warm. "
+            "allow-idle: all replicas are warm, or none exists."
         ),
     ),
     "--raylet": ("URL", RAYLET, "Health URL of the local raylet; none skips the check."),
@@ -2298,7 +2317,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "Seconds without a heartbeat after which a replica counts as hung.",
     ),
 }
-"""Metavar, default and help by option. `serve-warm probe` has the same."""
+"""Metavar, default and help by option. `serve-warm probe` has the same options."""
 
 DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
@@ -2307,7 +2326,7 @@ HOST_IP_HELP = (
     "Address of the kubelet (status.hostIP). Connections are reserved for it and for this "
     "machine. Repeatable, or several addresses separated by commas."
 )
-LATCH_HELP = "An added replica makes a warm node unready until it is warm."
+LATCH_HELP = "An added replica makes a warm node unready until the replica is warm."
 
 
 COMMANDS = {
@@ -2321,7 +2340,7 @@ class _Given(NamedTuple):
 
     command: str
     options: dict[str, Any]
-    """By the names that argparse gives them."""
+    """Options by their argparse names."""
 
 
 def _plain(arguments: Sequence[str]) -> _Given | None:
@@ -2432,7 +2451,7 @@ def addresses(text: str) -> tuple[str, ...]:
     """Split and normalise IP addresses that are separated by commas.
 
     Raises:
-        ValueError: one of them is not an address.
+        ValueError: one of the texts is not an IP address.
 
     >>> addresses("192.0.2.7,2001:DB8:0::1")
     ('192.0.2.7', '2001:db8::1')

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seats: workers of Ray that have imported before any replica needs them.
+"""Seats: Ray workers that finish their imports before a replica needs them.
 
-A replica that serves asks Ray for workers of its own runtime_env (`replica.seats`) and leaves a
-ticket for each in a folder of this node. Ray runs `run` in a worker as its setup hook. A worker
-that finds a ticket imports what the ticket names and waits; a worker that finds none imports
-nothing, so that a start without a seat is not slower. Once Ray makes the worker a replica, `take`
-sets what the worker could not know when it imported, and says what came of the seat.
+A serving replica asks Ray for workers of its own runtime_env (`replica.seats`), and leaves a ticket
+for each worker in a folder of this node. Ray runs `run` in each worker as its setup hook. A worker
+that finds a ticket imports the modules on the ticket and waits. A worker without a ticket imports
+nothing, so that a start without a seat is not slower. When Ray makes the worker a replica, `take`
+applies the settings that were unknown during the imports, and reports the result of the seat.
 
-The hook may not end a worker: what an import raises is noted, and the start imports again. It
-touches no GPU, because Ray chooses one later. This module imports the standard library alone.
+The hook must not end a worker: it records exceptions of imports, and the start imports again. It
+uses no GPU, because Ray chooses the GPU later. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -46,84 +46,87 @@ from serve_warm.errors import ServeWarmError
 logger = logging.getLogger(__name__)
 
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""Names the setup hook of a runtime_env; `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
-ray/_private/ray_constants.py (Ray 2.60). Ray's own field for it works for whole jobs only."""
+"""Variable with the setup hook of a runtime_env: `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
+ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works only for whole jobs."""
 
 HOOK = "serve_warm.preload.run"
 
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
-"""Top packages on a ticket that do not come from `Seats.imports`, or may not be imported twice."""
+"""Top-level packages on a ticket that are not from `Seats.imports`, or cannot be imported twice."""
 
 NICE = 10
-"""What is added to the niceness of the thread that imports."""
+"""Added to the niceness of the importing thread."""
 
 FILES_LIMIT_S = 5.0
-"""Wall seconds to find and read a ticket, and to write a seat's file. The disk may hang."""
+"""Limit in seconds to find and read a ticket, and to write a seat's file, because the disk may
+hang."""
 
 OMP = "OMP_NUM_THREADS"
 
 CUDA_DRIVER = "libcuda.so.1"
 CUDA_NOT_INITIALIZED = 3
-"""What the driver returns before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
+"""The driver's result before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyImports:
-    """The result of the imports of this process before it was a replica."""
+    """The result of the imports in this process before it became a replica."""
 
     state: State
     note: str = ""
     seat: Seat | None = None
-    """As in its file. None without a ticket."""
+    """The state in the seat's file. None without a ticket."""
     folder: SeatFolder | None = None
     import_s: float = 0.0
     ended_boot_s: float = 0.0
-    """When the imports ended, in seconds since boot; 0 if they did not."""
+    """Time at which the imports ended, in seconds since boot; 0 if they did not end."""
     memory_bytes: int = 0
     omp_threads: str | None = None
     """OMP_NUM_THREADS during the imports."""
     threads: tuple[int, int] | None = None
-    """torch's threads right after its import, and after all imports. None without torch."""
+    """Number of torch's threads right after its import, and after all imports. None without
+    torch."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES when the imports ended."""
+    """CUDA_VISIBLE_DEVICES at the end of the imports."""
     environ: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, Any] = field(default_factory=dict)
-    """`torch_modes` of the thread that imported. Empty without torch."""
+    """`torch_modes` of the importing thread. Empty without torch."""
     slow_threads: int = 0
-    """Threads that an import started and that kept its low priority."""
+    """Number of threads that an import started and that kept its low priority."""
 
 
 @dataclass(kw_only=True)
 class _Run:
-    """Imports that have not ended. The thread that imports and the one that waits share it."""
+    """Unfinished imports. The importing thread and the waiting thread share this object."""
 
     limit_s: float = 0.0
-    """Wall seconds for the imports, from the ticket."""
+    """Limit in seconds for the imports, from the ticket."""
     own: frozenset[str] = frozenset()
-    """Top packages of the app that the ticket names."""
+    """Top-level packages of the app that the ticket names."""
     seat: Seat | None = None
     folder: SeatFolder | None = None
     modes: Mapping[str, Any] = field(default_factory=dict)
     """`torch_modes` after the last import that ended. Empty without torch."""
     set_here: dict[str, str] = field(default_factory=dict)
-    """Variables that are set for the imports only."""
+    """Variables that are set only for the imports."""
     paths_here: list[str] = field(default_factory=list)
-    """Entries that `sys.path` has for the imports only."""
+    """Entries that `sys.path` has only for the imports."""
     thresholds: tuple[int, int, int] | None = None
-    """Those of garbage collection before it was turned off for the imports."""
+    """Thresholds of garbage collection before it was turned off for the imports."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the two flags below."""
     is_through: bool = False
     """Whether the last import has ended."""
     is_given_up: bool = False
-    """Whether the hook returned before that. The thread that imports then changes nothing."""
+    """Whether the hook returned before the imports ended. The importing thread then changes
+    nothing."""
 
 
 _bootstrap: Any = sys.modules["_frozen_importlib"]
 _early: EarlyImports | None = None
-"""Set once, when the imports end or are given up."""
+"""Set once, when the imports end or the hook gives up."""
 _ran = threading.Event()
-"""Set once Ray has called the hook in this process."""
+"""Set when Ray has called the hook in this process."""
 
 
 def hook_environment() -> dict[str, str]:
@@ -138,7 +141,7 @@ def hook_environment() -> dict[str, str]:
 def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this as a setup hook.
 
-    Returns at once if there is no ticket, after the ticket's limit if an import hangs, and after
+    Returns at once without a ticket, after the ticket's limit if an import hangs, and after
     `FILES_LIMIT_S` if the ticket cannot be read. Raises nothing.
     """
     _ran.set()
@@ -159,10 +162,10 @@ def run() -> None:
 
 
 def import_now(*names: str) -> None:
-    """Import modules in this process before it is a replica; raises nothing.
+    """Import modules in this process before it becomes a replica. Raises nothing.
 
-    Call it in a module of yours that `RAY_preload_python_modules` names in the environment of
-    `ray start`. Every worker of the node is then a seat, whatever its runtime_env:
+    Call it in a module of yours that `RAY_preload_python_modules` names in the environment of `ray
+    start`. Every worker of the node is then a seat, with any runtime_env:
 
         from serve_warm import preload
 
@@ -222,7 +225,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
 
 
 def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
-    """Import modules in order at a low priority; return the result, None once given up."""
+    """Import modules in order at a low priority. Return the result; None after giving up."""
     began_s = time.perf_counter()
     before = _lower_priority()
     first: list[int] = []
@@ -270,7 +273,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module; return what it raised, or ""."""
+    """Import one module. Return the text of its exception, or ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
@@ -282,7 +285,7 @@ def _import_one(current: _Run, name: str) -> str:
 
 
 def _judge(raised: Sequence[str]) -> tuple[State, str]:
-    """Return the state of a seat after its imports, and the reason if it is useless."""
+    """Return the state of a seat after its imports, and the reason if the seat cannot be used."""
     if raised:
         return "failed", raised[-1]
     if has_cuda():
@@ -301,7 +304,7 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
 
 
 def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Call `call()` when torch's own import ends, before a module that imports torch goes on."""
+    """Call `call()` when torch's import ends, before the module that imports torch continues."""
     if "torch" in sys.modules:
         call()
     else:
@@ -310,9 +313,10 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 
 
 class _TorchFinder:
-    """An import finder that finds nothing itself, and reports that torch was imported.
+    """An import finder that finds no module, but reports that torch was imported.
 
-    `compiler.background_import` has one for any module, but no root module may import a package.
+    `compiler.background_import` has such a finder for any module, but root modules must not import
+    packages.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -346,13 +350,13 @@ class _TorchFinder:
 
 
 def torch_threads() -> int:
-    """Return how many threads torch uses in an operation. torch must be imported."""
+    """Return the number of threads that torch uses in an operation. torch must be imported."""
     torch: Any = sys.modules["torch"]
     return int(torch.get_num_threads())
 
 
 def torch_modes() -> dict[str, Any]:
-    """Return what torch keeps for each thread, and an import can set. torch must be imported."""
+    """Return torch's per-thread modes that an import can set. torch must be imported."""
     torch: Any = sys.modules["torch"]
     return {
         "denormals": sys.float_info.min / 2 != 0.0,  # torch.set_flush_denormal
@@ -368,11 +372,11 @@ def torch_modes() -> dict[str, Any]:
 
 
 def _give_up(current: _Run) -> bool:
-    """Let the worker go on although an import hangs, so that a replica imports again.
+    """Let the worker continue although an import hangs, so that a replica imports again.
 
-    Returns False if the imports have ended. Ends the process if one of the modules under import
-    cannot be imported twice, such as torch: its C extensions register operators, and raise the
-    second time. A replica is at most about to get this worker. Serve then starts another one.
+    Returns False if the imports have ended. Ends the process if a module under import cannot be
+    imported twice. An example is torch: its C extensions register operators, and raise the second
+    time. No replica runs in this worker yet. If one is about to, Serve starts another worker.
     """
     with current.lock:
         if current.is_through:
@@ -410,7 +414,7 @@ def _give_up(current: _Run) -> bool:
 
 
 def _can_be_imported_twice(current: _Run, name: str) -> bool:
-    """Return whether a module belongs to a package of the app that has no C extension."""
+    """Return whether a module belongs to a package of the app without C extensions."""
     top = name.partition(".")[0]
     return top in current.own and not any(
         other.partition(".")[0] == top and _is_extension(module)
@@ -429,7 +433,7 @@ def _is_unfinished(module: object) -> bool:
 
 @contextmanager
 def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
-    """Set a variable inside the block or until `_give_up`, unless it is set already."""
+    """Set a variable until the end of the block or `_give_up`, unless it is set already."""
     if value is None or name in os.environ:
         yield
         return
@@ -448,9 +452,9 @@ def _unset(current: _Run, name: str) -> None:
 
 @contextmanager
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
-    """Search the replica's folders in the block or until `_give_up`.
+    """Add the replica's folders to `sys.path` until the end of the block or `_give_up`.
 
-    Ray adds those of the driver once it gives the worker a job, in the order of a plain start.
+    Ray adds the driver's folders when it gives the worker a job, in the order of a plain start.
     """
     here = [path for path in paths if path not in sys.path]
     sys.path[:0] = here
@@ -470,10 +474,11 @@ def _remove_paths(current: _Run) -> None:
 
 @contextmanager
 def _without_garbage_collection(current: _Run) -> Iterator[None]:
-    """Collect nothing in the block or until `_give_up`.
+    """Turn off garbage collection until the end of the block or `_give_up`.
 
-    Full collections walk through all that was imported before. They were a third of the CPU time of
-    torch, transformers and Ray Serve. `gc.disable()` would hide a call of it in the app.
+    Full collections visit all objects of earlier imports. They took a third of the CPU time of
+    importing torch, transformers and Ray Serve. `gc.disable()` would hide a call of `gc.disable()`
+    in the app.
     """
     current.thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -489,10 +494,10 @@ def _collect_again(current: _Run) -> None:
 
 
 def _lower_priority() -> dict[int, int]:
-    """Lower the priority of this thread; return the niceness of all threads before that.
+    """Lower the priority of this thread. Return the earlier niceness of all threads.
 
     Linux has a niceness for each thread. Only root may raise a priority again, so the main thread
-    keeps its own.
+    keeps its priority.
     """
     before = _niceness()
     with suppress(OSError):
@@ -502,10 +507,10 @@ def _lower_priority() -> dict[int, int]:
 
 
 def _restore_priority(before: Mapping[int, int]) -> int:
-    """Reset the priority of the threads of this process; return how many stayed low.
+    """Reset the priority of the threads of this process. Return how many stayed low.
 
-    This thread does not count. It has its own priority back where that is allowed, because with a
-    low one it may take long to end on a busy machine.
+    This thread does not count. Its priority is reset if the system allows this, because a thread
+    with a low priority may take long to end on a busy machine.
     """
     me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
     refused: set[int] = set()
@@ -533,10 +538,11 @@ def _niceness() -> dict[int, int]:
 
 
 def has_cuda() -> bool:
-    """Return whether anything initialized CUDA in this process. Opens no driver.
+    """Return whether CUDA was initialized in this process. Opens no driver.
 
-    Counting devices with NVML does not count, although on an H100 (driver of CUDA 13) that opens
-    the same device files as CUDA: CUDA reads CUDA_VISIBLE_DEVICES when it is initialized.
+    Counting devices with NVML is not an initialization, although NVML opens the same device files
+    as CUDA on an H100 (driver of CUDA 13). Only the initialization of CUDA reads
+    CUDA_VISIBLE_DEVICES.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -555,5 +561,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports of this process before it was a replica; None if there were none."""
+    """Return the imports of this process before it became a replica; None without such imports."""
     return _early

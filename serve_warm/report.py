@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Records of one start: frozen dataclasses that become JSON or text.
+"""The records of one start: frozen dataclasses that can be written as JSON or text.
 
 The records hold only facts. `replica.warmup` makes all decisions and writes the records. Logs,
 metrics and the command line read them. This module imports only the standard library and
@@ -54,7 +54,7 @@ Traced = Literal["none", "some", "all"]
 TRACED: tuple[Traced, ...] = get_args(Traced)
 
 LEVELS = (1, 2, 3)
-"""1: torch.compile. 2: an entry made ahead of time. 3: a library."""
+"""1 is torch.compile, 2 is an entry made ahead of time, 3 is a library."""
 
 
 class Verdict(str, Enum):
@@ -68,7 +68,8 @@ class Verdict(str, Enum):
     """An artifact was loaded, but something was compiled, memory ran out for an input, or an entry
     was withdrawn."""
     MISS = "miss"
-    """No variant fits, the store is empty, or it could not be reached. Everything was compiled."""
+    """No variant fits, the store is empty, or the store could not be reached. Everything was
+    compiled."""
     REFUSED = "refused"
     """The artifact was refused because of its trust, integrity or format. Everything was compiled.
     """
@@ -90,7 +91,7 @@ class Counts:
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
-    """Runs of a function in the memory of its graph before the capture."""
+    """Eager runs of a function in the memory of its CUDA graph, before the capture."""
     graph_skips: int = 0
     """CUDA graphs that torch skipped. These functions launch their kernels one by one."""
     kernels: int = 0
@@ -108,7 +109,7 @@ class Counts:
     compiler_processes: int = 0
     """Compiler processes that produced an object file or a shared library."""
     compiler_s: float = 0.0
-    """Wall seconds that threads waited for these processes, added up."""
+    """Wall seconds that threads waited for these processes, summed over threads."""
     compile_s: float = 0.0
     """Wall seconds spent in Dynamo's compile callback, including everything that it calls."""
     capture_s: float = 0.0
@@ -138,7 +139,7 @@ LOUD = (
 
 
 class Bounded:
-    """Base of records with texts of limited length, because logs and state files contain them."""
+    """Base of records with texts of limited length, for logs and state files."""
 
     def __post_init__(self) -> None:
         """Cut each text, and each text of a tuple."""
@@ -190,7 +191,7 @@ class StageTime:
     seconds: float
     """Wall seconds from its beginning to its end. The start waits during this time."""
     hidden_s: float = 0.0
-    """Seconds of its work that ran before the stage began, during `__init__`."""
+    """Seconds of the stage's work that ran during `__init__`, before the stage began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,23 +231,23 @@ class InputResult(Bounded):
 
     name: str
     proven: bool
-    """Whether it passed the proof and made a compiled call in it.
+    """Whether the input passed the proof, and made a compiled call in the proof.
 
     No compiled call is needed if nothing compiles in the process."""
     first_s: float
     """Seconds of its first replay, with compiling, cache loading and compute."""
     steady_s: float
-    """Seconds of its last replay: compute alone."""
+    """Seconds of its last replay, which only computes."""
     compiles: int
     note: str = ""
-    """Why it is not proven, in a sentence."""
+    """A sentence on why the input is not proven."""
     left_out: bool = False
     """Whether warm-up skips it because it ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryUse(Bounded):
-    """The level at which one kind of call to a function from `serve_warm.compile` runs."""
+    """The level that runs one kind of call to a function from `serve_warm.compile`."""
 
     callable: str
     """Class of the module, or name of the function."""
@@ -258,7 +259,7 @@ class EntryUse(Bounded):
     """The reason why the level is not higher."""
     calls: int = 0
     """Number of calls. At level 1 all calls count. At other levels only calls that needed a lookup
-    count, so repeated calls do not."""
+    count, not their repetitions."""
 
 
 class ParityResult(str, Enum):
@@ -294,7 +295,7 @@ class Parity(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Number of declared inputs, and how many of them are proven warm."""
+    """The number of declared inputs, and the number of inputs that are proven warm."""
 
     expected: int = 0
     proven: int = 0
@@ -302,7 +303,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactUse(Bounded):
-    """The artifact that this start chose, and why it was or was not loaded."""
+    """The artifact that this start chose, and the reason why it was or was not loaded."""
 
     store: str
     source: str = ""
@@ -314,9 +315,9 @@ class ArtifactUse(Bounded):
     stored_bytes: int = 0
     raw_bytes: int = 0
     downloaded_bytes: int = 0
-    """Stored bytes that were downloaded. The node already had the others."""
+    """Stored bytes that were downloaded. The node already had the other bytes."""
     believed: str = ""
-    """Reason why it was believed: `signature`, `pin` or `unsigned_ok`."""
+    """Reason why the artifact was trusted: `signature`, `pin` or `unsigned_ok`."""
     signers: tuple[str, ...] = ()
     """Names of the trusted keys that signed it."""
     reason: str = ""
@@ -328,7 +329,7 @@ class ArtifactUse(Bounded):
 
     @property
     def in_use(self) -> bool:
-        """Whether this start uses the artifact: it was chosen, and not dropped later."""
+        """Whether this start uses the artifact, because it was chosen and not dropped later."""
         return bool(self.statement and self.created)
 
     @property
@@ -362,8 +363,8 @@ class Report(Bounded):
     replica: str = ""
     stage: Stage = Stage.PENDING
     verdict: Verdict | None = None
-    """None until it is decided. A start that fails earlier has no verdict, unless no artifact is
-    configured."""
+    """None until the verdict is known. A start that fails earlier has no verdict, unless no
+    artifact is configured."""
     degraded: tuple[str, ...] = ()
     """Why a ready replica is degraded; empty if it is not."""
     covered: Coverage = field(default_factory=Coverage)
@@ -393,8 +394,8 @@ class Report(Bounded):
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
-    """Who imported Dynamo or Inductor. `app`: the app, in its imports or its `__init__`. `start`:
-    the start, because levels below 3 need them. Empty if they are not imported."""
+    """Who imported Dynamo or Inductor. `app` is the app, in its imports or its `__init__`. `start`
+    is the start, because levels below 3 need them. Empty if they are not imported."""
     nothing_compiles: bool = False
     """Whether this process has no compiled code, and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
@@ -420,7 +421,7 @@ class Report(Bounded):
     artifact_configured: bool = False
     """Whether a store is named and `enabled` is not false."""
     seat: SeatUse | None = None
-    """Seats of this start and of the next ones. None if no seats are configured and none was used.
+    """The seat of this start, and seats for the next starts. None without configured or used seats.
     """
 
     @property
@@ -437,7 +438,7 @@ class Report(Bounded):
 
     @property
     def levels(self) -> dict[str, int]:
-        """Kinds of calls to callables of `serve_warm.compile`, by the level that answers them."""
+        """Number of kinds of calls to callables of `serve_warm.compile`, by level."""
         kinds = Counter(use.level for use in self.entries)
         return {str(level): kinds[level] for level in LEVELS}
 
@@ -540,7 +541,7 @@ def settle(verdict: str, stage: str) -> str:
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
-    """Return a line about calls with entries, and one for each call below its highest level."""
+    """Return a line about calls with entries, and a line for each call below its highest level."""
     ahead = sum(entry.level > 1 for entry in entries)
     libraries = sum(entry.level > 2 for entry in entries)
     lines = [f"  ahead of time: {ahead} of {len(entries)} kinds of calls"] if entries else []

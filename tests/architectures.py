@@ -102,7 +102,7 @@ def processes(cache: Path, *names: str) -> Iterator[dict[str, Asked]]:
 
 
 def take(asked: dict[str, Asked], name: str, level: int, limit_s: float) -> dict[str, Any]:
-    """Return what a row comes to at a level; `served` is also about the numbers."""
+    """Return the result of a row at a level. `served` also requires correct numbers."""
     with tempfile.TemporaryDirectory() as folder:
         made = asked["make"].ask(name, level, Path(folder), limit_s)
         if "failed" in made:
@@ -140,7 +140,7 @@ def _not_served(reason: str) -> dict[str, Any]:
 
 
 def table(names: list[str], level: int = 2) -> dict[str, dict[str, Any]]:
-    """Return what each row comes to at a level."""
+    """Return the result of each row at a level."""
     with (
         tempfile.TemporaryDirectory() as cache,
         processes(Path(cache), "make", "load") as asked,
@@ -181,7 +181,7 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        """Write the file; what was not run is null."""
+        """Write the file, with null for rows that were not run."""
         plain = {
             "machine": platform.machine(),
             "versions": versions(),

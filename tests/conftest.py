@@ -57,7 +57,7 @@ def wait_until(what: str, holds: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """One application that was deployed, ready or not."""
+    """One deployed application, ready or not."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ class App:
         return serve.get_app_handle(self.name)
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method through the handle, as traffic does, and return what it returns."""
+        """Call a method through the handle, as requests do, and return its result."""
         handle = self.handle.options(**options) if options else self.handle
         return getattr(handle, method).remote(*args).result(timeout_s=HANG_S)
 
@@ -216,7 +216,7 @@ def temporary_folders() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what a test leaves (private caches, the node's blobs) from the next one."""
+    """Isolate the files of a test (private caches, the node's blobs) from the next test."""
     # Not mktemp of pytest, which reads the names of all that it has made, for each of thousands.
     folder = tempfile.mkdtemp(dir=temporary_folders)
     monkeypatch.setattr(tempfile, "tempdir", folder)

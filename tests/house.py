@@ -154,7 +154,7 @@ def read(package: Path) -> list[Module]:
 
 
 def definitions(module: Module) -> Iterator[tuple[Sized, ast.AST]]:
-    """Yield all classes and functions of a module, also those inside of others."""
+    """Yield all classes and functions of a module, including nested ones."""
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[Sized, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -194,7 +194,7 @@ def is_participle(name: str) -> bool:
 
 
 def imports(modules: Iterable[Module]) -> dict[str, int]:
-    """Return how many modules of one package import a module of another one, as "a -> b"."""
+    """Return how many modules of each package import a module of another, as "a -> b"."""
     found: collections.Counter[str] = collections.Counter()
     units = {module.name.partition(".")[0] for module in modules if module.name}
     packages = {module.name.partition(".")[0] for module in modules if module.folder != "."}

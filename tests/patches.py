@@ -18,7 +18,7 @@ PATCHING = {"setattr", "delattr", "setitem", "delitem", "object", "dict", "multi
 
 
 def patches_in(tests: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yield each file below a folder that replaces something, what it replaces, and the line."""
+    """Yield each file below a folder that replaces something, the replaced name, and the line."""
     for path in sorted(tests.rglob("*.py")):
         for program in programs_in(path.read_text()):
             for name, line in patched(program):
@@ -26,7 +26,7 @@ def patches_in(tests: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def patched(source: str) -> Iterator[tuple[str, int]]:
-    """Yield what a test replaces in this package, and the line.
+    """Yield the names that a test replaces in this package, with the lines.
 
     By the first argument of a patching call, whatever the patching object is called, and by
     assignments to a module's attributes.
@@ -72,7 +72,7 @@ def own_names(tree: ast.AST) -> dict[str, str]:
 
 
 def targets_of(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what a statement assigns to or deletes, the parts of tuples too."""
+    """Yield the targets that a statement assigns or deletes, including parts of tuples."""
     if isinstance(node, (ast.Assign, ast.Delete)):
         for target in node.targets:
             yield from target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]

@@ -48,7 +48,7 @@ def test_later_sources_win():
 
 
 def test_nothing_configured_is_the_class():
-    """Without environment and user_config a class keeps what it says."""
+    """Without environment and user_config, the values of the class apply."""
     base = WarmupConfig(after_ready="forbid")
 
     assert resolve(base, environ={}) == base
@@ -59,7 +59,7 @@ def test_nothing_configured_is_the_class():
 
 @pytest.mark.parametrize("user_config", [None, 7, ["warmup"], "warmup"], ids=repr)
 def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
-    """Serve hands over what the user wrote, which need not be a mapping."""
+    """Serve passes the user's value on, and this value need not be a mapping."""
     assert resolve(WarmupConfig(), user_config=user_config, environ={}) == WarmupConfig()
 
 
@@ -116,7 +116,7 @@ def test_each_source_says_what_it_has_of_seats():
     ids=str,
 )
 def test_a_mistake_in_seats_is_named(seats: Any, says: str):
-    """With the whole name of the field."""
+    """The error shows the whole name of the field."""
     assert says in problem(user_config=section(seats=seats)).message
 
 
@@ -154,7 +154,7 @@ def test_no_replica_takes_up_an_unfinished_build():
 
 
 def test_the_value_under_an_unknown_name_is_not_repeated():
-    """It may be a credential that somebody put there, and pydantic's own error has it."""
+    """The value may be a credential, and pydantic's own error repeats it."""
     error = problem(user_config=section(aws_secret_access_key="wJalrXUtnFEMI"))
 
     assert "wJalrXUtnFEMI" not in "".join(traceback.format_exception(error))
@@ -176,7 +176,7 @@ def test_an_unknown_field_is_compared_with_the_known_ones():
 )
 @pytest.mark.parametrize("name", ["deadline_s", "pull_deadline_s", "input_deadline_s"])
 def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: str):
-    """Releases that read the same settings know seconds alone, so the number is asked for."""
+    """Other releases know only seconds, so the error asks for the number."""
     error = problem(user_config=section(**{name: text}))
 
     expected = f"user_config.warmup.{name}: must be a number of seconds: write {seconds} (found"
@@ -195,7 +195,7 @@ def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: s
     ],
 )
 def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, message: str):
-    """A replica would otherwise compile at each start, for a letter in its YAML."""
+    """Without the refusal, one wrong letter would make a replica compile at each start."""
     error = problem(user_config=section(artifact=artifact))
 
     assert "user_config.warmup.artifact: " in error.message
@@ -215,19 +215,19 @@ def test_an_address_in_code_is_not_repeated_either():
 
 @pytest.mark.parametrize("artifact", ["./artifacts", "artifacts", "./s3//x", "/srv/a:b", "s3/b"])
 def test_a_folder_of_any_name_is_an_address(artifact: str):
-    """Only what looks like a misspelt URL is refused, and `./` says that it is none."""
+    """Only a text that looks like a misspelt URL is refused. `./` marks it as a folder."""
     config = resolve(WarmupConfig(), user_config=section(artifact=artifact), environ={})
 
     assert config.artifact == artifact
 
 
 def test_trust_is_no_setting():
-    """Who may sign is not to be changed over Serve's REST API."""
+    """The signers must not be changeable over Serve's REST API."""
     assert "user_config.warmup.trust" in problem(user_config=section(trust="me")).message
 
 
 def test_all_problems_are_named_at_once_with_their_source():
-    """Whoever has three mistakes in a file sees three, and where each one stands."""
+    """Three mistakes in a file give three problems, each with its place."""
     error = problem(
         user_config=section(on_missing="wait", max_passes=1),
         environ={"SERVE_WARM_DEADLINE_S": "soon"},
@@ -280,7 +280,7 @@ def test_the_setting_names_the_parts_of_an_artifact():
 
 
 def test_a_resolved_config_does_not_change():
-    """What a replica warmed up with is what its report can be read with."""
+    """The settings of a warm-up explain its report later."""
     with pytest.raises(ValidationError, match="frozen"):
         WarmupConfig().enabled = False
 

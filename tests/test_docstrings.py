@@ -35,7 +35,7 @@ class Finder(doctest.DocTestFinder):
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_examples_are_true(name: str):
-    """What a docstring shows is what the code does, and what looks like an example is run."""
+    """The code returns what docstrings show, and every example is run."""
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
 
     for test in Finder().find(importlib.import_module(name), name):

@@ -168,7 +168,7 @@ def here() -> Fingerprint:
 
 @pytest.fixture
 def torch_settings() -> Iterator[None]:
-    """Put torch's process-wide settings back to what they were."""
+    """Restore torch's process-wide settings."""
     import torch
 
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -254,7 +254,7 @@ def test_machine_factors_come_first() -> None:
 
 @pytest.mark.parametrize("here", ["g++ 12.2.0", "none", "not needed"])
 def test_what_an_artifact_does_not_need_is_no_difference(here: str) -> None:
-    """Its libraries fit whatever compiler there is; one that needs a compiler is not made fit."""
+    """An artifact with only libraries fits any compiler. Other artifacts do not."""
     libraries = Fingerprint(machine={"compiler": "not needed"}, app={})
     kernels = Fingerprint(machine={"compiler": "g++ 13.1.0"}, app={})
     machine = Fingerprint(machine={"compiler": here}, app={})
@@ -293,7 +293,7 @@ def cuda_without_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 def test_a_gpu_that_torch_cannot_use_is_not_none(
     cuda_without_devices: Callable[[str], None],
 ) -> None:
-    """With a driver that is too old a machine is not one without a GPU: nothing fits, and why."""
+    """With a driver that is too old, nothing fits, and the reason is reported."""
     cuda_without_devices(TOO_OLD)
 
     machine = read_machine(os.environ, driver=DRIVER)
@@ -313,7 +313,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
 def test_a_machine_without_a_gpu_has_none(
     cuda_without_devices: Callable[[str], None], why: str
 ) -> None:
-    """A torch for CUDA on a node without one, or with none made visible, is as it should be."""
+    """A CUDA build of torch without a visible GPU is a normal machine."""
     cuda_without_devices(why)
 
     machine = read_machine(os.environ, driver=DRIVER)
@@ -368,7 +368,7 @@ def test_unknown_fits_nothing() -> None:
     ],
 )
 def test_of_two_lists_only_the_difference_is_shown(artifact: str, here: str, text: str) -> None:
-    """What two instruction sets share is not printed; strange text from a manifest is."""
+    """Shared instructions are not printed. Strange text from a manifest is printed."""
     mismatch = Mismatch(group="machine", factor="cpu_isa", artifact=artifact, here=here)
 
     assert str(mismatch).replace('"', "").replace("it's ", "") == f"cpu_isa: {text}"
@@ -399,7 +399,7 @@ def test_key_tells_groups_apart() -> None:
 
 
 def test_round_trip_through_json(here: Fingerprint) -> None:
-    """What a manifest holds is read back as the same fingerprint."""
+    """A fingerprint from a manifest equals the original."""
     data = json.loads(json.dumps(here.to_json(), sort_keys=True))
 
     assert Fingerprint.from_json(data) == here
@@ -430,7 +430,7 @@ def test_from_json_refuses_other_shapes(data: Any) -> None:
 
 
 def test_a_fingerprint_does_not_change() -> None:
-    """Neither its fields nor the maps that it was made of can change it afterwards."""
+    """Neither its fields nor the original maps can change it later."""
     machine = {"gpu": "none"}
     frozen = Fingerprint(machine=machine, app={})
     key = frozen.key
@@ -477,7 +477,7 @@ def without(cpuinfo: str, *names: str) -> str:
 
 
 def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
-    """A wider CPU and one that torch is told to use less of fit what either has built."""
+    """A wider CPU, and a CPU that torch is told to use less of, fit each other's artifacts."""
     wide, narrow = portable(AVX512), portable(AVX2)
 
     assert wide.compare(narrow) == ()
@@ -505,7 +505,7 @@ def test_a_portable_artifact_is_not_for_torch_without_vectors() -> None:
 
 
 def test_native_and_portable_replicas_share_no_artifact() -> None:
-    """Not even on a CPU that has exactly what is asked for: torch's keys would differ."""
+    """Not even a CPU with exactly the required features fits, because torch's keys differ."""
     native, preset = (
         Fingerprint(machine=read_machine({}, cpu=cpu), app=read_app({}, cpu=cpu))
         for cpu in ("native", "portable")
@@ -529,7 +529,7 @@ def test_excluded_variables_leave_no_trace() -> None:
 
 @pytest.mark.long
 def test_excluded_variables_are_in_no_key_of_torch() -> None:
-    """What torch hashes of its configuration may not be excluded: it would miss unexplained."""
+    """An excluded variable that torch hashes would cause an unexplained miss."""
 
     def key_parts(environ: Mapping[str, str]) -> str:
         return subprocess.run(
@@ -637,7 +637,7 @@ def test_compiler_is_the_one_that_torch_would_call(tmp_path: Path) -> None:
 
 
 def test_no_compiler_is_a_value(tmp_path: Path) -> None:
-    """Neither a missing compiler nor one that fails stops the reading."""
+    """A missing or failing compiler does not stop the reading."""
     failing = tmp_path / "c++"
     failing.write_text("#!/bin/sh\nexit 1\n")
     failing.chmod(0o755)
@@ -722,7 +722,7 @@ def test_a_rank_is_a_factor_of_its_own() -> None:
 
 
 def test_a_part_of_a_device_is_another_device() -> None:
-    """What is tuned for 132 multiprocessors is not for a seventh of them (MIG)."""
+    """A kernel tuned for 132 multiprocessors is wrong for a seventh of them (MIG)."""
     whole = SimpleNamespace(
         name="NVIDIA H200",
         major=9,

@@ -55,7 +55,7 @@ def test_fit_returns_the_smallest_bucket_that_holds_the_size():
 
 
 def test_fit_never_returns_a_size_that_is_not_compiled():
-    """What the handler pads to is what the grid lists: the two are one object."""
+    """The handler pads to sizes of the grid, because both use the same object."""
     buckets = Buckets(batch=[1, 3, 8], length=[5, 7])
     points = buckets.grid()
 
@@ -108,7 +108,7 @@ def test_sizes_that_are_none_are_refused(sizes: Any):
 
 
 def test_buckets_without_an_axis_are_refused():
-    """There would be nothing to warm up."""
+    """Without an axis there is nothing to warm up."""
     assert "for example Buckets(batch=[1, 8]" in str(refusal(Buckets))
 
 
@@ -123,7 +123,7 @@ def test_an_unknown_axis_is_named():
 
 
 def test_an_input_is_named_for_its_target():
-    """Reports need a name: the method's, the request's, or the one that was given."""
+    """The name in reports is the method's, the request's, or the given name."""
     assert Input(target=EMBEDDER.embed).name == "embed"
     assert Input(target="embed").name == "embed"
     assert Input(target="POST /embed").name == "POST /embed"
@@ -168,7 +168,7 @@ def test_an_input_that_cannot_be_replayed_is_refused(
 
 
 def test_a_method_gets_a_tensor_for_each_required_argument():
-    """Without fields: int64 ones over all axes, for what has no default."""
+    """Without fields, each required argument gets int64 ones over all axes."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2], length=[4]))
 
     assert [item.name for item in inputs] == ["embed batch=2 length=4", "embed batch=1 length=4"]
@@ -253,7 +253,7 @@ def test_making_values_leaves_the_global_generator_alone():
 
 
 def test_make_is_called_with_the_sizes_of_each_point():
-    """What it returns are the keyword arguments, or the parts of a request."""
+    """It returns the keyword arguments, or the parts of a request."""
 
     def make(batch: int, length: int) -> dict[str, Any]:
         return {"json": {"texts": ["word " * length] * batch}, "headers": {"x-n": str(batch)}}
@@ -269,7 +269,7 @@ def test_make_is_called_with_the_sizes_of_each_point():
 
 
 def test_the_concurrency_axis_is_a_number_of_calls():
-    """It makes calls at once, not a dimension, and is not passed to `make`."""
+    """This axis makes concurrent calls, is not a dimension, and is not passed to `make`."""
     buckets = Buckets(batch=[1, 4], length=[16])
 
     made = shape_grid("embed", buckets, concurrency="batch", make=lambda length: {"n": length})
@@ -345,7 +345,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
 def test_a_grid_that_cannot_be_made_says_why(
     target: Any, options: dict[str, Any], message: str, hint: str
 ):
-    """Every mistake has a text with what was found, and a hint with what to write."""
+    """Every mistake has a message with the found value and a hint."""
     error = refusal(lambda: shape_grid(target, Buckets(batch=[1]), **options))
 
     assert message in error.message
@@ -393,7 +393,7 @@ def test_names_become_unique():
     ],
 )
 def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):
-    """What `warmup_inputs` may return is said by the error, with the class that returned it."""
+    """The error names the class that returned it, and the allowed return values."""
     error = refusal(lambda: sort_by_size(declared, of="Embedder"))
 
     assert message in error.message
@@ -525,7 +525,7 @@ def test_signatures_compare_by_content():
 
 
 def test_sizes_of_batches_that_nobody_declared():
-    """Of a target with batches, by its cheapest input; other targets form none."""
+    """For a target with batches, the cheapest input is copied. Other targets form no batches."""
     declared = [
         *(Input(target="embed", name=f"embed {n}", concurrency=n, size=n) for n in (8, 4, 2, 1)),
         Input(target="stream"),
@@ -584,7 +584,7 @@ def test_sizes_of_batches_that_nobody_declared():
     ],
 )
 def test_a_compile_in_traffic_suggests_an_input(declared: Any, given: Any, pasted: str):
-    """It is Python: what cannot be known stands as `...`."""
+    """The suggestion is Python code, with `...` for unknown values."""
     text = suggest_input(declared, function="forward (app.py:7)", **given)
 
     assert text == pasted

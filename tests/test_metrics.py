@@ -83,7 +83,7 @@ def test_names_are_unique():
 
 
 def test_every_row_has_a_value_once_a_start_is_over():
-    """What is absent before is there then, and nothing of the table is for ever absent."""
+    """Values that were absent before are present then, and no metric stays absent."""
     assert [metric.name for metric in METRICS if not metric.read(FULL)] == []
 
 
@@ -106,14 +106,14 @@ def test_one_stage_is_one_and_the_others_are_zero(stage: Stage):
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_one_verdict_is_one_and_the_others_are_zero(verdict: Verdict):
-    """As for stages."""
+    """The verdict has 1, and the other verdicts have 0."""
     values = read("serve_warm_verdict", Report(verdict=verdict))
 
     assert values == {(v.value,): float(v is verdict) for v in Verdict}
 
 
 def test_a_start_without_a_seat_counts_by_its_reason():
-    """Where seats are set; elsewhere there is nothing to miss."""
+    """Only if seats are configured. Without seats nothing can be missed."""
     missed = Report(seat=SeatUse(count=1, miss="none"))
     alone = Report(seat=SeatUse(count=0, miss="none"))
     gone = Report(seat=SeatUse(count=1, hit=True, problem="no such request"))
@@ -134,7 +134,7 @@ def test_only_ready_is_ready():
 
 @pytest.mark.parametrize("metric", ROWS)
 def test_what_says_ready_is_1_of_a_ready_replica_alone(metric: Metric):
-    """What a node's server takes back from one that hangs is no more and no less than that."""
+    """The node server takes back exactly these series from a hanging replica."""
     ready, before = (
         metric.read(dataclasses.replace(FULL, stage=stage, degraded=degraded))
         for stage, degraded in ((Stage.READY, ("late",)), (Stage.PROVING, ()))
@@ -194,7 +194,7 @@ def test_memory_is_told_by_device():
 
 
 def test_lookups_are_counted_by_layer_and_result():
-    """Each of the six combinations, also where there were none."""
+    """Each of the six combinations has a value, even without lookups."""
     lookups = read("serve_warm_cache_lookups", FULL)
 
     assert lookups.keys() == {(layer, result) for layer in LAYERS for result in RESULTS}
@@ -206,7 +206,7 @@ def test_lookups_are_counted_by_layer_and_result():
 
 
 def test_the_time_to_ready_is_there_once_it_is_known():
-    """A start that goes on, or failed, has no time to ready: it would count as a fast one."""
+    """An unfinished or failed start has no time to ready, because it would count as fast."""
     names = ("serve_warm_ready_seconds", "serve_warm_ready_timestamp_seconds")
 
     for stage in Stage:
@@ -286,7 +286,7 @@ def test_what_is_not_known_has_no_value():
 
 
 def test_only_what_ends_with_a_replica_is_absent_after_it():
-    """A row that is absent after a replica's end is none that says how its start went."""
+    """A metric that is absent after the end of a replica does not describe its start."""
     absent = {metric.name for metric in METRICS if metric.absent_after}
 
     assert absent == {

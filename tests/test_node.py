@@ -144,7 +144,7 @@ HOSTILE = "\ud800\u2028\"'\\" * 500_000
     ],
 )
 def test_no_text_makes_a_warm_replica_unready(tmp_path: Path, texts: dict[str, object]):
-    """A state is never larger than what is read of one, and what readiness needs stays in it."""
+    """A state is never larger than readers accept, and keeps what readiness needs."""
     facts = {"stage": "READY", "loop_boot_s": boot_s(), "inputs_done": 3, "inputs_expected": 3}
 
     state_file(tmp_path / "state").write({**facts, **texts})
@@ -180,7 +180,7 @@ def test_replicas_have_a_file_each(tmp_path: Path):
 
 
 def test_directories_are_made_private(tmp_path: Path):
-    """Both the directory and its parent, when they are not there yet."""
+    """This applies to the directory and its parent, if both are missing."""
     directory = tmp_path / "serve_warm-0" / "state"
 
     state_file(directory)
@@ -221,7 +221,7 @@ def poison_above(directory: Path) -> None:
     "poison", [poison_mode, poison_parent, poison_link, poison_parent_link, poison_above]
 )
 def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
-    """What others could put there would be shown as ours."""
+    """Files that others could put there would look like the user's own."""
     directory = tmp_path / "above" / "serve_warm-0" / "state"
     directory.parent.parent.mkdir()
     poison(directory)
@@ -231,7 +231,7 @@ def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path):
-    """Also where its mode looks private."""
+    """This holds even if the mode looks private."""
     directory = tmp_path / "state"
     directory.mkdir(mode=0o700)
     if os.geteuid() != 0:
@@ -246,7 +246,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path):
     "poison", [poison_mode, poison_parent, poison_link, poison_parent_link, poison_above]
 )
 def test_states_that_others_may_have_written_are_not_read(tmp_path: Path, poison):
-    """Nor taken for none: whoever asks what is in use must not hear "nothing"."""
+    """They do not count as absent either, so that nobody hears that nothing is in use."""
     directory = tmp_path / "above" / "serve_warm-0" / "state"
     directory.parent.parent.mkdir()
     poison(directory)
@@ -271,7 +271,7 @@ def test_states_of_another_user_are_not_read(tmp_path: Path):
 
 
 def test_reading_states_leaves_no_file_open(tmp_path: Path):
-    """Neither of the states nor of the directory, also when it is refused."""
+    """Neither states nor the directory stay open, even after a refusal."""
     state_file(tmp_path / "state").write({})
     before = len(list(Path("/proc/self/fd").iterdir()))
 
@@ -284,7 +284,7 @@ def test_reading_states_leaves_no_file_open(tmp_path: Path):
 
 
 def test_a_directory_may_lie_in_tmp(tmp_path: Path):
-    """A sticky directory is everybody's, and does not let others replace what is ours."""
+    """In a sticky directory, other users cannot replace files of this user."""
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -417,7 +417,7 @@ def test_what_was_read_goes_with_its_files(tmp_path: Path):
 
 @pytest.mark.slow
 def test_several_may_look_with_one_memory(tmp_path: Path):
-    """While replicas write: each sees a state that is no older than what it has seen before."""
+    """While replicas write, each look sees states at least as new as before."""
     directory, parsed, stop = tmp_path / "state", {}, threading.Event()
     file = state_file(directory)
     file.write({"number": 0})
@@ -467,7 +467,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A replica that is a process of its own, and writes what it is told to."""
+    """A replica in a separate process, which writes the given states."""
 
     def __init__(self, directory: Path, replica: str, deployment: str = "Embedder") -> None:
         self.process = subprocess.Popen(
@@ -550,7 +550,7 @@ def test_process_ids_do_not_matter(tmp_path: Path):
 
 @pytest.mark.parametrize("readers", [1, 4])
 def test_readers_do_not_keep_a_replica_from_its_lock(tmp_path: Path, readers: int):
-    """Nor take each other for it: a start among many probes is seen by all of them."""
+    """A start among many probes is seen by all, because readers ignore each other."""
     directory, stop = tmp_path / "state", threading.Event()
     state_file(directory, "first").write({"stage": "READY"})
     seen: set[str] = set()
@@ -601,7 +601,7 @@ def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, ahead_s, condition
 
 @pytest.mark.slow
 def test_a_stopped_process_is_stale_and_comes_back(tmp_path: Path, process):
-    """What hangs holds its lock: it is not warm until it writes again."""
+    """A hanging process holds its lock, but is not warm until it writes again."""
     directory = tmp_path / "state"
     hanging = process(directory, "hanging").write(stage="READY")
     hanging.process.send_signal(signal.SIGSTOP)
@@ -615,7 +615,7 @@ def test_a_stopped_process_is_stale_and_comes_back(tmp_path: Path, process):
 
 @pytest.mark.parametrize(("blocked_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
 def test_a_replica_whose_loop_is_blocked_is_stale(tmp_path: Path, blocked_s: float, condition: str):
-    """Its heartbeat goes on, and no request is answered."""
+    """Its heartbeat continues, but it answers no request."""
     loop_ran_s = node.boot_s() - blocked_s
     state_file(tmp_path / "state").write({"stage": "READY", "loop_boot_s": loop_ran_s})
 
@@ -633,7 +633,7 @@ def test_a_loop_that_compiles_before_ready_is_no_trouble(tmp_path: Path):
 
 
 def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path):
-    """On a full disk only the lock's heartbeat goes on."""
+    """On a full disk, only the heartbeat in the lock continues."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY", "loop_boot_s": node.boot_s()})
     later = stopped_clock(3600.0)
@@ -643,7 +643,7 @@ def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path)
 
 
 def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path):
-    """On a full disk the lock's heartbeat goes on, and what is exported is of before."""
+    """On a full disk, the heartbeat continues, but the exported figures are older."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY"})
     later = stopped_clock(3600.0)
@@ -664,7 +664,7 @@ def test_figures_are_as_old_as_the_state_they_come_from(tmp_path: Path):
 
 
 def test_a_replica_that_has_written_nothing_says_when_it_began(tmp_path: Path):
-    """In its lock: the latch tells by it who was there first."""
+    """The lock has the time, so that the latch knows which replica was first."""
     state_file(tmp_path / "state")
 
     (replica,) = look(tmp_path / "state")
@@ -688,7 +688,7 @@ def test_a_lock_may_say_anything(tmp_path: Path, rest: bytes):
 
 
 def test_a_heartbeat_of_the_future_is_none(tmp_path: Path):
-    """Of another boot or machine: what it says of now is unknown."""
+    """Such a heartbeat is from another boot or machine, so the condition is unknown."""
     state_file(tmp_path / "state").write({"stage": "READY"})
 
     found = conditions(tmp_path / "state", clock=stopped_clock(-3600.0))
@@ -816,7 +816,7 @@ def test_json_is_read_as_json_reads_it(text: str):
 
 
 def test_json_is_read_without_its_scanner(monkeypatch: pytest.MonkeyPatch):
-    """A Python that has none reads it all the same."""
+    """A Python without the C scanner reads JSON too."""
     monkeypatch.setitem(sys.modules, "_json", None)
 
     assert node._decoded(b' {"a": [1, NaN]} ')["a"][0] == 1
@@ -829,7 +829,7 @@ def test_bytes_that_are_no_text_are_no_json():
 
 
 def test_a_record_is_made_of_its_fields():
-    """And of nothing else; one that was replaced is another one."""
+    """Only the fields count. A replaced record is another record."""
     made = Policy("min", 2, latch="off")
 
     assert made == Policy(expect="min", at_least=2, deployments=(), latch="off")
@@ -859,7 +859,7 @@ def test_only_ready_is_warm(tmp_path: Path, stage: object):
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory", "another user's"])
 @pytest.mark.parametrize("suffix", [".json", ".lock"])
 def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: str):
-    """A pipe is not waited for, a link not followed, a stranger not believed; and it is said."""
+    """A pipe is not waited for, a link not followed, and a stranger's file not trusted."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY"})
     odd = (tmp_path / "state" / "z").with_suffix(suffix)
@@ -887,7 +887,7 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: s
 
 
 def test_a_replica_goes_on_when_its_files_are_removed(tmp_path: Path):
-    """They are made again by the next write: with the directory, and with a lock that is held."""
+    """The next write makes the files again, with the directory and a held lock."""
     file = state_file(tmp_path / "state")
     for remove, but in (("*.lock", "none"), ("*.lock", "others"), ("*.json", ""), ("*", "")):
         file.write({"stage": "READY"})
@@ -919,7 +919,7 @@ def small_fixture(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_directory_that_was_moved_away_is_made_again(tmp_path: Path):
-    """Whoever asks looks where it was, and what lies elsewhere is nobody's state."""
+    """Readers look at the old path, and the moved directory belongs to no replica."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY"})
     (tmp_path / "state").rename(tmp_path / "elsewhere")
@@ -933,7 +933,7 @@ def test_a_directory_that_was_moved_away_is_made_again(tmp_path: Path):
 
 
 def test_a_full_directory_keeps_the_heartbeat(small: Path):
-    """What was warm stays so on a full disk, and no half file is left."""
+    """A warm replica stays warm on a full disk, and no partial file is left."""
     file = state_file(small)
     file.write({"stage": "READY"})
     (first,) = look(small)
@@ -952,7 +952,7 @@ def test_a_full_directory_keeps_the_heartbeat(small: Path):
 
 
 def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, monkeypatch):
-    """It cannot say that it lives, so it is stale in time; it goes on where it was afterwards."""
+    """It cannot report that it lives, so it becomes stale. Later it continues."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "READY"})
 
@@ -971,7 +971,7 @@ def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, m
 
 
 def test_a_replica_out_of_descriptors_is_not_dead(tmp_path: Path):
-    """Nor is one that is still starting forgotten, which would leave a node ready beside it."""
+    """A starting replica is not forgotten either, because the node would look ready."""
     file = state_file(tmp_path / "state")
     file.write({"stage": "REPLAYING"})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -992,7 +992,7 @@ def test_a_replica_out_of_descriptors_is_not_dead(tmp_path: Path):
 
 
 def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptureFixture):
-    """The replica goes on without a state, and writes it when it can."""
+    """The replica continues without a state, and writes the state when it can."""
     caplog.set_level(logging.INFO, logger="serve_warm.node")
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     turns: list[int] = []
@@ -1003,7 +1003,7 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     said, meanwhile = caplog.text.count("cannot write this replica's state"), conditions(small)
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     beat.changed()
-    wait_until("it says so", lambda: "can be written again" in caplog.text)
+    wait_until("it says so", lambda: "writes its state again" in caplog.text)
     after = conditions(small)
     beat.stop()
 
@@ -1034,7 +1034,7 @@ def test_a_heartbeat_goes_on_without_changes(tmp_path: Path):
 
 
 def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
-    """A report that is read while it changes fails once, and not for good."""
+    """A report that changes while it is read fails once, not permanently."""
     raising = iter([RuntimeError("changed size"), TypeError("x"), ValueError("y")])
 
     def facts() -> dict[str, object]:
@@ -1046,11 +1046,13 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
     wait_until("it writes", lambda: conditions(tmp_path / "state") == {"Embedder#1": "warm"})
     beat.stop()
 
-    assert caplog.text.count("cannot make this replica's state: changed size") == 1
+    assert (
+        caplog.text.count("cannot build this replica's state, and tries again: changed size") == 1
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, caplog):
-    """The folder, the system's own words, what it costs, and the setting that names another."""
+    """The message has the folder, the system's error, the effect, and the setting to change."""
     (tmp_path / "file").touch()
 
     beat = heartbeat(tmp_path / "file" / "state", lambda: {"stage": "READY"})
@@ -1080,7 +1082,7 @@ def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, capl
 
 
 def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, caplog):
-    """It would look like one that was added to a warm node, and would not count."""
+    """Without this, it would look like a replica that was added to a warm node."""
     directory = tmp_path / "state"
     directory.mkdir()
     directory.chmod(0o777)
@@ -1095,7 +1097,7 @@ def test_a_replica_began_before_its_directory_could_be_used(tmp_path: Path, capl
 
 
 def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):
-    """When it is old: the last figures of one that has just died are still exported."""
+    """Only old files are removed, because the last figures of a dead replica are still exported."""
     for replica, age_s in (("old", 3600.0), ("new", 1.0)):
         state_file(tmp_path / "state", replica).write({"stage": "READY"})
         OPEN.pop().close()
@@ -1183,7 +1185,7 @@ def test_a_lock_that_cannot_be_looked_at_is_not_free(
     os.close(folder)
 
     assert found.condition == "unreadable"
-    assert f".lock cannot be looked at: {os.strerror(number)}" in found.why
+    assert f".lock: {os.strerror(number)}" in found.why
     assert warmth([found], Policy())[0]
     assert sorted(directory.iterdir()) == before
 
@@ -1197,7 +1199,7 @@ def test_a_node_without_states_has_none(tmp_path: Path):
 
 
 def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.MonkeyPatch):
-    """The probe that runs alone finds them, also where /tmp is not safe and they go elsewhere."""
+    """`node.py` finds replicas too, even if /tmp is not safe and they use another place."""
     temporary = Path(tempfile.gettempdir())
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
     found = []
@@ -1210,7 +1212,7 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
 
 
 def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
-    """As for replicas."""
+    """The same holds for replicas."""
     monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
 
     assert default_directory() == "/run/warm/state"
@@ -1294,7 +1296,7 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
     ],
 )
 def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):
-    """Who counts, and when the node is warm."""
+    """Which replicas count, and when the node is warm."""
     reasons, without = warmth(replicas, policy)
 
     assert (not reasons) == ready
@@ -1305,7 +1307,7 @@ def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused:
     "text", ["", "any", "min", "min=", "min=0", "min=-1", "min=x", "min=1.5", "all=2", "min=²"]
 )
 def test_other_policies_are_refused(text: str):
-    """A typing error is no policy, and the text says what is."""
+    """A typing error is not a policy, and the message lists the policies."""
     with pytest.raises(ValueError, match="not one of all, allow-idle and min=N"):
         Policy.of(text)
 
@@ -1314,7 +1316,7 @@ def test_other_policies_are_refused(text: str):
 
 
 def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
-    """Who ends the process has its reason written first, and does not wait for the next beat."""
+    """Code that ends the process writes the reason first, without waiting for the next beat."""
     said = {"stage": "REPLAYING"}
     beat = node.Heartbeat(
         tmp_path / "state", application="a", deployment="d", replica="r", facts=lambda: said
@@ -1331,7 +1333,7 @@ def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
 
 
 def test_a_late_replica_says_so_before_it_is_ready(tmp_path: Path) -> None:
-    """While a handler blocks its loop, the probe names the deadline and not the stage alone."""
+    """While a handler blocks the loop, the probe names the deadline as well as the stage."""
     names = {"application": "a", "deployment": "d", "replica": "r"}
     file = node.StateFile(tmp_path / "state", **names)
     file.write({"stage": "REPLAYING", "verdict": "late", "inputs_done": 0, "inputs_expected": 1})

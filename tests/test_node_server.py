@@ -204,7 +204,7 @@ def serve_fixture(alone: Path, directory: Path) -> Iterator[Callable[..., Node]]
 
 
 def test_a_probe_before_anything_exists_is_no(probe):
-    """Not ready, not a failure: nothing to read is what a node looks like at first."""
+    """A missing directory means not ready, and is no failure, because each node starts this way."""
     ended = probe(*NO_CHECKS)
 
     assert (ended.returncode, ended.stderr) == (1, "")
@@ -213,7 +213,7 @@ def test_a_probe_before_anything_exists_is_no(probe):
 
 
 def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
-    """And says nothing: what it has to say is its exit code."""
+    """The probe prints nothing. Its exit code is the answer."""
     replica()
     raylet, proxy = health(), health()
 
@@ -241,7 +241,7 @@ def test_a_probe_says_each_reason_in_a_line(probe, replica, health):
 
 
 def test_verbose_shows_what_was_checked(probe, replica, health):
-    """Also when all is well, so that one can see what "well" means."""
+    """This also works if all is well, so that a reader sees what was checked."""
     replica("r1")
     replica("r2", "PENDING")
 
@@ -273,7 +273,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     ],
 )
 def test_wrong_usage_is_two_and_never_no(probe, directory, options, said):
-    """A typing error in a manifest is told from a node that is not ready, in both forms."""
+    """A mistake in a manifest differs from an unready node, in both forms."""
     ended = probe(*options)
     wrapped = CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
 
@@ -299,7 +299,7 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
 
 
 def test_data_has_each_reason(replica, directory):
-    """Of a check that fails for several replicas, all of them."""
+    """If a check fails for several replicas, all reasons are listed."""
     replica("r1", "FAILED", error="no model")
     replica("r2", "REPLAYING")
     options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
@@ -312,7 +312,7 @@ def test_data_has_each_reason(replica, directory):
 
 
 def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
-    """What others may have written is no reason to be ready; the text has the command."""
+    """States that others may have written do not make a node ready. The text has the command."""
     replica()
     directory.chmod(0o777)
 
@@ -323,7 +323,7 @@ def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
 
 
 def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
-    """Each of these takes longer to import than all that a probe does."""
+    """Each of these modules takes longer to import than a whole probe."""
     replica("r1", metrics=metrics.as_data(FULL))
     options = ("--state-dir", directory, "--raylet", health().url, "--proxy", health().url)
 
@@ -339,7 +339,7 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
 
 
 def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
-    """By the Python that compiled it: half of what a probe takes is to compile its file."""
+    """It must run with the same Python. Compiling the file takes half of a probe's time."""
     compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
     command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
     before = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -360,7 +360,7 @@ def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
     ],
 )
 def test_a_plain_command_line_is_read_as_argparse_reads_it(line: str):
-    """Without it, because it takes longer to import than a probe may take."""
+    """Importing argparse would take longer than a probe may take."""
     arguments = line.split(" ")
 
     assert node._plain(arguments) == node._parsed(arguments)
@@ -375,7 +375,7 @@ def test_a_plain_command_line_is_read_as_argparse_reads_it(line: str):
     ],
 )
 def test_any_other_command_line_is_left_to_argparse(line: str):
-    """What is wrong or short is judged and explained in one place."""
+    """Wrong and abbreviated options are handled in one place."""
     assert node._plain(line.split()) is None
 
 
@@ -440,7 +440,7 @@ def test_a_host_that_is_none_is_not_healthy(probe, replica, host):
 
 @pytest.mark.slow
 def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
-    """It has limits of its own, far above that of a probe; what it says too late is not used."""
+    """DNS has its own limits, far above a probe's. A late answer is ignored."""
     asked, answered, said = threading.Event(), threading.Event(), threading.Event()
 
     def resolve(*_: object) -> list[object]:
@@ -466,7 +466,7 @@ def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
 
 
 def test_the_server_follows_the_truth(serve, replica):
-    """Not ready before the replica is, and not ready any more at the very next question."""
+    """The node is not ready before the replica, and not ready at the next request after its end."""
     server = serve()
     seen = [server.ready()]
     for stage in ("PENDING", "PULLING", "REPLAYING", "PROVING"):
@@ -482,7 +482,7 @@ def test_the_server_follows_the_truth(serve, replica):
 
 
 def test_every_address_answers(serve, replica):
-    """What a kubelet, a person and Prometheus ask for, and what there is for others."""
+    """Paths for kubelet, people and Prometheus, and an answer for all other paths."""
     server = serve()
     replica("r1", "REPLAYING", inputs_done=1, inputs_expected=2)
 
@@ -497,7 +497,7 @@ def test_every_address_answers(serve, replica):
 
 
 def test_a_connection_is_kept_between_questions(serve, replica):
-    """Until the client or the drain ends it, or sends what is not read: no answer is guessed."""
+    """It ends if the client or the drain ends it, or if the client sends a body."""
     server = serve(*NO_CHECKS, "--drain-s", "600")
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
         statuses, sockets = [], set()
@@ -553,7 +553,7 @@ def lines_of(port: int, *pieces: bytes) -> list[bytes]:
     ids=lambda pieces: repr(pieces[0][:60]),
 )
 def test_a_request_is_read_in_whatever_pieces_it_comes(serve, pieces):
-    """As clients write it, or somebody by hand; and the connection ends where they expect it."""
+    """Requests come as clients write them, and the connection ends where they expect it."""
     lines = lines_of(serve().port, *pieces)
 
     assert lines[0] == b"HTTP/1.1 200 OK"
@@ -606,7 +606,7 @@ def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
     "said", ["Content-Length: 27", "content-length: 27", "Transfer-Encoding: chunked"]
 )
 def test_a_body_is_no_second_question(serve, said):
-    """It is not read, so the connection ends with the answer."""
+    """The body is not read, so the connection ends with the answer."""
     with socket.create_connection(("127.0.0.1", serve().port)) as connection:
         connection.sendall(
             f"GET /livez HTTP/1.1\r\n{said}\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n".encode()
@@ -620,7 +620,7 @@ def test_a_body_is_no_second_question(serve, said):
 
 @pytest.mark.slow
 def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
-    """Either of them, and both are named; what is well again is ready again."""
+    """Both failing checks are named. A healthy check passes again."""
     raylet, proxy = health(), health()
     replica()
     server = serve("--raylet", raylet.url, "--proxy", proxy.url)
@@ -655,7 +655,7 @@ def test_questions_are_not_passed_on(serve, replica, health):
 
 
 def test_adding_a_replica_does_not_take_a_node_out(serve, replica):
-    """Nor when the server is new: it was ready before, and a gauge says that one is excused."""
+    """This also holds for a new server, and a gauge counts the excused replica."""
     replica("r1")
     replica("r2", "REPLAYING")
 
@@ -672,7 +672,7 @@ def test_adding_a_replica_does_not_take_a_node_out(serve, replica):
 
 @pytest.mark.slow
 def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
-    """So that no endpoint keeps a node that ends; it goes on answering until it is told twice."""
+    """So no endpoint keeps the node. The server answers until a second signal."""
     replica()
     server = serve(*NO_CHECKS, "--drain-s", "600")
     ready = server.ready()
@@ -685,7 +685,7 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
 
     assert server.process.wait(timeout=60) == 0
     assert ready
-    assert text == "draining: this server was told to end\n"
+    assert text == "draining: this server is shutting down\n"
     assert (live, exported) == (200, 0.0)
 
 
@@ -738,7 +738,7 @@ def test_a_taken_port_is_said(serve, alone, directory):
 
 
 def test_a_server_begins_without_dns(directory, monkeypatch):
-    """A pod that may not ask, or is not answered, has its probes at once all the same."""
+    """If a pod may not use DNS, or gets no answer, its probes work at once anyway."""
 
     def ask(*_: object) -> str:
         raise AssertionError("DNS was asked")
@@ -817,7 +817,7 @@ def test_a_slow_client_does_not_keep_its_place(listening):
 
 
 def test_a_crowd_that_keeps_its_connections_shuts_nobody_out(directory: Path):
-    """Who was answered and asks nothing makes room for who comes."""
+    """An idle client that was answered makes room for a new client."""
     with (
         one_client_at_a_time(directory, request_s=3600.0) as port,
         socket.create_connection(("127.0.0.1", port)) as kept,
@@ -831,7 +831,7 @@ def test_a_crowd_that_keeps_its_connections_shuts_nobody_out(directory: Path):
 
 
 def address_of_this_machine() -> str:
-    """Return an address of an interface; one that no probe comes from where there is no other."""
+    """Return an address of this machine; an unused address if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
             unsent.connect(("192.0.2.1", 9))  # sends nothing
@@ -892,7 +892,7 @@ HERE = address_of_this_machine()
     ids=["from-an-interface", "host-on-an-interface"],
 )
 def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, host, other):
-    """Neither this machine's, nor its kubelet's, nor that of an address that is nobody's."""
+    """Probes come from this machine, its kubelet, or an address that no other client has."""
     replica()
     server = serve(*NO_CHECKS, "--host", "0.0.0.0", "--host-ip", host)
     slow = Crowd(crowd, server.port, silent=300, dripping=300)
@@ -1039,7 +1039,7 @@ def test_strangers_do_not_get_the_places_of_probes(pairs):
     ids=["all-that-ask-are-slow", "none-is-slow"],
 )
 def test_the_oldest_slow_client_goes_first(pairs, waited_s, oldest):
-    """Where none is slow it is who waits the longest: a request that just began is not cut off."""
+    """Without a slow client, the longest idle client goes. A new request is not cut off."""
     peers = Peers(pairs)
     peers.come("192.0.2.1")
     peers.answer("192.0.2.1 0")
@@ -1066,7 +1066,7 @@ def test_a_client_that_asks_again_is_as_young_as_its_question(pairs):
 
 @pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
 def test_a_host_ip_that_is_none_is_wrong_usage(alone, directory, said):
-    """It is said at once, and not when a crowd has come."""
+    """The error comes at once, not later under load."""
     command = [sys.executable, "-I", "-S", alone, "serve", "--state-dir", directory]
     ended = subprocess.run(
         [*command, "--host-ip", said], capture_output=True, text=True, check=False
@@ -1093,7 +1093,10 @@ def test_empty_lines_between_requests_are_none():
 
 
 def test_a_client_that_was_answered_may_ask_again():
-    """Its time begins anew with each answer; one that was not is hung up on."""
+    """The time of a client restarts with each answer.
+
+    A client without an answer is disconnected.
+    """
     now_s = 0.0
     clients = node._Clients(clock=lambda: now_s)
     answered, late = socket.socketpair(), socket.socketpair()
@@ -1132,7 +1135,7 @@ WHO = 'application="app",deployment="Embedder",replica="r1"'
 
 
 def test_figures_are_exact_and_those_of_the_dead_stay(serve, replica):
-    """What a replica measured outlives it; what it was doing ends with it."""
+    """The measurements of a replica outlive it, but its current state does not."""
     server = serve()
     file = replica("r1", "READY", metrics=metrics.as_data(FULL))
     alive = server.metrics()
@@ -1187,7 +1190,7 @@ def test_counters_are_zero_before_there_is_work(serve, replica):
 
 
 def test_starts_are_counted_once_each(serve, replica):
-    """By how they ended; one that ended before the server began is none of its counts."""
+    """Starts are counted by outcome. Starts that ended before the server began do not count."""
     replica("before", "READY")
     server = serve()
     for name, stage, verdict in (
@@ -1236,7 +1239,7 @@ def test_what_is_noted_later_was_seen_later(directory, replica, health, monkeypa
 
 
 def test_outcomes_are_the_verdicts():
-    """The file that runs alone cannot import them, so they stand in it again."""
+    """`node.py` cannot import the verdicts, so it lists them again."""
     assert set(node.OUTCOMES) == {verdict.value for verdict in Verdict} | {"failed", "died"}
 
 
@@ -1256,7 +1259,7 @@ def test_outcomes_are_the_verdicts():
     ids=lambda table: json.dumps(table)[:80],
 )
 def test_a_table_that_is_none_is_left_out(serve, replica, table):
-    """One odd replica does not spoil the scrape of the others."""
+    """One malformed replica does not break the scrape of the others."""
     replica("odd", metrics=table)
     replica("r1", metrics=metrics.as_data(FULL))
 
@@ -1327,7 +1330,7 @@ def test_a_poisoned_directory_is_a_failed_check(serve, replica, directory):
 
 
 def test_starts_are_counted_from_the_first_look_on(serve, replica, directory):
-    """Those that ended before a server could look are none that it has seen."""
+    """Starts that ended before the server's first look are not counted."""
     replica("before", "READY")
     directory.chmod(0o777)
     server = serve()

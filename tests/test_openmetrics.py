@@ -185,7 +185,7 @@ def test_a_node_without_replicas_is_openmetrics_too(asked: Asked) -> None:
 
 
 def test_text_is_escaped(asked: Asked, replica: Callable[..., StateFile]) -> None:
-    """Quotes, backslashes and ends of lines, in names and in what a row means."""
+    """Quotes, backslashes and line ends in names and help texts."""
     odd = 'a "b" \\ c\nd'
     row = {"name": "serve_warm_odd", "kind": "gauge", "help": odd, "label": None}
     replica(Report(), name=odd, metrics=[{**row, "values": {"": 1.0}}])

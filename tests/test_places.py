@@ -108,7 +108,7 @@ def test_what_is_in_the_way_moves_all_to_the_next_place(
 
 
 def test_a_folder_that_was_made_is_nobody_elses_to_take(among: tuple[Place, ...]):
-    """It is there, and private, before its name is given out."""
+    """The folder exists and is private before its name is returned."""
     folder = user_folder("blobs", among=among).parent
 
     assert str(folder) == among[0].folder
@@ -128,7 +128,7 @@ def test_looking_makes_nothing(among: tuple[Place, ...]):
 def test_replicas_stay_together_when_the_stranger_leaves(
     among: tuple[Place, ...], lives: Callable[..., StateFile]
 ):
-    """Whoever comes and goes in /tmp cannot hide a living replica, nor part two of them."""
+    """Another user in /tmp can neither hide a live replica nor split a group of replicas."""
     stranger_folder(Path(among[0].folder))
     first = lives(state_folder(among=among), "first")
     Path(among[0].folder).rmdir()
@@ -153,7 +153,7 @@ def test_the_first_place_comes_before_what_was_left_in_a_later_one(
 
 
 def test_a_place_without_room_is_none(among: tuple[Place, ...]):
-    """What cannot be made there is made in the next one, and readers find its replica."""
+    """If a folder cannot be made there, the next place is used, and readers find its replica."""
     full = Place("/proc/serve_warm", "/proc/serve_warm/state")
     machine = (full, *among)
 
@@ -186,7 +186,7 @@ def test_where_every_place_is_taken_the_owner_and_the_settings_are_named(
 
 @root_only
 def test_the_name_of_an_owner_is_said(among: tuple[Place, ...]):
-    """A number alone tells nobody whom to ask."""
+    """A number does not tell a reader whom to ask."""
     Path(among[0].folder).mkdir()
     os.chown(among[0].folder, 65534, 65534)
 
@@ -201,7 +201,7 @@ def test_each_command_finds_a_replica_that_had_to_go_elsewhere(
     tmp_path: Path,
     command: list[str],
 ):
-    """Also while a stranger's folder comes and goes where it would have been."""
+    """This holds even while another user's folder appears and disappears at the usual place."""
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     stranger_folder(tmp_path / OWN)
@@ -235,7 +235,7 @@ def test_a_login_does_not_change_the_places(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_first_place_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ):
-    """As for Python's `tempfile`, and a folder that is not there is passed over."""
+    """As in Python's `tempfile`, missing folders are skipped."""
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(tmp_path / "absent"))
     monkeypatch.setenv(variable, str(tmp_path))
@@ -382,7 +382,7 @@ def test_probe_server_and_replicas_agree_whoever_comes_and_goes(machine: Machine
 @pytest.mark.slow
 @root_only
 def test_without_a_stranger_they_agree_on_the_temporary_folder(machine: Machine):
-    """And a stranger who comes later cannot get in."""
+    """A user who comes later cannot take the place."""
     begun = machine.replica("first")
 
     with pytest.raises(subprocess.CalledProcessError):
@@ -395,11 +395,11 @@ def test_without_a_stranger_they_agree_on_the_temporary_folder(machine: Machine)
 @pytest.mark.slow
 @root_only
 def test_a_probe_says_why_a_replica_is_not_seen(machine: Machine):
-    """It names where it looked, and who is in the way of the usual place."""
+    """The message names the place that was read, and the owner of the usual place."""
     machine.stranger("mkdir")
 
     code, said = machine.probe(Path(node.__file__))
 
     assert code == 1
-    assert f"/var/tmp/serve_warm-{US}/state has no state" in said
+    assert f"/var/tmp/serve_warm-{US}/state has no state file" in said
     assert f"{machine.own} belongs to user id {STRANGER}" in said

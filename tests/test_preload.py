@@ -55,7 +55,7 @@ def process(tmp_path: Path) -> Any:
 
 @pytest.mark.long
 def test_a_start_on_a_seat_is_the_same_factor_by_factor(process: Any):
-    """With Ray's thread count known to the seat or not: fingerprint, pools, device and draws."""
+    """Fingerprint, thread pools, device and random numbers are equal, with any thread count."""
     seeds = process.module(
         "app_with_seeds", "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
     )
@@ -128,7 +128,7 @@ def test_a_seat_of_level_3_has_no_compiler(process: Any):
 @pytest.mark.slow
 @pytest.mark.parametrize("own", ["", "gc.disable()", "gc.set_threshold(5000, 20, 30)"])
 def test_no_garbage_is_collected_during_imports(process: Any, own: str):
-    """Not once; and after them as in a start without a seat, with what the app set itself."""
+    """Afterwards, garbage collection is as in a start without a seat, with the app's settings."""
     name = process.module(
         "makes_garbage",
         "import gc\n"
@@ -150,7 +150,7 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
 
 @pytest.mark.slow
 def test_threads_that_an_import_set_are_kept(process: Any):
-    """As in a start without a seat, where the variable was there before."""
+    """In a start without a seat, the variable is set before the import."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
 
     answer = process(imports=[name, "torch"], omp="1", omp_of_ticket="1", facts=True)
@@ -173,7 +173,7 @@ def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process:
 
 @pytest.mark.slow
 def test_threads_set_after_the_imports_are_left_alone(process: Any):
-    """Whoever set them knew more than the seat."""
+    """Code that set them later did so on purpose."""
     answer = process(imports=["torch"], omp="1", omp_of_ticket="2", torch_threads=3, facts=True)
 
     assert answer["use"]["hit"], answer["use"]
@@ -250,7 +250,7 @@ def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
 
 @pytest.mark.slow
 def test_a_worker_without_a_ticket_imports_nothing(process: Any):
-    """A start that finds no seat does not import at a low priority what it then waits for."""
+    """A start without a seat does not wait for imports at low priority."""
     answer = process(imports=["torch"], ticket=False)
 
     assert answer["loaded"] == []
@@ -259,7 +259,7 @@ def test_a_worker_without_a_ticket_imports_nothing(process: Any):
 
 
 def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
-    """It imported nothing, and its replica says so."""
+    """The worker imported nothing, and its replica reports this."""
     answer = process(imports=["colorsys"], no_file=True)
 
     assert answer["use"]["miss"] == "failed"
@@ -269,7 +269,7 @@ def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
 
 @pytest.mark.slow
 def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
-    """As on a dead network mount. The thread that waits for it imports nothing later."""
+    """As on a dead network mount. The waiting thread imports nothing later."""
     answer = process(imports=["colorsys"], fifo=True, go=True)
 
     assert answer["use"]["miss"] == "hung"
@@ -290,7 +290,7 @@ def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
 def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
     process: Any, ticket: dict[str, Any], says: str
 ):
-    """The worker goes on as without one."""
+    """The worker continues as without a ticket."""
     answer = process(imports=["colorsys"], change=ticket)
 
     assert answer["use"]["miss"] == "failed"
@@ -308,7 +308,7 @@ def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
     ids=["raises", "exits", "missing"],
 )
 def test_an_import_that_fails_does_not_end_the_worker(process: Any, source: str, says: str):
-    """The start imports again, and says what was wrong; what comes after it is imported."""
+    """The start imports again, and reports the error. Later modules are imported."""
     name = process.module("bad_app", source)
 
     answer = process(imports=[name, "colorsys"])
@@ -320,7 +320,7 @@ def test_an_import_that_fails_does_not_end_the_worker(process: Any, source: str,
 
 @pytest.mark.slow
 def test_an_import_that_hangs_is_given_up(process: Any):
-    """The worker goes on, and the replica can import the same modules."""
+    """The worker continues, and the replica can import the same modules."""
     inner = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
     name = process.module("app_over_it", f"import {inner}\n")
 
@@ -436,7 +436,7 @@ of_this_thread.end = AtItsEnd()
 
 @pytest.mark.slow
 def test_the_thread_that_imported_ends_at_its_own_priority(process: Any, tmp_path: Path):
-    """With a low one, it would stay for long on a busy node."""
+    """At a low priority, the thread would stay long on a busy node."""
     note = tmp_path / "note"
     name = process.module("notes_its_priority", NOTES_ITS_PRIORITY)
 
@@ -468,7 +468,7 @@ def fake_driver(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
-    """Which GPU is a replica's is not known yet; the stand-in does end who opens it."""
+    """The replica's GPU is not known yet. The stand-in ends processes that open the driver."""
     answer = process(imports=list(IMPORTS), own_environ=fake_driver)
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     touched = subprocess.run(

@@ -178,7 +178,7 @@ def test_a_private_folder_has_no_problem(tmp_path: Path, mode: int):
 
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o1777, 0o1775])
 def test_a_folder_above_may_be_read_or_be_sticky(tmp_path: Path, mode: int):
-    """Nobody can rename what is in it."""
+    """Nobody else can rename files in such a folder."""
     folder = private(private(tmp_path / "above") / "folder")
     folder.parent.chmod(mode)
 
@@ -219,7 +219,7 @@ def test_a_private_folder_is_closed_to_all_others(tmp_path: Path, mode: int):
     [(0o755, True), (0o711, True), (0o775, False), (0o1777, False), (0o702, False)],
 )
 def test_an_unwritable_folder_may_be_read(tmp_path: Path, mode: int, *, safe: bool):
-    """Others see what is in it and change nothing; the sticky bit does not help, they may add."""
+    """Others can see its files, but change nothing. The sticky bit would let them add files."""
     folder = private(tmp_path / "folder")
     folder.chmod(mode)
 
@@ -244,7 +244,7 @@ def test_a_step_of_somebody_else_is_a_problem(tmp_path: Path, depth: int):
 
 @root_only
 def test_the_folder_itself_must_not_be_roots(reachable: Path):
-    """What root left there is not ours, although root may own what is above."""
+    """Files that root left there are not the user's, although root may own parent folders."""
     folder = private(reachable / "folder")
     os.chown(reachable, US, -1)
 
@@ -256,7 +256,7 @@ def test_the_folder_itself_must_not_be_roots(reachable: Path):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_link_on_the_way_is_a_problem(tmp_path: Path, depth: int):
-    """Also where it leads to a safe folder: the real path is named, and has no problem."""
+    """The link may lead to a safe folder. The message names the real path, which has no problem."""
     folder = tmp_path / "a" / "b" / "folder"
     make_private(folder)
     step = [folder, *folder.parents][depth]
@@ -288,19 +288,19 @@ def test_dots_are_not_resolved(tmp_path: Path):
 
     (problem,) = problems(tmp_path / "folder" / ".." / "folder")
 
-    assert ".. in it" in problem.what
+    assert "contains .." in problem.what
     assert str(folder) in problem.fix
 
 
 def test_a_file_is_no_folder(tmp_path: Path):
-    """Nor is a pipe."""
+    """A pipe is no folder either."""
     os.mkfifo(tmp_path / "pipe", 0o600)
 
     assert whats(problems(tmp_path / "pipe")) == [f"{tmp_path / 'pipe'} is not a directory"]
 
 
 def test_what_was_opened_is_what_is_looked_at(tmp_path: Path):
-    """Another folder that has the name by now does not stand for the one that is open."""
+    """A folder that has taken the name since does not replace the opened folder."""
     folder = private(tmp_path / "folder")
     opened = os.open(folder, os.O_RDONLY)
     folder.chmod(0o777)
@@ -317,7 +317,7 @@ def test_what_was_opened_is_what_is_looked_at(tmp_path: Path):
 
 
 def test_the_refusal_says_everything(tmp_path: Path):
-    """What is wrong is the message, what to do the hint, and the reason a metric's label."""
+    """The message has the problem, the hint has the fix, and the reason is a metric's label."""
     folder = private(tmp_path / "folder")
     folder.chmod(0o750)
 
@@ -348,7 +348,7 @@ def linked_twice(tmp_path: Path) -> Path:
 
 
 def test_links_to_what_is_safe_are_followed(tmp_path: Path):
-    """So are those of a ConfigMap."""
+    """Links of a ConfigMap are followed too."""
     link = linked_twice(tmp_path)
 
     assert of_file(link) == []
@@ -358,7 +358,7 @@ def test_links_to_what_is_safe_are_followed(tmp_path: Path):
 @pytest.mark.parametrize("name", ["first", "second", "third", "first/in", "second/in", "third/in"])
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_every_folder_that_a_link_leads_over_counts(tmp_path: Path, name: str, mode: int):
-    """Also those of a link in the middle, which neither the first nor the real path shows."""
+    """This includes folders of a middle link, which neither the first nor the real path shows."""
     link = linked_twice(tmp_path)
     (tmp_path / name).chmod(mode)
 
@@ -371,7 +371,7 @@ def test_every_folder_that_a_link_leads_over_counts(tmp_path: Path, name: str, m
 def test_a_sticky_folder_is_enough_above_but_not_for_names(
     tmp_path: Path, name: str, *, safe: bool
 ):
-    """Into one that they may write to others can put hard links to files and links, not folders."""
+    """Others can put hard links to files and links, but not folders, into a writable folder."""
     link = linked_twice(tmp_path)
     (tmp_path / name).chmod(0o1777)
 
@@ -400,7 +400,7 @@ def test_every_owner_that_a_link_leads_over_counts(tmp_path: Path, name: str):
 
 
 def test_links_without_an_end_are_an_error(tmp_path: Path):
-    """Not a way that is gone for ever."""
+    """An endless chain of links is an error, not an endless loop."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
@@ -461,7 +461,7 @@ SPOILT = [opened, given_away, removed]
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
 def test_the_folder_for_temporary_files_comes_first(bases: SimpleNamespace, mode: int):
-    """Where it is safe nothing else is touched."""
+    """If it is safe, no other place is touched."""
     bases.temporary.chmod(mode)
 
     assert private_base(last=bases.last) == bases.temporary
@@ -473,7 +473,7 @@ def test_the_folder_for_temporary_files_comes_first(bases: SimpleNamespace, mode
 def test_the_home_comes_second(
     bases: SimpleNamespace, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ):
-    """An emptyDir at /tmp is 0777 and not sticky; a line says what is used in its place."""
+    """An emptyDir at /tmp has mode 0777 and is not sticky. A line names the place used instead."""
     spoil(bases.temporary)
 
     found = [private_base(last=bases.last) for _ in range(3)]
@@ -534,7 +534,7 @@ def test_a_home_that_is_closed_to_its_user_is_none(
 def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
     bases: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ):
-    """What is compiled has to be somewhere; the warning comes once and names the command."""
+    """Compiled code needs a place. The warning comes once, with the command."""
     for each in vars(bases).values():
         opened(each)
 
@@ -550,7 +550,7 @@ def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
 
 
 def test_folders_are_made_private(tmp_path: Path):
-    """All that were missing; one that was there stays as it is."""
+    """All missing folders are private. An existing folder does not change."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o755)
     folder = tmp_path / "there" / "a" / "b"
@@ -660,7 +660,7 @@ def test_what_was_just_made_is_not_swept(tmp_path: Path):
 
 
 def test_nothing_is_swept_that_others_may_have_made(tmp_path: Path):
-    """What has the right name and may be somebody else's doing is left alone."""
+    """A folder with the right name that another user may have made is left alone."""
     dead = aged(left_behind(tmp_path))
     dead.chmod(0o770)
 
@@ -670,7 +670,7 @@ def test_nothing_is_swept_that_others_may_have_made(tmp_path: Path):
 
 
 def test_nothing_is_swept_where_others_can_exchange_it(tmp_path: Path):
-    """By the time that it is removed it could be another one of our folders."""
+    """By the time of the removal, the name could be another folder of this user."""
     base = private(tmp_path / "base")
     dead = aged(left_behind(base))
 
@@ -684,7 +684,7 @@ def test_nothing_is_swept_where_others_can_exchange_it(tmp_path: Path):
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path):
-    """Nor is a pipe waited for."""
+    """A pipe is not waited for either."""
     for number, make in enumerate((lambda lock: lock.symlink_to(tmp_path / "old"), os.mkfifo)):
         folder = private(tmp_path / f"serve_warm-{number}")
         make(folder / LOCK_NAME)
@@ -701,7 +701,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path):
 def test_a_removal_that_ends_early_can_be_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The lock goes last, so that what is left is swept another day."""
+    """The lock goes last, so that a later sweep removes the rest."""
     with monkeypatch.context() as broken, temporary_folder(tmp_path) as folder:
         (folder / "deep").mkdir()
         broken.setattr(shutil, "rmtree", lambda *_, **__: None)
@@ -715,7 +715,7 @@ def test_a_removal_that_ends_early_can_be_made_again(
 
 
 def test_a_file_system_without_locks_has_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They are made, and nobody takes those of others for abandoned."""
+    """The folders are made, and no process treats them as abandoned."""
 
     def none(*_: Any) -> None:
         raise OSError(37, "No locks available")
@@ -729,7 +729,7 @@ def test_a_file_system_without_locks_has_folders(tmp_path: Path, monkeypatch: py
 
 
 def test_threads_sweep_at_the_same_time(tmp_path: Path):
-    """Whoever comes second finds nothing, and that is no error."""
+    """The second thread finds nothing, and this is not an error."""
     dead = [aged(left_behind(tmp_path)) for _ in range(3)]
     barrier, errors = threading.Barrier(8), []
 

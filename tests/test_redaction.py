@@ -200,7 +200,7 @@ def test_a_secret_is_taken_out_and_the_rest_is_left(name: str):
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_redacting_twice_is_redacting_once(name: str):
-    """What has passed one border unchanged passes the next one."""
+    """A redacted text does not change again."""
     once = redact(SECRETS[name][0])
 
     assert redact(once) == once
@@ -273,7 +273,7 @@ def test_no_message_or_hint_of_the_package_is_redacted():
 
 
 def test_an_error_never_shows_a_secret():
-    """Neither its message, hint, text, representation, traceback nor its pickled form has it."""
+    """This covers message, hint, text, repr, traceback and pickled form."""
     error = ArtifactRefused(f"GET {PRESIGNED}", reason="denied", hint=f"token={SESSION}")
 
     again = pickle.loads(pickle.dumps(error))
@@ -288,7 +288,7 @@ def test_an_error_never_shows_a_secret():
 
 
 def test_the_cause_that_stands_for_an_sdk_has_no_secret(caplog: pytest.LogCaptureFixture):
-    """A logged traceback names what was raised inside, without what it held."""
+    """A logged traceback names the exception inside, without its values."""
 
     class ClientError(Exception):
         def __init__(self) -> None:
@@ -341,7 +341,7 @@ CREDENTIAL_VARIABLES = (
     ids=["path", "lower-case escapes", "json", "base64", "hex", "xml"],
 )
 def test_a_credential_is_hidden_in_any_common_spelling(monkeypatch, spelt):
-    """Servers answer in JSON and XML, and put what they were sent into addresses."""
+    """Servers answer in JSON and XML, and put received values into addresses."""
     monkeypatch.setenv("HF_TOKEN", ECHOED + "&<")
 
     text = redact(f"it said: {spelt(ECHOED + '&<')}.")
@@ -352,7 +352,7 @@ def test_a_credential_is_hidden_in_any_common_spelling(monkeypatch, spelt):
 
 
 def test_half_of_a_secret_of_several_lines_does_not_stay(monkeypatch):
-    """What is shown of an error is cut after its secrets are hidden."""
+    """A shown error is cut only after its secrets are hidden."""
     monkeypatch.setenv("DB_PASS", "correct horse\nbattery staple")
 
     assert "correct" not in describe_error(ValueError("login correct horse\nbattery staple failed"))
@@ -365,7 +365,7 @@ def test_half_of_a_secret_of_several_lines_does_not_stay(monkeypatch):
 def test_the_value_of_a_credential_variable_is_hidden(
     monkeypatch: pytest.MonkeyPatch, name: str, shape: str
 ):
-    """A server that echoes a credential, with nothing that tells what it is, does not leak it."""
+    """A server may echo a credential without any marker."""
     monkeypatch.setenv(name, ECHOED + "\n")
     text = shape.replace("{quoted}", "correct%20horse%2Fbattery%2Bstaple").format(ECHOED, ECHOED)
 
@@ -403,7 +403,7 @@ def test_what_is_no_credential_is_still_read(
 def test_a_logged_traceback_has_no_value_of_a_credential_variable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Neither the exception nor what it was raised from shows it; the lines of code are there."""
+    """Neither the exception nor its causes show the value. The lines of code stay."""
     monkeypatch.setenv("HF_TOKEN", ECHOED)
     try:
         try:
@@ -442,7 +442,7 @@ def test_a_logged_traceback_has_no_value_of_a_credential_variable(
     ],
 )
 def test_a_text_is_shown_by_type_and_length(guard: str, shown: str):
-    """What a request says is compared in a guard of torch, and nobody's business."""
+    """Guards of torch compare texts of requests, which must stay private."""
     assert hide_texts(guard) == shown
 
 
@@ -484,7 +484,7 @@ PIECES = (
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_no_long_text_takes_longer_than_its_length():
-    """Whoever answers with hundreds of kilobytes of almost a secret does not hold up a start."""
+    """A server that sends hundreds of kilobytes of almost a secret does not delay a start."""
     # One that took the square of its length would need minutes for each of these.
     for piece in PIECES:
         redact(piece * (LONG // len(piece)))

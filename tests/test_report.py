@@ -43,7 +43,7 @@ def kinds(value: Any) -> set[type]:
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_json_is_plain_and_round_trips(report: Report):
-    """No tuple, enum or record is left: what is read back is what was written."""
+    """No tuple, enum or record is left, so reading gives what was written."""
     data = report.to_json()
 
     assert json.loads(json.dumps(data, allow_nan=False)) == data
@@ -85,7 +85,7 @@ def test_the_text_says_what_a_person_looks_for():
     assert lines[1].endswith(" traced=some")
     assert "  not proven: embed batch=1: would compile: size mismatch" in lines
     assert "  degraded: uncovered: 1 of 2 inputs" in lines
-    assert "  warning: compiled calls were made from 2 threads" in lines
+    assert "  warning: compiled calls ran on 2 threads" in lines
     assert f"  artifact: file:///srv/artifacts {FULL.artifact.statement}" in lines
     assert "    2 files of 3" in lines
     assert "  error: none" in lines
@@ -115,7 +115,7 @@ def test_the_text_says_what_graphs_hold():
 
 @pytest.mark.long
 def test_no_text_of_a_report_is_without_end():
-    """What user code raises may be of megabytes, and goes to logs and files."""
+    """User code may raise megabytes of text, which goes to logs and files."""
     endless = "x" * 1_500_000
     event = dict.fromkeys(("kind", "function", "signature", "reason"), endless)
     report = Report(
@@ -140,7 +140,7 @@ def test_no_text_of_a_report_is_without_end():
 
 
 def test_the_text_of_a_clean_start_has_no_complaints():
-    """Nothing is said about what is as it should be."""
+    """Normal facts are not mentioned."""
     clean = Report(
         stage=Stage.READY,
         verdict=Verdict.FULL_HIT,
@@ -156,7 +156,7 @@ def test_the_text_of_a_clean_start_has_no_complaints():
 
 
 def test_the_parts_of_a_start_add_up_to_it():
-    """What lies within a part, as an import within loading, is not counted in both."""
+    """A part inside another, such as an import within loading, counts once."""
     spans = [
         Span(name="process", began_boot_s=0.0, seconds=5.0),
         Span(name="pending", began_boot_s=5.0, seconds=1.0),
@@ -173,7 +173,7 @@ def test_the_parts_of_a_start_add_up_to_it():
 
 
 def test_each_second_of_a_start_has_an_owner():
-    """Also with a seat, whose process was there before; what no part has is Ray's."""
+    """With a seat, the process existed before. Time in no part belongs to Ray."""
     stages = (
         StageTime(stage=Stage.LOADING, seconds=0.25),
         StageTime(stage=Stage.REPLAYING, seconds=0.5),
@@ -226,7 +226,7 @@ def test_an_import_that_is_a_part_of_init_hides_nothing():
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.001, True), (1.0, False)])
 def test_a_compiler_that_the_app_imported_is_named(seconds: float, said: bool):
-    """Where nobody saw the import, the report says whose it was; the stage waited for nothing."""
+    """If nobody saw the import, the report names the app, and the stage waited for nothing."""
     spans = (Span(name="torch's compiler", began_boot_s=2.0, seconds=seconds),)
 
     text = Report(compiler_imported="app", spans=spans).text()
@@ -235,7 +235,7 @@ def test_a_compiler_that_the_app_imported_is_named(seconds: float, said: bool):
 
 
 def test_every_stage_is_a_part_of_a_start():
-    """What is no part is taken for a piece of one, and would be counted twice."""
+    """A name outside the list would count as a piece of a part, and so twice."""
     assert {stage.value.lower() for stage in Stage} <= set(PARTS)
 
 
@@ -272,7 +272,7 @@ def test_each_clock_says_from_where_it_counts():
 
 
 def test_counts_are_subtracted_field_by_field():
-    """A span is what was counted after it less what was counted before it."""
+    """The counts of a span are the counts after it minus the counts before it."""
     earlier = Counts(**{f.name: n for n, f in enumerate(dataclasses.fields(Counts))})
     later = Counts(**{f.name: 2 * n for n, f in enumerate(dataclasses.fields(Counts))})
 
@@ -295,7 +295,7 @@ def test_quiet_is_no_compile_capture_or_fall(name: str):
 
 
 def test_recompiles_are_compiles():
-    """There is no recompile without a compile, so that one of the two is asked."""
+    """Each recompile is a compile, so one check is enough."""
     assert not Counts(compiles=1, recompiles=1).quiet
 
 
@@ -308,7 +308,7 @@ def test_stages_are_in_the_order_of_the_flow():
 
 
 def test_a_report_is_read_with_the_standard_library_alone():
-    """Whoever shows a report needs nothing installed beside this package."""
+    """A program that shows a report needs only this package."""
     program = (
         "import sys; before = set(sys.modules); import serve_warm.report\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"

@@ -225,7 +225,7 @@ def test_zeros_are_there_before_there_is_work(sinks, replica):
 
 
 def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
-    """It grows while a replica that is blocked by a compile writes nothing, and ends with READY."""
+    """It grows while a replica in a compile writes nothing, and ends with READY."""
     created_s = boot_s() - 1000.0
     replica(Report(stage=Stage.REPLAYING, created_boot_s=created_s, elapsed_s=1.0))
 
@@ -241,7 +241,7 @@ def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
 
 @pytest.mark.parametrize("swept", [False, True])
 def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept):
-    """What it was doing is 0 or gone, how its start went stays."""
+    """Its current state is 0 or absent, and the facts of its start stay."""
     file = replica(FULL)
     before = sinks.both()
     file.close()
@@ -265,7 +265,7 @@ def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept
 
 
 def test_a_pod_that_saw_three_replicas_has_half_the_gauges(sinks, replica):
-    """Of all that the table has for each: one that ended has less than half, with what it did."""
+    """An ended replica has less than half of the metrics, those about its start."""
     files = [replica(TYPICAL, f"r{number}") for number in range(3)]
     for file in files[:2]:
         file.close()
@@ -351,7 +351,7 @@ def test_a_scrape_during_a_death_is_whole(sinks, replica):
 
 
 def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, clock):
-    """Of one that hangs, or cannot be read any more: how its start went stays, its age grows."""
+    """For a hanging or unreadable replica, facts of its start stay, and its age grows."""
     degraded = replica(FULL)
     replica(Report(stage=Stage.REPLAYING), "r2")
     ready = sinks.both()
@@ -387,7 +387,7 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
 
 
 def died(sinks: Sinks) -> dict[str, float]:
-    """Return how starts ended, those alone that some did."""
+    """Return the outcomes of starts, only those that died."""
     found = sinks.both()
     return {
         outcome: count
@@ -423,7 +423,7 @@ def test_a_start_that_died_before_its_first_state_is_counted(sinks, replica, dir
 
 @pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
 def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
-    """What ends after READY or FAILED is counted as that, and once."""
+    """An end after READY or FAILED has this outcome, and counts once."""
     replica(dataclasses.replace(FULL, stage=stage)).close()
     clock.move_on(node.STALE_S + 1)
 
@@ -431,7 +431,7 @@ def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
 
 
 def test_another_server_does_not_count_it_again(sinks, replica, directory, clock):
-    """What had ended when it began is none that it has seen, a moment ago or long."""
+    """A start that ended before this server began is not counted."""
     replica(Report()).close()
     later = Sinks(directory, clock)
     clock.move_on(node.STALE_S + 1)
@@ -441,7 +441,7 @@ def test_another_server_does_not_count_it_again(sinks, replica, directory, clock
 
 
 def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, clock):
-    """It takes another with a later heartbeat, and its start goes on."""
+    """The replica takes another lock with a later heartbeat, and its start continues."""
     file = replica(Report())
     file.close()
     meanwhile = died(sinks)
@@ -457,7 +457,7 @@ def test_a_replica_that_lost_its_lock_did_not_die(sinks, replica, clock):
 
 
 def test_sums_of_histograms_are_exact(sinks, replica):
-    """Of each start its own seconds, not those of its bucket; and each start is in all above it."""
+    """Each start adds its own seconds, and counts in all higher buckets."""
     took = (0.1, 12.3, 500.0, 5000.25)
     for number, seconds in enumerate(took):
         replica(Report(), f"r{number}")
@@ -479,7 +479,7 @@ def test_sums_of_histograms_are_exact(sinks, replica):
 
 
 def test_stages_are_observed_by_the_outcome_of_their_start(sinks, replica):
-    """Those that occurred and no other: seven stages of seven outcomes would be 900 series each."""
+    """Only stages that occurred have series, because all combinations would be 900 series each."""
     replica(Report())
     sinks.both()
     replica(dataclasses.replace(FULL, stage=Stage.FAILED))
@@ -497,14 +497,14 @@ def test_stages_are_observed_by_the_outcome_of_their_start(sinks, replica):
 
 
 def test_buckets_are_in_order():
-    """So that each has what the ones below have, and the deadline's default is a bound."""
+    """Each bucket includes the lower ones, and the default deadline is a bound."""
     assert list(BUCKETS) == sorted(set(BUCKETS))
     assert 1800.0 in BUCKETS
 
 
 @pytest.mark.parametrize("odd", [None, "7", True, -1.0, math.nan, math.inf, 10**400, [1]])
 def test_a_start_without_a_time_is_counted_all_the_same(sinks, replica, odd):
-    """Of an earlier release, or odd: a number that is none would spoil the sum for good."""
+    """Its release is older, or its data is malformed. A bad number would spoil the sum."""
     replica(Report())
     sinks.both()
     replica(FULL, elapsed_s=odd, stage_seconds={"pulling": odd, "no stage": 1.0})
@@ -539,7 +539,10 @@ def test_rows_of_an_earlier_release_are_read(sinks, replica):
 
 
 def test_an_earlier_server_reads_rows_of_one_label():
-    """They are written as they were; those of several have no `values`, which it passes over."""
+    """Such rows are unchanged.
+
+    Rows with several labels have no `values`, so the server skips them.
+    """
     rows = {row["name"]: row for row in metrics.as_data(FULL)}
 
     for metric in metrics.METRICS:
@@ -587,7 +590,7 @@ GAUGE = {"name": "serve_warm_x", "kind": "gauge", "help": "Odd."}
     ids=lambda row: str({key: row[key] for key in row if row[key] not in GAUGE.values()})[:80],
 )
 def test_a_row_that_is_none_is_left_out(sinks, replica, row):
-    """It spoils neither the scrape nor what the server knows better."""
+    """It breaks neither the scrape nor the server's own figures."""
     replica(Report(), metrics=[row, *metrics.as_data(FULL)])
 
     found = sinks.both()
@@ -600,7 +603,7 @@ def test_a_row_that_is_none_is_left_out(sinks, replica, row):
 
 
 def test_names_that_utf8_does_not_have_are_exported(sinks, replica):
-    """As something near them: one odd name does not keep a node from being scraped."""
+    """Such names are exported in a similar form, so that they do not break the scrape."""
     replica(FULL, "r\ud800")
 
     found = sinks.both()
@@ -609,7 +612,7 @@ def test_names_that_utf8_does_not_have_are_exported(sinks, replica):
 
 
 def test_a_poisoned_directory_is_a_failed_check(sinks, replica, directory):
-    """For the registry as for the server: figures go on, and the node is not warm."""
+    """As for the server, metrics continue, and the node is not warm."""
     replica(FULL)
     before = sinks.both()
     directory.chmod(0o777)
@@ -622,7 +625,7 @@ def test_a_poisoned_directory_is_a_failed_check(sinks, replica, directory):
 
 
 def test_starts_are_counted_from_the_first_look_on(sinks, replica, directory):
-    """Those that ended before a registry could look are none that it has seen."""
+    """Starts that ended before the registry's first look are not counted."""
     replica(FULL, "before")
     directory.chmod(0o777)
     registry = CollectorRegistry()
@@ -665,7 +668,7 @@ def test_nothing_there_is_a_scrape_too(sinks):
 
 
 def test_a_policy_is_the_registrys_own(directory, replica):
-    """It says what ready means, as the options of the server do, and which zeros there are."""
+    """The policy decides readiness, like the server's options, and which zeros exist."""
     replica(Report())
     policy = node.Policy.of("allow-idle", deployments=("other#Named",))
     registry = CollectorRegistry()
@@ -725,7 +728,7 @@ def test_who_asks_for_an_export_does_not_make_it(exports):
 
 
 def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplog):
-    """What it refuses is told in full as soon as it takes it."""
+    """The refused metrics are exported in full as soon as Ray accepts them."""
     exports.refusal = OSError("no agent on this node")
     sink = sink_of(lambda: FULL)
     for count in (1, 2, 3):

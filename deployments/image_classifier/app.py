@@ -3,8 +3,8 @@
 """Image classification with a ResNet-152 in a plain class, batched by Ray Serve.
 
 A request is the raw pixels of one image, so the example needs no image library. Batches are padded
-to a bucket, so only two shapes are compiled. The model runs on the replica's model thread, and the
-event loop collects the next batch meanwhile.
+to a bucket, so only two shapes are compiled. The model runs on the replica's model thread. During
+this time, the event loop collects the next batch.
 
 `classifier` is the application on the CPU. `configured` returns an application from the `args` of a
 Serve configuration: `serve_gpu.yaml` runs it on a GPU, with one CUDA graph for each batch.
@@ -36,9 +36,9 @@ class Settings(BaseModel):
     mode: str | None = None
     """The mode of torch.compile: `reduce-overhead` captures CUDA graphs."""
     batch: tuple[int, ...] = (1, 8)
-    """Sizes that batches are padded to."""
+    """Batch sizes that the deployment pads to."""
     depths: tuple[int, ...] = (3, 8, 36, 3)
-    """Blocks in each of the four stages, by default those of a ResNet-152."""
+    """Number of blocks in each of the four stages. The default is a ResNet-152."""
 
 
 def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
@@ -74,7 +74,7 @@ def pixel_values(images: list[bytes], *, batch: int) -> torch.Tensor:
 
 @serve.deployment(ray_actor_options={"num_cpus": 1}, max_ongoing_requests=64)
 class ImageClassifier(WarmupMixin):
-    """POST / with 128×128 RGB pixels, a byte each → {"classes": [{"class": 7, "score": 0.5}, …]}.
+    """POST / with 128×128 RGB pixels, one byte per color → {"classes": [{"class": 7, …}, …]}.
 
     Pixels come row by row, each as red, green and blue, like Pillow's `Image.tobytes()` and
     ffmpeg's `rgb24`.
@@ -118,7 +118,10 @@ class ImageClassifier(WarmupMixin):
         return (await self.on_model_thread(self.classify, pixels))[: len(images)]
 
     def classify(self, pixels: torch.Tensor) -> list[list[dict[str, Any]]]:
-        """Return the best classes of each row, best first. It blocks, so use the model thread."""
+        """Return the best classes of each row, best first.
+
+        Blocks, so call it on the model thread.
+        """
         with torch.inference_mode():
             logits = self.model(pixel_values=pixels.to(self.device)).logits
             scores, classes = logits.softmax(1).topk(BEST)

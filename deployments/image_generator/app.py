@@ -3,8 +3,8 @@
 """Image generation with a diffusion transformer and a VAE from diffusers, batched by Ray Serve.
 
 A request names a class and a seed. The transformer is called once for each denoising step, and the
-VAE decoder once at the end. Both are compiled, and each batch size is one shape of each. So a whole
-image hits two compiled calls, however many steps it takes.
+VAE decoder once at the end. Both are compiled, once for each batch size. So an image needs only two
+compiled calls, for any number of steps.
 
 `generator` is the application on the CPU. `configured` returns an application from the `args` of a
 Serve configuration: other sizes, real weights from the Hub, or a GPU as in `serve_gpu.yaml`.
@@ -39,7 +39,7 @@ class Settings(BaseModel):
     level: Literal[2, 3] = 2
     """The level of `serve_warm.compile`; 3 makes libraries."""
     batch: tuple[int, ...] = (1, 4)
-    """Sizes that batches are padded to."""
+    """Batch sizes that the deployment pads to."""
     steps: int = Field(default=10, ge=1, le=1000)
     """Denoising steps of an image."""
     guidance: float = 4.0
@@ -167,14 +167,17 @@ class ImageGenerator(WarmupMixin):
 
     @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.02)
     async def generate_batch(self, requests: list[ImageRequest]) -> list[bytes]:
-        # Steps of a batch take long, and the event loop answers health checks meanwhile.
+        # The steps of a batch take long. During this time, the event loop answers health checks.
         images = await self.on_model_thread(
             self.generate, [each.label for each in requests], [each.seed for each in requests]
         )
         return [png(image) for image in images]
 
     def generate(self, labels: list[int], seeds: list[int]) -> torch.Tensor:
-        """Return an image a row, values from -1 to 1. It blocks, so use the model thread."""
+        """Return an image for each row, with values from -1 to 1.
+
+        Blocks, so call it on the model thread.
+        """
         batch = self.buckets.fit(batch=len(labels))["batch"]
         padded = labels + [CLASSES] * (batch - len(labels))
         classes = torch.tensor(padded + [CLASSES] * batch, device=self.settings.device)
@@ -194,8 +197,8 @@ class ImageGenerator(WarmupMixin):
     ) -> torch.Tensor:
         """Return the noise that the transformer sees in a batch, with its classes emphasised.
 
-        One call has each image twice, with its class and without one: the model is asked what the
-        class changes, and `guidance` multiplies that.
+        One call has each image twice, with its class and without a class. The difference shows the
+        effect of the class, and `guidance` multiplies this effect.
         """
         both = torch.cat([latents, latents])
         # A tensor: an int would be a constant of the graph, and each step would compile.

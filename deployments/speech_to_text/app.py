@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speech to text with Whisper's architecture, streamed while the recording still comes in.
 
-A request is raw samples. The deployment cuts them into chunks, and transcribes each chunk when all
-of it has come. Chunks of several requests form a batch. Only three calls are compiled, because
-silence fills every chunk up to the window of the encoder, and a decode step runs all slots.
+A request contains raw samples. The deployment cuts the samples into chunks, and transcribes each
+chunk as soon as it is complete. Chunks of several requests form a batch. Only three calls are
+compiled, because silence fills every chunk up to the window of the encoder, and a decode step runs
+all slots.
 
 `recognizer` is the application on the CPU. `configured` returns an application from the `args` of a
 Serve configuration: real weights from the Hub, or a GPU as in `serve_gpu.yaml`.
@@ -47,13 +48,13 @@ class Settings(BaseModel):
     batch: int = Field(default=4, ge=1)
     """Slots of the cache: chunks that are transcribed at once."""
     max_new_tokens: int = Field(default=128, ge=1, le=444)
-    """Most tokens of a chunk."""
+    """Largest number of tokens of a chunk."""
     max_s: float = Field(default=3600, gt=0)
-    """Seconds of the longest recording."""
+    """Longest recording, in seconds."""
     weights: str | None = None
     """A model on the Hub, such as `openai/whisper-tiny`; None makes random weights."""
     language: str = "en"
-    """The language of recordings, if the weights are of a model of several."""
+    """The language of recordings, for weights of a multilingual model."""
     shape: Shape = Shape()
     """Sizes of the model with random weights."""
 
@@ -65,9 +66,10 @@ class Options(BaseModel):
 
     format: SampleFormat = "int16"
     chunk_s: float | None = Field(default=None, ge=0.1)
-    """Seconds of a chunk; None is the window of the encoder. Shorter ones give text earlier."""
+    """Length of a chunk in seconds; None means the window of the encoder. Shorter chunks give text
+    earlier."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of a chunk; None is the limit of the deployment."""
+    """Largest number of tokens of a chunk; None means the limit of the deployment."""
 
 
 def options_of(request: Request) -> Options:
@@ -85,7 +87,7 @@ def options_of(request: Request) -> Options:
 
 
 async def lines(first: Event, others: AsyncGenerator[Event, None]) -> AsyncIterator[str]:
-    """Yield a line of JSON for each event. An error after the first one is a line, too."""
+    """Yield a line of JSON for each event. An error after the first event is a line too."""
     async with contextlib.aclosing(others):
         yield json.dumps(first) + "\n"
         try:
@@ -100,8 +102,8 @@ async def lines(first: Event, others: AsyncGenerator[Event, None]) -> AsyncItera
 class Duplex(StreamingResponse):
     """A response that begins while the body of its request still comes in.
 
-    Starlette's response reads that body too, to see a client leave. Here Serve does so: it cancels
-    the request.
+    Starlette's response would read the body too, to detect that a client leaves. In this app, Serve
+    detects this and cancels the request.
     """
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -161,7 +163,7 @@ class SpeechToText(WarmupMixin):
         return Duplex(lines(first, events), media_type="application/x-ndjson")
 
     def recording(self, options: Options) -> Recording:
-        """Return how the recording of a request is read.
+        """Return the form of a request's recording.
 
         Raises:
             BadRecordingError: chunks are longer than the window.
@@ -187,7 +189,7 @@ class SpeechToText(WarmupMixin):
             yield {"start_s": start_s, "end_s": round(samples / RATE, 3)}
 
     async def texts(self, chunk: Chunk) -> AsyncGenerator[str, None]:
-        """Yield the text of a chunk in pieces, as it is made."""
+        """Yield the text of a chunk in pieces, as soon as they are generated."""
         batch = asyncio.ensure_future(self.transcribe_batch(chunk))
         batch.add_done_callback(chunk.finish)
         try:
@@ -212,7 +214,7 @@ class SpeechToText(WarmupMixin):
 
 
 def load(settings: Settings) -> tuple[Any, Any, Decode]:
-    """Return model, feature extractor and decoder of tokens."""
+    """Return the model, the feature extractor and a function that decodes tokens."""
     if settings.weights is None:
         return load_random(settings.shape)
     return load_weights(settings.weights)

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 
 RATE = 16_000
-"""Samples a second, of one channel."""
+"""Samples per second of the one channel."""
 SampleFormat = Literal["int16", "float32"]
 SAMPLE_BYTES: dict[SampleFormat, int] = {"int16": 2, "float32": 4}
 FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", b"ID3": "an MP3"}
-"""First bytes of files that are not raw samples."""
+"""First bytes of file formats with a header."""
 
 
 class BadRecordingError(ValueError):
@@ -32,15 +32,16 @@ class Recording:
 
     format: SampleFormat
     chunk_s: float
-    """Seconds of a chunk. The last one may be shorter."""
+    """Length of a chunk in seconds. The last chunk may be shorter."""
     max_s: float
-    """Seconds of the longest recording."""
+    """Longest recording, in seconds."""
 
     async def chunks(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[torch.Tensor]:
-        """Yield the samples of each chunk, from -1 to 1, as soon as all of it has come.
+        """Yield the samples of each chunk, from -1 to 1, as soon as the chunk is complete.
 
         Raises:
-            BadRecordingError: it is empty, too long, no raw samples, or ends inside a sample.
+            BadRecordingError: the recording is empty, too long, not raw samples, or ends inside a
+            sample.
         """
         chunk_bytes = max(1, round(self.chunk_s * RATE)) * SAMPLE_BYTES[self.format]
         rest, total = bytearray(), 0
@@ -58,7 +59,7 @@ class Recording:
             yield self.samples(rest)
 
     def check_length(self, size: int) -> None:
-        """Raise `BadRecordingError` if that many bytes are longer than the longest recording."""
+        """Raise `BadRecordingError` if so many bytes exceed the longest recording."""
         if size > self.max_s * RATE * SAMPLE_BYTES[self.format]:
             raise BadRecordingError(
                 f"A recording has at most {self.max_s:g} s, but this one is longer: cut it.",
@@ -66,7 +67,7 @@ class Recording:
             )
 
     def check_size(self, size: int) -> None:
-        """Raise `BadRecordingError` if a whole recording cannot have that many bytes."""
+        """Raise `BadRecordingError` if a whole recording cannot have this number of bytes."""
         self.check_length(size)
         if not size:
             raise BadRecordingError("A recording needs at least one sample, but this one is empty.")
@@ -81,7 +82,7 @@ class Recording:
         """Return samples of float32.
 
         Raises:
-            BadRecordingError: there is none from -1 to 1, so they are of another format.
+            BadRecordingError: no sample is from -1 to 1, so the samples have another format.
         """
         # A copy, because torch keeps the memory that it is given.
         raw = torch.frombuffer(bytearray(data), dtype=getattr(torch, self.format))

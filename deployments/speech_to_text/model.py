@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whisper with compiled steps, and the listeners that get its tokens while they are made.
+"""Whisper with compiled steps, and the listeners that get each token as soon as it is generated.
 
 `generate` of transformers runs a batch of chunks in one loop. Each chunk is a row with a slot of
 the cache. A row ends when its text ends, at the limit of its request, or when its client leaves.
@@ -23,11 +23,11 @@ import serve_warm
 from .audio import RATE
 
 PREFIX = 4
-"""Most tokens before a text: start, language, task, no timestamps."""
+"""Largest number of tokens before a text: start, language, task, no timestamps."""
 POSITIONS_A_SECOND = 50
-"""Positions of the encoder for a second of sound."""
+"""Encoder positions per second of sound."""
 PAD, START, END = 0, 1, 2
-"""Tokens with a meaning, in a model with random weights."""
+"""Number of tokens with a meaning, in a model with random weights."""
 
 Decode = Callable[[list[int]], str]
 """Maps tokens to text."""
@@ -35,20 +35,20 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a model with random weights. The defaults are those of whisper-tiny."""
+    """The sizes of a model with random weights. The defaults are the sizes of whisper-tiny."""
 
     layers: int = 4
     width: int = 384
     heads: int = 6
     vocabulary: int = 51_865
     window_s: int = 30
-    """Seconds of sound that the encoder takes."""
+    """Length of the encoder's input in seconds."""
 
 
 def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
     """Return model, feature extractor and decoder of tokens, the same at every start.
 
-    Nothing is downloaded. There is no tokenizer, so a text is the numbers of its tokens.
+    Nothing is downloaded. Without a tokenizer, a text consists of token numbers.
     """
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -92,28 +92,28 @@ def load_weights(name: str) -> tuple[Any, WhisperFeatureExtractor, Decode]:
 
 
 class Chunk:
-    """A part of a recording on its way through the model, and the tokens that were made of it."""
+    """A part of a recording on its way through the model, and its tokens so far."""
 
     def __init__(self, samples: torch.Tensor, *, limit: int) -> None:
         self.samples, self.limit = samples, limit
         self.is_wanted = True
-        """Whether somebody still listens. A row that nobody wants ends with the next token."""
+        """Whether a client still listens. A row without a listener ends with the next token."""
         self._loop = asyncio.get_running_loop()
         self._made: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
 
     def tell(self, token: int | None) -> None:
-        """Hand over the next token, or None after the last one. For the model thread."""
+        """Deliver the next token, or None after the last token. For the model thread."""
         self._loop.call_soon_threadsafe(self._made.put_nowait, token)
 
     def finish(self, batch: asyncio.Future[None]) -> None:
-        """Hand over how the batch of this chunk has ended."""
+        """Deliver the result of this chunk's batch."""
         self._made.put_nowait(None if batch.cancelled() else batch.exception())
 
     async def next(self) -> int | None:
-        """Return the next token, or None after the last one.
+        """Return the next token, or None after the last token.
 
         Raises:
-            BaseException: what the model raised.
+            BaseException: the exception of the model.
         """
         made = await self._made.get()
         if isinstance(made, BaseException):
@@ -122,16 +122,19 @@ class Chunk:
 
 
 class Listeners(BaseStreamer, StoppingCriteria):
-    """The chunks of a batch: `generate` hands each its tokens and asks which rows may end."""
+    """The chunks of a batch.
+
+    `generate` delivers tokens to each chunk, and asks which rows may end.
+    """
 
     def __init__(self, chunks: Sequence[Chunk], *, end: int) -> None:
         self.chunks, self.end_token = chunks, end
         self.prompt = 0
-        """Tokens before the text. `generate` hands them over first."""
+        """Number of tokens before the text. `generate` delivers these tokens first."""
         self.left = [chunk.limit for chunk in chunks]
 
     def put(self, value: torch.Tensor) -> None:
-        """Hand over one token of each row."""
+        """Deliver one token of each row."""
         if not self.prompt:
             self.prompt = value.shape[-1]
             return
@@ -145,10 +148,10 @@ class Listeners(BaseStreamer, StoppingCriteria):
                 chunk.tell(None)
 
     def end(self) -> None:
-        """Hand over nothing: each chunk has had its end."""
+        """Do nothing, because each chunk already has its end."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_more: Any) -> torch.Tensor:
-        """Return which rows are at their limit, or have no listener."""
+        """Return which rows have reached their limit or have no listener."""
         del scores
         made = input_ids.shape[1] - self.prompt
         ended = [made >= chunk.limit or not chunk.is_wanted for chunk in self.chunks]
@@ -179,14 +182,17 @@ class Transcriber:
         self.options = words if is_multilingual else {}
 
     def features(self, samples: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return log-mel features, (rows, mels, frames). Silence fills each up to the window."""
+        """Return log-mel features, (rows, mels, frames).
+
+        Silence fills each row up to the window.
+        """
         made = self.extractor(
             [each.numpy() for each in samples], sampling_rate=RATE, return_tensors="pt"
         )
         return made.input_features.to(self.model.device, self.model.dtype)
 
     def transcribe(self, chunks: Sequence[Chunk]) -> None:
-        """Hand the tokens of each chunk to it. It blocks, so use the model thread."""
+        """Deliver the tokens of each chunk. Blocks, so call it on the model thread."""
         listeners = Listeners(chunks, end=self.model.generation_config.eos_token_id)
         self.model.generate(
             self.features([chunk.samples for chunk in chunks]),

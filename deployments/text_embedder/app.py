@@ -3,7 +3,7 @@
 """Sentence embeddings with all-MiniLM-L6-v2 behind FastAPI, batched by Ray Serve.
 
 Every batch is padded to a bucket of batch size and length, so only six shapes are compiled. The
-same `buckets` object makes the inputs that warm-up replays through the route of the traffic.
+same `buckets` object makes the inputs that warm-up replays through the route that requests use.
 """
 
 from typing import Any

@@ -72,7 +72,7 @@ def bad_request(sentence: str) -> Response:
 
 
 def problem(request: Prompt) -> str:
-    """Return a sentence that says why a request cannot be answered; empty if it can."""
+    """Return a sentence on why a request cannot be answered; empty if it can."""
     length, count = len(request.prompt), request.max_new_tokens
     if not length:
         return "A prompt needs at least one token, but this one is empty."

@@ -31,9 +31,9 @@ class Shape:
     heads: int = 6
     vocabulary: int = 4096
     slots: int = 4
-    """Sequences that the cache holds at once, and rows of each decode step."""
+    """Number of sequences in the cache, and of rows in each decode step."""
     max_length: int = 256
-    """Positions of each sequence that the cache holds."""
+    """Number of positions of each sequence in the cache."""
 
     @property
     def head_width(self) -> int:

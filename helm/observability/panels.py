@@ -74,7 +74,7 @@ def ours(name: str, more: str = "", span: str = "") -> str:
 def each(name: str, own: str = "", more: str = "") -> str:
     """Return one series for each replica and each value of `own`.
 
-    It has no label that a sink " "adds.
+    The series has no labels that a sink adds.
     """
     by = f"{REPLICA}, {own}" if own else REPLICA
     return f"max by ({by}) ({ours(name, more)})"
@@ -218,7 +218,7 @@ ALERTS = Panel(
 NUMBERS = (
     number(
         "Ready replicas",
-        "Replicas that are proven warm, or that a policy allows to serve unproven.",
+        "Replicas that are proven warm, or that a policy lets serve without proof.",
         "short",
         f"sum({each('ready')})",
         (0.0, FAILING),
@@ -240,8 +240,8 @@ NUMBERS = (
     ),
     number(
         "Cold share",
-        "Of the replicas with a configured artifact in the time range: the share that found no "
-        "artifact that fits (miss) or refused to load one (refused).",
+        "Share of replicas that started cold although an artifact is configured. They found no "
+        "matching artifact (miss), or refused to load it (refused).",
         "percentunit",
         # A dead replica exports only its last verdict, and this can be a different one.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
@@ -253,8 +253,7 @@ NUMBERS = (
     number(
         "Objective met, 28 days",
         "Share of starts that met the objective, for the selected deployments on all clusters. "
-        "This panel needs the chart's recording rules. It is red below 95 %, the default of "
-        "startSloObjective.",
+        "Needs the chart's recording rules. Red below 95 %, the default of startSloObjective.",
         "percentunit",
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
         (0.0, FAILING),
@@ -263,7 +262,7 @@ NUMBERS = (
     ),
     number(
         "Compiles after ready",
-        "Frames that replicas compiled in traffic during the time range. Should stay 0.",
+        "Frames that ready replicas compiled in the time range. Should stay 0.",
         "short",
         f"sum({over_range('compiles_after_ready_total')}) or {NONE_OF_ANY}",
         (1.0, FAILING),
@@ -278,8 +277,8 @@ NUMBERS = (
     ),
     number(
         "Oldest artifact",
-        "Age of the oldest artifact that a live replica uses. It is orange from 30 days on, "
-        "the default of artifactMaxAgeDays.",
+        "Age of the oldest artifact that a live replica uses. Orange from 30 days on, the default "
+        "of artifactMaxAgeDays.",
         "s",
         f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
         f"or {NONE_NOW} - 1",
@@ -320,8 +319,8 @@ FLEET = Row(
             kind="points",
             title="Time to ready of each replica, and the objective",
             description=(
-                "Exact seconds from a replica's creation, before its __init__, to READY. The "
-                "horizontal line shows the variable slo. The chart sets slo to startSloSeconds."
+                "Exact seconds from the creation of a replica, before its __init__, to READY. The "
+                "horizontal line is the objective (variable slo, set by startSloSeconds)."
             ),
             unit="s",
             empty="no replica is exported",
@@ -349,8 +348,9 @@ FLEET = Row(
             kind="lines",
             title="Elapsed start time, as a share of deadline_s",
             description=(
-                "Time since the creation of each starting replica. deadline_s counts only from "
-                "the end of __init__. So the deadline is at 1 plus the share that __init__ took."
+                "Time since the creation of each starting replica, as a share of deadline_s. "
+                "deadline_s counts only from the end of __init__, so the deadline is somewhat "
+                "above 1."
             ),
             unit="percentunit",
             empty="no replica is starting",
@@ -367,11 +367,13 @@ FLEET = Row(
         ),
         Panel(
             kind="lines",
-            title="Seats: workers that have imported before",
-            description="Seats that wait for the next start, on all nodes, and seats that each "
-            "node is to keep. Below that number, the next start imports.",
+            title="Seats: workers with finished imports",
+            description=(
+                "Free seats on all nodes, and the number of seats that each node should keep. "
+                "Without a free seat, the next start runs its own imports."
+            ),
             unit="short",
-            empty="no living replica has seats set",
+            empty="no live replica has seats configured",
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('seats')})",
@@ -386,11 +388,12 @@ FLEET = Row(
         Panel(
             kind="lines",
             title="Starts that could not use a seat, by reason",
-            description="Starts since which a replica or its node server is exported. The first "
-            "start on a node finds no seat, which is not counted here. Each other reason needs a "
-            "fix.",
+            description=(
+                "Starts that used no seat although seats are configured. The first start on a "
+                "node has no seat yet, so this panel leaves it out. Fix all other reasons."
+            ),
             unit="short",
-            empty="no seat was unusable: none is set, or Ray's export before a first count",
+            empty="no such start: seats are not configured, or Ray's export before a first count",
             colors={reason: FAILING for reason in MISSES if reason != "none"},
             queries=(
                 Query(
@@ -410,7 +413,8 @@ ARTIFACT = Row(
             kind="stack",
             title="Live replicas by verdict: hit, miss, refused",
             description=(
-                "Live replicas by the verdict on their artifact: how much of the start it covered."
+                "Live replicas by verdict. The verdict says how much of the start the artifact "
+                "covered."
             ),
             unit="short",
             empty="no live replica is exported",
@@ -456,8 +460,8 @@ ARTIFACT = Row(
             kind="table",
             title="Artifacts in use",
             description=(
-                "Live replicas by deployment and by artifact: kind of store, statement, day "
-                "of creation."
+                "Live replicas by deployment and artifact. The labels of an artifact are the kind "
+                "of store, the statement, and the day of the build."
             ),
             unit="short",
             empty="no live replica runs an artifact",
@@ -484,7 +488,9 @@ ARTIFACT = Row(
         Panel(
             kind="lines",
             title="Downloaded by each start",
-            description="Artifact bytes that came from the store; 0 if the node had them cached.",
+            description=(
+                "Artifact bytes that the start downloaded. 0 if the node had them in its cache."
+            ),
             unit="bytes",
             empty="no replica is exported",
             queries=(Query(expr=each("downloaded_bytes"), legend="{{deployment}} {{replica}}"),),
@@ -524,8 +530,10 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Compiles, captures and tuning after ready",
-            description="Work in traffic that warm-up should prevent. These are totals, which "
-            "should stay 0. In Ray's export a series appears with its first count.",
+            description=(
+                "Total work after READY that warm-up should prevent. Should stay 0. In Ray's "
+                "export a series appears with its first count."
+            ),
             unit="short",
             empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((1.0, FAILING),),
@@ -540,8 +548,10 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Queue waiting behind warm-up",
-            description="Requests that wait for a replica (Ray's own metric), and starting "
-            "replicas.",
+            description=(
+                "Number of requests that wait for a replica (Ray's own metric), and number of "
+                "starting replicas."
+            ),
             unit="short",
             empty="neither Ray's metrics nor replicas are exported",
             queries=(
@@ -561,8 +571,8 @@ TRAFFIC = Row(
             kind="lines",
             title="Entries against eager",
             description=(
-                "Total number of entry checks by result, and of withdrawn entries. Withdrawn "
-                "entries should stay 0."
+                "Total comparisons of entries with eager execution by result, and total withdrawn "
+                "entries. Withdrawn entries should stay 0."
             ),
             unit="short",
             empty="nothing checked: no replica, or Ray's export before a first check",
@@ -581,10 +591,7 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Calls without an entry",
-            description=(
-                "Calls of compiled modules and functions for which no entry fits. torch.compile "
-                "ran them."
-            ),
+            description=("Calls that torch.compile ran because no entry of the artifact matched."),
             unit="short",
             empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((1.0, "orange"),),
@@ -622,7 +629,10 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Ready nodes ({NODE_ONLY})",
-            description="Nodes whose /readyz answers 200, and all nodes with a node server.",
+            description=(
+                "Number of nodes whose /readyz answers 200, and number of all nodes with a node "
+                "server."
+            ),
             unit="short",
             empty="no node server is scraped",
             queries=(
@@ -637,7 +647,9 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Failing checks ({NODE_ONLY})",
-            description="Nodes on which a check of /readyz fails: warm, raylet, proxy.",
+            description=(
+                "Number of nodes on which each check of /readyz fails: warm, raylet or proxy."
+            ),
             unit="short",
             empty="no node server is scraped",
             limits=((1.0, FAILING),),
@@ -652,7 +664,8 @@ NODES = Row(
             kind="stack",
             title=f"Replicas by condition ({NODE_ONLY})",
             description=(
-                "Conditions of replicas according to the node servers. Dead replicas are included."
+                "Number of replicas by condition, as reported by the node servers. Includes dead "
+                "replicas."
             ),
             unit="short",
             empty="no node server is scraped",
@@ -668,8 +681,8 @@ NODES = Row(
             kind="bars",
             title=f"Starts in the time range by outcome ({NODE_ONLY})",
             description=(
-                "The outcome of a start is its verdict, or failed, or died if the process ended "
-                "first."
+                "Number of starts by outcome: the verdict of a ready replica, failed, or died if "
+                "the process ended first."
             ),
             unit="short",
             empty="no node server has seen a start",
@@ -760,8 +773,8 @@ ON_THE_GPU = Row(
             kind="lines",
             title="Captures, kernels and autotuning in warm-up",
             description=(
-                "Work of each start on the GPU. Every start captures CUDA graphs. A full hit "
-                "builds and tunes no kernels."
+                "GPU work of each start. Every start captures its CUDA graphs again. If the "
+                "artifact has all kernels, the start builds and tunes none."
             ),
             unit="short",
             empty="no replica is exported",
@@ -778,8 +791,7 @@ ON_THE_GPU = Row(
         Panel(
             kind="lines",
             title="Time of captures and autotuning in warm-up",
-            description="Wall seconds of each start spent on CUDA graph capture and kernel "
-            "autotuning.",
+            description="Wall seconds that each start spent on CUDA graph capture and autotuning.",
             unit="s",
             empty="no replica is exported",
             queries=tuple(
@@ -792,9 +804,8 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="Time of captures and autotuning in traffic",
-            description="Total wall seconds that requests waited for capture or autotuning. Should "
-            "stay 0.",
+            title="Time of captures and autotuning after ready",
+            description="Total wall seconds of captures and autotuning after READY. Should stay 0.",
             unit="s",
             empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((0.001, FAILING),),
@@ -810,9 +821,9 @@ ON_THE_GPU = Row(
             kind="lines",
             title="Memory of CUDA graphs",
             description=(
-                "GPU memory reserved for the CUDA graphs of each live replica. No other "
-                "tensor can use this memory. Replicas measure it after warm-up, and again after "
-                "captures in traffic."
+                "GPU memory reserved for the CUDA graphs of each live replica. Other tensors "
+                "cannot use this memory. Replicas measure it after warm-up, and again after later "
+                "captures."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -827,8 +838,8 @@ ON_THE_GPU = Row(
             kind="lines",
             title="GPU memory that torch reserves",
             description=(
-                "Memory reserved by torch in each live replica, CUDA graphs included, and its "
-                "peak. Both are measured together with the memory of CUDA graphs."
+                "Memory that torch reserves in each live replica, and its peak. Includes CUDA "
+                "graphs. Measured at the same times as the memory of CUDA graphs."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -878,8 +889,8 @@ OF_ONE_DEPLOYMENT = Row(
             title="Proven share of inputs",
             description=(
                 "Share of declared inputs that passed the proof, in which compiling is "
-                "forbidden. A second line shows the share that was replayed in the current or "
-                "last pass."
+                "forbidden. The second line is the share that the current or last pass has "
+                "replayed."
             ),
             unit="percentunit",
             empty="no replica has declared inputs",
@@ -901,7 +912,9 @@ OF_ONE_REPLICA = Row(
         Panel(
             kind="lines",
             title="Compiler processes in warm-up",
-            description="Compiler processes that produced an object. 0 for a full hit.",
+            description=(
+                "Compiler processes that wrote an object file. 0 if the artifact has all code."
+            ),
             unit="short",
             empty="no replica is exported",
             queries=(Query(expr=each("compiler_processes"), legend="{{replica}}"),),
@@ -909,7 +922,7 @@ OF_ONE_REPLICA = Row(
         Panel(
             kind="lines",
             title="Compiler time in warm-up",
-            description="Wall seconds that threads waited for compiler processes, added up.",
+            description="Seconds that threads waited for compiler processes, summed over threads.",
             unit="s",
             empty="no replica is exported",
             queries=(Query(expr=each("compiler_seconds"), legend="{{replica}}"),),
@@ -918,8 +931,8 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Kinds of calls by level",
             description=(
-                "The level that runs each kind of call: 1 is torch.compile, 2 is an entry, 3 is "
-                "a library."
+                "Number of kinds of calls by the level that runs them. Level 1 is torch.compile, "
+                "level 2 an entry, level 3 a library."
             ),
             unit="short",
             empty="no replica has called a module or function of serve_warm.compile",
@@ -930,7 +943,9 @@ OF_ONE_REPLICA = Row(
         Panel(
             kind="bars",
             title="Work done during __init__",
-            description="Seconds of each stage whose work was finished when __init__ ended.",
+            description=(
+                "Seconds of each stage that ran during __init__, so they did not delay the start."
+            ),
             unit="s",
             empty="no work was finished when an __init__ ended",
             queries=(
@@ -942,8 +957,8 @@ OF_ONE_REPLICA = Row(
             title="Degraded or unverified",
             description=(
                 "Degraded is 1 while a replica serves although it missed its deadline, has "
-                "unproven inputs or withdrew entries. Unverified is 1 while it runs an artifact "
-                "without a trusted signature."
+                "unproven inputs or withdrew entries. Unverified is 1 while the replica uses an "
+                "artifact without a trusted signature."
             ),
             unit="short",
             empty="no live replica is exported",

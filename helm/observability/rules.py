@@ -5,7 +5,7 @@
 `python helm/observability/rules.py` writes them to the chart twice:
 
     rules/serve-warm.yaml       a rules file for Prometheus, with the default numbers
-    rules/serve-warm.tpl.yaml   a template of it, in which Helm's values set the numbers
+    rules/serve-warm.tpl.yaml   the same file as a template, in which Helm's values set the numbers
 
 The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`. It needs
 these values; `DEFAULTS` has their default numbers:
@@ -13,11 +13,11 @@ these values; `DEFAULTS` has their default numbers:
     alerts.startSloSeconds       a start that took longer missed the objective
     alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
     alerts.artifactMaxAgeDays    the age above which an artifact counts as old
-    alerts.minStarts             with fewer starts in the long window, no alert fires
+    alerts.minStarts             fewer starts in the long window raise no alert on the objective
     alerts.runbookUrl            the address of docs/runbooks.md
 
-The rules use metrics of node servers and metrics of Ray. A replica that appears in both counts
-once. They use only features of Prometheus 2.42.
+The rules use metrics of node servers and metrics of Ray. A replica with metrics from both counts
+once. The rules need Prometheus 2.42 or newer.
 
 Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
 each upgrade, and an objective over weeks would then start again from zero.
@@ -47,7 +47,8 @@ EACH = f"{WHO}, replica"
 TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
-"""Time windows of the objective. Each alert uses two, and the objective itself uses the last."""
+"""Time windows of the objective. Each alert uses two windows. The objective itself uses the last
+window."""
 
 
 def value(name: str) -> str:
@@ -70,7 +71,7 @@ def ours(name: str, matchers: str = "") -> str:
 def each(name: str, by: str = EACH, *, matchers: str = "") -> str:
     """Return one series for each replica, with only the labels in `by`.
 
-    It comes from the node server or Ray.
+    The series comes from the node server or from Ray.
     """
     node, ray = (ours(f"{sink}_{name}", matchers) for sink in ("serve_warm", "ray_serve_warm"))
     return f"max by ({by}) ({node} or {ray})"
@@ -227,9 +228,9 @@ SLO = (
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return how often each deployment did this after READY.
+    """Return the number of such events of each deployment after READY.
 
-    Deployments that never did have no series.
+    Deployments without such an event have no series.
     """
     of_node = ours(f"serve_warm_{name}_after_ready_total")
     of_ray = ours(f"ray_serve_warm_{name}_after_ready_total")
@@ -260,8 +261,8 @@ count by ({WHO}) (
 )
 """,
         f"{OF} starts cold although an artifact is configured",
-        "{{ $value }} start(s) found no matching artifact, so they compiled everything. This "
-        "counts running starts, and starts that ended in the last hour.",
+        "{{ $value }} start(s) found no matching artifact, so they compiled everything. The "
+        "number includes running starts, and starts that ended in the last hour.",
     ),
     alert(
         "ServeWarmArtifactRefused",
@@ -273,8 +274,9 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
-        "{{ $value }} start(s) found an artifact and refused to load it. This counts running "
-        "starts, and starts that ended in the last hour. The reasons untrusted, bad_signature "
+        "{{ $value }} start(s) found an artifact and refused to load it. The number includes "
+        "running starts, and starts that ended in the last hour. The reasons untrusted, "
+        "bad_signature "
         "and digest_mismatch can mean an attack.",
     ),
     alert(
@@ -288,8 +290,8 @@ sum by ({WHO}) (
 ) > 0
 """,
         f"{OF} withdrew entries whose results differ from eager execution",
-        "Live replicas withdrew entries whose results differed from eager execution: {{ $value "
-        "}} so far. Other replicas may still use these entries until they check them too.",
+        "Entries withdrawn by live replicas so far: {{ $value }}. Other replicas may use these "
+        "entries until their own check fails.",
     ),
     alert(
         "ServeWarmStartNearDeadline",
@@ -302,16 +304,17 @@ max by ({WHO}) (
 ) > 0.8
 """,
         f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
-        "The alert counts from the replica's creation, but deadline_s counts from the end of "
-        "__init__ to READY. After deadline_s the start fails. With on_deadline: serve, the "
-        "replica serves before it is proven warm.",
+        "The percentage includes __init__, but deadline_s counts only from the end of __init__ to "
+        "READY. After deadline_s the start fails. With on_deadline: serve, the replica serves "
+        "unproven instead.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",
         "warning",
         in_traffic("compiles"),
         f"{OF} compiles while serving requests",
-        "In the last 10 minutes, requests waited for a compile in replicas that were proven warm.",
+        "In the last 10 minutes, replicas that were proven warm compiled again, and requests "
+        "waited.",
     ),
     alert(
         "ServeWarmCapturesAfterReady",
@@ -327,9 +330,9 @@ unless on ({WHO}) (
 )
 """,
         f"{OF} captures or tunes while serving requests",
-        "In the last 10 minutes, requests waited for a CUDA graph capture, a Triton kernel build "
-        "or autotuning, in replicas that were proven warm. These replicas compiled nothing in "
-        "the last hour.",
+        "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or built or "
+        "tuned Triton kernels, and requests waited. The deployment compiled nothing in the last "
+        "hour.",
     ),
     alert(
         "ServeWarmNoReadyReplica",
@@ -339,7 +342,7 @@ max_over_time({STARTING}[5m]) > 0
 unless on ({WHO}) {READY} > 0
 """,
         f"{OF} has no ready replica, but some are starting",
-        "No replica could answer requests for 10 minutes. Requests wait in the queue or time out.",
+        "For 10 minutes, no replica could answer requests. Requests wait in the queue or time out.",
         lasting="10m",
     ),
     alert(
@@ -364,7 +367,7 @@ count by ({WHO}) (
 )
 unless on ({WHO}) {STARTING}
 """,
-        f"{OF} has no ready replica, and none is starting",
+        f"{OF} has no ready replica, and no replica is starting",
         "In the last hour {{ $value }} start(s) ended before the replica was ready. No new start "
         "has begun for 5 minutes, so Serve may have given up.",
         lasting="5m",
@@ -379,9 +382,9 @@ max by ({WHO}) (
 ) / 86400 > {value("artifactMaxAgeDays")}
 """,
         OF + ' runs an artifact that is {{ $value | printf "%.0f" }} days old',
-        f"This alert fires above {value('artifactMaxAgeDays')} days. Replicas refuse an artifact "
-        "that is older than the age limit of the trust files (a year by default). They then "
-        "start cold.",
+        f"The limit of this alert is {value('artifactMaxAgeDays')} days. Replicas refuse an "
+        "artifact above the age limit of the trust files (a year by default), and then start "
+        "cold.",
         lasting="1h",
     ),
     alert(
@@ -389,15 +392,15 @@ max by ({WHO}) (
         "critical",
         burns(6, "6h", "30m"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
-        "The objective allows less than a sixth of this share. The share over the last 30 minutes "
-        f"is also more than six times too high. {SLO}.",
+        "This share, and the share over the last 30 minutes, are more than 6 times what the "
+        f"objective allows. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
         "warning",
         burns(1, "3d", "6h"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
-        "The objective allows a smaller share. The share over the last 6 hours is also too high. "
+        "This share, and the share over the last 6 hours, are more than the objective allows. "
         f"{SLO}.",
     ),
     alert(
@@ -415,9 +418,8 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
-        "{{ $value }} replica(s) could not use a seat, or have no seat left for the next start. "
-        "This counts running starts, starts in the last hour, and live replicas that have no seat "
-        "left.",
+        "{{ $value }} replica(s) started without a seat, or can keep no seat for the next start. "
+        "The number includes running starts, starts in the last hour, and live replicas.",
     ),
     alert(
         "ServeWarmNodeServerDown",
@@ -428,8 +430,8 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not answer Prometheus",
-        "The server answered within the last day. If readiness probes use the node server, this "
-        "node is not ready.",
+        "The node server answered within the last day. If the readiness probe asks this server, "
+        "the node is not ready.",
         lasting="5m",
     ),
     alert(
@@ -444,8 +446,8 @@ and on (namespace)
 max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
 """,
         f"{{{{ $value }}}} replicas of {OF} are on nodes without a node server",
-        "Ray exports metrics of these replicas, but no node server in the namespace does. A node "
-        "server ran in the namespace within the last day.",
+        "Ray exports metrics of these replicas, but no node server does. A node server ran in "
+        "this namespace within the last day.",
         lasting="15m",
     ),
     alert(
@@ -453,8 +455,8 @@ max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
         "warning",
         UNREADABLE,
         "The node server at {{ $labels.instance }} cannot read the state files of its replicas",
-        "/readyz fails on this node. The node server still exports the last figures "
-        "that it could read, but the alert rules ignore these figures.",
+        "/readyz fails on this node. The node server still exports the last figures that it read. "
+        "The alert rules ignore these figures.",
         lasting="5m",
     ),
 ]

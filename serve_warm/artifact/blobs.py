@@ -272,8 +272,8 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
         raise landing.failure from error
     if landing.hashed_bytes != size_bytes:
         raise StoreError(
-            f"received {landing.received_bytes} of {size_bytes} bytes of a blob; only the first "
-            f"{landing.hashed_bytes} have no gap",
+            f"received {landing.received_bytes} of {size_bytes} bytes of a blob; bytes are "
+            f"missing after the first {landing.hashed_bytes}",
             hint="the store returned an incomplete blob",
         )
     if landing.hexdigest() != digest:

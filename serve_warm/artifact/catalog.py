@@ -35,7 +35,8 @@ class Described:
     """Names of the trusted keys that signed the statement; empty if the statement is only
     pinned."""
     how: str = ""
-    """Why the statement is believed: `signature`, `pin` or `unsigned_ok`. Empty if not believed.
+    """Reason why the statement is believed: `signature`, `pin` or `unsigned_ok`. Empty if it is
+    not.
     """
     digest: str = ""
     """Hex sha256 of the signed payload, as used in `pinned` and `denied`."""

@@ -276,7 +276,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
         verb = "cannot be read" if seen.reason == "unreadable" else f"is refused ({seen.reason})"
         return f"{seen.statement} {verb}: {seen.message}"
     nearest = min((c.considered for c in candidates), key=lambda seen: len(seen.mismatches))
-    return f"none fits here: {nearest}"
+    return f"no artifact fits this machine: {nearest}"
 
 
 def of_another_gpu(considered: Considered) -> str:
@@ -292,7 +292,8 @@ def of_another_gpu(considered: Considered) -> str:
 def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
     """Return a hint on what to do if no variant fits."""
     build = (
-        "build one on a machine like this one, with the same settings: serve-warm build APP "
+        "build an artifact on the same kind of machine, with the same settings: serve-warm build "
+        "APP "
         f"--store {uri}"
     )
     if any(map(_wants_portable, trace)):

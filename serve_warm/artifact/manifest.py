@@ -139,7 +139,7 @@ class Manifest:
         if self.format != FORMAT:
             raise ValueError(f"format {self.format} cannot be written, only {FORMAT}")
         if not _CREATED.fullmatch(self.created):
-            raise ValueError(f"created is not a time: {self.created!r}")
+            raise ValueError(f"`created` is not a time: {self.created!r}")
         datetime.strptime(self.created, _CREATED_FORMAT).replace(tzinfo=timezone.utc)
 
     @property

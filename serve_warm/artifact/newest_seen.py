@@ -107,7 +107,8 @@ class NewestSeen:
             return ""
         except (OSError, ValueError, ArtifactRefused) as error:
             logger.warning(
-                "cannot read the rollback mark, so this start cannot notice an older artifact: %s",
+                "cannot read the rollback mark, so this start cannot detect a rollback to an "
+                "older artifact: %s",
                 error,
             )
             return None
@@ -126,7 +127,7 @@ class NewestSeen:
             _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # If two starts run at once and one uses an older artifact, the newer time is kept.
+                # Two starts may run at once with different artifacts. The newer time must stay.
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 if self.created(variant) < created:
                     self._write(variant, created)
@@ -135,8 +136,8 @@ class NewestSeen:
                 os.close(folder)
         except (OSError, ArtifactRefused) as error:
             logger.warning(
-                "cannot write the rollback mark, so later starts cannot notice an older "
-                "artifact: %s",
+                "cannot write the rollback mark, so later starts cannot detect a rollback to an "
+                "older artifact: %s",
                 error,
             )
 

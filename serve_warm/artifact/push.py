@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The publication of artifacts in a store: once for each variant, with the statement written last.
 
-    statements/<deployment>/<variant>.dsse.json     the first one published
-    ...                    /<variant>-g2.dsse.json  one that superseded it
-    ...                    /<variant>-s<8 hex>.dsse.json  the same one with other signatures
+    statements/<deployment>/<variant>.dsse.json     the first published artifact
+    ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
+    ...                    /<variant>-s<8 hex>.dsse.json  the same artifact, other signatures
 
 Blobs are written before the statement that names them, so a statement never points at missing
 blobs. If several publishers publish one variant at once, the first one wins. Nothing is
@@ -83,8 +83,8 @@ def push(
     """
     if parts.keys() != {part.name for part in manifest.parts}:
         raise ArtifactRefused(
-            f"the manifest has the parts {', '.join(part.name for part in manifest.parts)}; "
-            f"given were {', '.join(parts) or 'none'}",
+            f"the manifest lists the parts {', '.join(part.name for part in manifest.parts)}, but "
+            f"the caller passed {', '.join(parts) or 'no parts'}",
             reason="missing_part",
         )
     for part in manifest.parts:
@@ -215,8 +215,8 @@ def _place(
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} "
-            f"created {last_created}, but this one was created {manifest.created}: replicas would "
-            "keep taking the other one",
+            f"created {last_created}, but this artifact was created {manifest.created}: replicas "
+            "would keep loading the artifact in the store",
             hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
         )
@@ -258,7 +258,7 @@ def sign(
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.
-        ArtifactRefused: `trust` accepts none of them.
+        ArtifactRefused: `trust` accepts no artifact in the store.
         ConfigError: no key was given.
         StoreError: the store could not be read or written.
     """
@@ -326,7 +326,7 @@ def copy(
 
     Raises:
         ArtifactNotFound: the source has no artifacts to copy.
-        ArtifactRefused: none of them is trusted and intact.
+        ArtifactRefused: no artifact is trusted and intact.
         AlreadyPublished: the target has one of the variants with different content. The artifacts
             before this variant are already copied.
         StoreError: one of the stores could not be read or written.
@@ -377,7 +377,7 @@ def _all_vouched(
 
     Raises:
         ArtifactNotFound: there are no statements.
-        ArtifactRefused: none is believed.
+        ArtifactRefused: no statement is believed.
     """
     found, refused = [], []
     for key in _some_statements(store, deployment):

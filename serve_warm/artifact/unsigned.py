@@ -123,7 +123,7 @@ def _list_few(source: Store, deployment: str) -> list[str]:
             f"{source.uri} has {len(seen)} artifacts of {deployment!r}, but a build makes one for "
             f"each rank, and sign accepts at most {MAX_UNSIGNED}",
             reason="too_large",
-            hint="find out who wrote there, and build into an empty folder",
+            hint="find out who wrote to this folder, then build into an empty folder",
         )
     return seen
 
@@ -148,7 +148,7 @@ def _read_gang(
         raise ArtifactRefused(
             f"{source.uri} does not have one artifact for each rank of one gang: {why}",
             reason="bad_statement",
-            hint="find out who wrote there, and build once into an empty folder",
+            hint="find out who wrote to this folder, then build once into an empty folder",
         )
     return found
 
@@ -169,7 +169,7 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 def _explain_ranks(claims: Sequence[str]) -> str:
     """Return why these are not the ranks of one gang, each exactly once; empty if they are."""
     if without := claims.count(""):
-        return f"{without} have no rank" if without > 1 else "one has no rank"
+        return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []
     for claim in claims:
         said = _RANK.fullmatch(claim)

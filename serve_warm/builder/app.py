@@ -243,7 +243,7 @@ def load_application(target: str) -> Application:
     if problems:
         found = "; ".join(f"{where}: {what}" for where, what in problems)
         raise ConfigError(
-            f"{target} is not a Serve config: {found}", hint="`serve run` says the same"
+            f"{target} is not a Serve config: {found}", hint="`serve run` reports the same error"
         )
     return import_application(target, document)
 

@@ -69,8 +69,8 @@ def run(
     if app.replicas > 1:
         raise ConfigError(
             f"{app.deployment} is a gang of {app.replicas} replicas: bench sends a request to "
-            "only one of them, and it would wait for the others",
-            hint="read the seconds of their starts from the reports of its replicas",
+            "only one replica, and that replica would wait for the others",
+            hint="read the durations of the starts in the reports of the replicas",
         )
     runs = []
     for repeat in range(repeats):

@@ -3,7 +3,7 @@
 """The quick checks of an application, which start neither Ray nor a replica.
 
 A problem is certain to affect a build or a start. A warning depends on the replica's machine, or
-cannot be proven from the source alone. None of the checks runs an `__init__`.
+cannot be proven from the source. None of the checks runs an `__init__`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def check(
 
     Args:
         target: a Serve YAML or `module:app`. Its module is imported.
-        deployment: check only this deployment, which must use WarmupMixin. store: the value of
-        `serve-warm build --store`, to compare with the application's store. environ: the
-        environment of replicas; their `runtime_env` overrides it. limit_s: seconds for each store
-        to answer.
+        deployment: check only this deployment, which must use WarmupMixin.
+        store: the value of `serve-warm build --store`, to compare with the application's store.
+        environ: the environment of replicas; their `runtime_env` overrides it.
+        limit_s: seconds for each store to answer.
 
     Raises:
         ConfigError: the application cannot be read or imported, and so cannot be checked.

@@ -321,9 +321,9 @@ def open_cluster(
     Args:
         address: the address for `ray.init`, for example `auto`.
         num_cpus: minimum number of logical CPUs of a local cluster, which has at least the
-        machine's. working_dir: folder that Ray copies to the nodes at `address`, for replicas to
-        work in. progress: called when Ray is started or connected to, after the SIGTERM handler is
-        set.
+            machine's.
+        working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
+        progress: called when Ray is started or connected to, after the SIGTERM handler is set.
 
     Raises:
         ConfigError: no cluster runs at `address`, or Ray cannot start one on this machine.

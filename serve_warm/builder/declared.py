@@ -39,7 +39,7 @@ class DeclaredInput:
 
 
 class _Unknown(Exception):
-    """The value of an expression cannot be seen in the source alone."""
+    """The source does not show the value of an expression."""
 
 
 def read_declared(cls: type) -> list[DeclaredInput]:

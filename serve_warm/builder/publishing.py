@@ -73,7 +73,7 @@ class Destination:
             AlreadyPublished: a variant is published, and `if_published` does not allow it.
         """
         if self._is_outdated(app, [made.fingerprint for made in manifests]):
-            notice("superseding what is published: no replica runs its entries any more")
+            notice("superseding the published artifact: replicas can no longer use its entries")
             return "supersede"
         if self.if_published == "supersede":
             return "supersede"

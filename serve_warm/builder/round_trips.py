@@ -171,7 +171,10 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     parity = report.get("parity") or {}
     problems += [f"it withdrew {failure}" for failure in parity.get("failures", ())]
     if level > 1 and not any(use["level"] == level for use in report["entries"]):
-        why = next((use["reason"] for use in report["entries"] if use["reason"]), "no call of them")
+        why = next(
+            (use["reason"] for use in report["entries"] if use["reason"]),
+            "the inputs make no such call",
+        )
         problems.append(f"no call was answered at level {level} ({why})")
     if without_compiler:
         problems += [

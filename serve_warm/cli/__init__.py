@@ -13,8 +13,8 @@ Exit codes, the same for every command:
     130  interrupted
     143  terminated; `build` and `bench` stop their replicas first
 
-A command's module is imported only when the command runs. `serve-warm --help` and the commands that
-only read, copy, sign or prune artifacts import no torch, and `diff` works without it.
+The module of a command is imported only when the command runs. `serve-warm --help` and the commands
+that only read, copy, sign or prune artifacts import no torch, and `diff` works without it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ COMMANDS = {
 ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
 """Commands that work on every system. Outside Linux, `status` only reads pages of metrics."""
 WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
-"""Commands that also work on macOS. They must check who may change a key, a trust file or a store.
-The remaining commands start replicas, or read state files of replicas, and need Linux."""
+"""Commands that also work on macOS, because they only need to check who may change a key, a trust
+file or a store. All other commands start replicas, or read state files of replicas, and need
+Linux."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -91,7 +92,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names, or fail and suggest a similar one."""
+        """Return the command that the first argument names, or suggest a similar command."""
         question = did_you_mean(args[0], COMMANDS)
         if args[0] not in COMMANDS and question:
             ctx.fail(f"No such command {args[0]!r}: {question}")
@@ -149,7 +150,7 @@ class _ScreenHandler(logging.Handler):
 class _Harmless(logging.Formatter):
     """Formats log lines and tracebacks without credentials and control characters.
 
-    Other packages log too, and their lines may hold either.
+    Other packages log too, and their lines may contain both.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
     """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
-    Downloads no part: it only shows what the statements say, and who signed them.
+    Downloads no parts. Shows only the statements and their signers.
     """
     opened = open_existing_store(store)
     described = catalog.describe(opened, load_trust(), deployment=deployment)
@@ -117,7 +117,11 @@ def _verdict(item: catalog.Described, otherwise: str) -> str:
     statement = screen.show_line(item.statement)
     if not item.trusted or item.manifest is None:
         text = f"{otherwise}  {statement} ({item.reason}): {screen.show_line(item.message)}"
-        return text if otherwise == "REFUSED" else f"{text}; another statement vouches for it"
+        return (
+            text
+            if otherwise == "REFUSED"
+            else f"{text}; another statement of this artifact is trusted"
+        )
     manifest = item.manifest
     sizes = ", ".join(
         f"{part.name} {screen.size(part.stored_bytes)} ({screen.size(part.raw_bytes)} raw)"
@@ -229,7 +233,7 @@ def pull(
 ) -> None:
     """Copy the artifacts of STORE into FOLDER, and verify each one first.
 
-    This is for mirrors and images. A replica pulls the artifact that fits by itself.
+    Use this for mirrors and images. Replicas pull the matching artifact themselves.
     """
     _copy(store, folder, deployment, on_taken, as_json=as_json)
 
@@ -307,7 +311,7 @@ class _Watched:
 
 
 class _Counted:
-    """A file that reports how much of it has been read. Stores read it in pieces."""
+    """A file that reports the number of bytes read so far. Stores read it in pieces."""
 
     def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
         self._file = file

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The `diff` command, which says why an artifact fits a machine or does not. It needs no torch."""
+"""The `diff` command, which explains why an artifact fits a machine or not. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Shown for a factor of the app if no app is known. A replica sets its threads and modes."""
+"""Shown for a factor of the app if no app is known, because the replica sets threads and modes."""
 
 
 @click.command()
@@ -43,7 +43,7 @@ BY_REPLICA = "set by the replica"
 def diff(
     *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
 ) -> None:
-    """Show, factor by factor, why the artifacts of STORE fit this machine or do not.
+    """Show, factor by factor, why the artifacts of STORE fit this machine or not.
 
     Needs neither torch nor ray. Factors that a replica sets (threads, grad mode, arguments of
     torch.compile) are unknown here and do not count, unless --against names a file that has them.
@@ -84,7 +84,8 @@ def diff(
             _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
             click.echo(
-                f"factors {BY_REPLICA} were not compared: run it with --against and its report",
+                f"diff did not compare the factors {BY_REPLICA}: pass --against with a replica's "
+                "report",
                 err=True,
             )
     if not takes:
@@ -104,18 +105,18 @@ class _Compared:
     equal: tuple[Mismatch, ...] = ()
     """Factors with the same value on both sides."""
     by_replica: tuple[Mismatch, ...] = ()
-    """Factors of the app, if no app is known."""
+    """Factors that were not compared, because the app is unknown."""
 
     @property
     def statement(self) -> str:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Return the key by which a pull orders artifacts that fit: it takes the largest."""
+        """Return the key by which a pull orders matching artifacts. It loads the largest."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:
-        """Return the key for the output: artifacts that fit, then by differences, then refused."""
+        """Return the sort key for the output: matching artifacts first, refused artifacts last."""
         considered = self.considered
         is_refused = considered.reason != "fingerprint"
         return not considered.accepted, is_refused, len(considered.mismatches)
@@ -184,12 +185,14 @@ def _as_replica(artifact: Fingerprint, here: Fingerprint) -> Fingerprint:
 
 def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_all: bool) -> None:
     taken = next((c for c in compared if c.considered.accepted), None)
-    verdict = f"none fits {where}"
+    verdict = f"no artifact fits {where}"
     if taken is not None:
-        verdict = f"a replica {where} would take {taken.statement}"
+        verdict = f"a replica {where} would load {taken.statement}"
         if taken.by_replica:
-            verdict = f"{taken.statement} fits {where}, but {_name_uncompared(taken)} of the "
-            verdict += "replica were not compared: it can still be a miss"
+            verdict = (
+                f"{taken.statement} fits {where}, but the command did not compare "
+                f"{_name_uncompared(taken)} of the replica, so the start can still be a miss"
+            )
     click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:
         considered = item.considered
@@ -217,7 +220,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
 
 
 def _name_uncompared(compared: _Compared) -> str:
-    """Return the unknown factors in words. Threads come by name, because they differ most often."""
+    """Return the unknown factors as text. Names the threads, because they differ most often."""
     count = len(compared.by_replica)
     if not any(factor.factor == "threads" for factor in compared.by_replica):
         return f"{count} factors"

@@ -51,8 +51,10 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
         )
         return
     private, public = screen.show_line(str(file)), screen.show_line(f"{file}.pub")
-    click.echo(f"wrote {private} and {public}: only builders may have the first one", err=True)
-    click.echo("add this to /etc/serve_warm/trust.toml of machines that trust it:", err=True)
+    click.echo(f"wrote {private} and {public}: give {private} only to builders", err=True)
+    click.echo(
+        "add these lines to /etc/serve_warm/trust.toml on machines that trust this key:", err=True
+    )
     click.echo(lines, nl=False)
 
 
@@ -83,15 +85,21 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     ),
 )
 @click.option(
-    "--source-commit", default="", help="With --unsigned: commit of the source, a signed fact."
+    "--source-commit",
+    default="",
+    help="With --unsigned: commit of the source code, recorded in the signed artifact.",
 )
-@click.option("--image", default="", help="With --unsigned: image of the build, a signed fact.")
+@click.option(
+    "--image",
+    default="",
+    help="With --unsigned: image of the build, recorded in the signed artifact.",
+)
 @click.option(
     "--builder",
     default="",
     help=(
-        "With --unsigned: name of the builder, a signed fact. The command ignores what the build "
-        "itself wrote about source, image and builder."
+        "With --unsigned: name of the builder, recorded in the signed artifact. The command "
+        "ignores the source, image and builder that the build itself recorded."
     ),
 )
 @click.option("--publish", "target", help="With --unsigned: store to publish to; default: STORE.")
@@ -123,8 +131,8 @@ def sign(
 
     With --unsigned it makes the first signature of an artifact that was built without one. It
     checks the parts first and loads nothing, so the code of the model never runs in a process with
-    the key. The build could have written anything, so the options set the deployment and the
-    origin.
+    the key. The build could have written anything, so pass the deployment and the origin as
+    options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(
@@ -187,7 +195,7 @@ def _sign_first(
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
 ) -> list[push.Done]:
-    """Sign the unsigned artifacts of some deployments, and return the result of each."""
+    """Sign the unsigned artifacts of some deployments, and return the result for each artifact."""
     from serve_warm.builder.provenance import read_provenance
 
     provenance, trust = read_provenance(environment(), **origin), load_trust()

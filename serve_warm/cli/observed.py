@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
-Both sources become the same records. A field that a source does not know is None or empty, never a
-guess: a page of metrics has only numbers, and Ray's has no heartbeat.
+Both sources become the same records. A field that a source does not have is None or empty, never a
+guess. A page of metrics has only numbers, and Ray's page has no heartbeat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FETCH_LIMIT_S = 5.0
 """Time limit for a page of metrics."""
 MAX_PAGE_BYTES = 64 << 20
 ENDED_SHOWN_S = node.SWEEP_S
-"""How long a replica that ended before it was ready is shown without `--all`."""
+"""Seconds for which a replica that ended before READY is shown without `--all`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,13 @@ class Observed:
     condition: str
     """One of `node.CONDITIONS`."""
     stage: str = ""
-    """In capitals; empty until the replica has reported one."""
+    """Stage in capitals; empty until the replica has reported a stage."""
     verdict: str = ""
-    """Empty until it is known."""
+    """Empty until the verdict is known."""
     store: str = ""
     """Address of the configured store; empty on pages of metrics."""
     doing: str = ""
-    """What a start waits for, if its stage does not say it."""
+    """What a start waits for, if its stage does not show this."""
     traced: str = ""
     """Share of the start's compiled calls that were traced: `none`, `some` or `all`; empty before
     READY."""
@@ -61,15 +61,15 @@ class Observed:
     stage_s: float | None = None
     """Seconds since the stage began."""
     heartbeat_s: float | None = None
-    """Seconds since it last wrote its state."""
+    """Seconds since the replica last wrote its state."""
     elapsed_s: float | None = None
     """Seconds from its creation, before `__init__`, until now, READY or FAILED."""
     deadline_s: float | None = None
-    """Seconds that it has from the end of its `__init__` to READY."""
+    """Limit in seconds from the end of `__init__` to READY."""
     graph_pool_bytes: int | None = None
     """GPU memory in its CUDA graph pools, on all devices; None without a GPU."""
     seats: str = ""
-    """What came of seats, in words; empty if none are set."""
+    """Text about the seats; empty without configured seats."""
     event: str = ""
     """The last event or problem, in a line; empty if there is none."""
     figures_alone: bool = False
@@ -93,7 +93,7 @@ class Observed:
 
     @property
     def died_young(self) -> bool:
-        """Whether it ended recently, before it was ready."""
+        """Whether the replica ended recently, before it was ready."""
         recent = self.heartbeat_s is not None and self.heartbeat_s < ENDED_SHOWN_S
         return self.ended and recent and self.stage != "READY"
 
@@ -114,12 +114,12 @@ class Look:
 
     @property
     def ready(self) -> bool:
-        """Whether all sources were read, and a replica runs, and all that run are ready."""
+        """Whether all sources were read, and at least one replica runs, and all are ready."""
         living = self.living
         return not self.troubles and bool(living) and all(each.warm for each in living)
 
     def of(self, application: str, deployments: Sequence[str]) -> Look:
-        """Return the part of this look that is about one application, or some deployments.
+        """Return the part of this look for one application or some deployments.
 
         An empty `application` or no `deployments` means all. A deployment is named as
         `application#Deployment`, or as `Deployment` for any application. `troubles` gets a sentence
@@ -228,7 +228,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both count from before the replica's `__init__`. The state file is first written later."""
+"""Both times count from before the replica's `__init__`, when no state file existed yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -302,7 +302,10 @@ def metrics_url(text: str) -> str:
 
 
 class UnreachableError(Exception):
-    """An address has no page. The text is the rest of a sentence that begins with the address."""
+    """An address has no page of metrics.
+
+    The text continues a sentence that begins with the address.
+    """
 
 
 def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
@@ -341,7 +344,8 @@ def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
 PIECE_BYTES = 1 << 16
 LATE = "did not answer within {:g} s"
 NO_METRICS = (
-    "has no metrics of serve_warm: name the /metrics of `node.py serve` (port 8099), or Ray's own"
+    "has no metrics of serve_warm: pass the address of /metrics of `node.py serve` (port 8099) or "
+    "of Ray"
 )
 
 
@@ -394,7 +398,10 @@ def of_page(text: str, *, source: str) -> Look:
         return _trouble(source, NO_METRICS)
     if not known:
         return _trouble(source, NO_METRICS)
-    more = f"cannot read the state of {unreadable:g} more: see its /readyz?verbose"
+    more = (
+        f"cannot read the state of {unreadable:g} more replica(s): see /readyz?verbose of this "
+        "server"
+    )
     return Look(
         sources=(redact(source),),
         replicas=tuple(_of_figures(names, each, source) for names, each in replicas.items()),
@@ -403,7 +410,7 @@ def of_page(text: str, *, source: str) -> Look:
 
 
 OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
-"""Labels of the rows that are read. Ray adds others that name the sender."""
+"""Labels of the rows that are read. Ray adds other labels that name the sender."""
 
 
 def _of_figures(
@@ -459,8 +466,8 @@ def _of_figures(
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
     """Return the condition of a running replica, as `node.look` does, and its problem.
 
-    `believed` is whether the page counts a READY replica as ready, because its server may use
-    another limit than `node.STALE_S`.
+    `believed` says whether the page counts a READY replica as ready. The server may use another
+    limit than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
@@ -469,7 +476,7 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
         return "failed", "its log says why"
     if stage == "READY":
         return "warm", ""
-    return "warming", "" if stage else "it has begun and has not written its state yet"
+    return "warming", "" if stage else "its start has begun, but it has not written its state yet"
 
 
 # --- words for both sources ----------------------------------------------------------------
@@ -486,7 +493,7 @@ def _levels(figures: Mapping[tuple[str, str], float]) -> dict[str, int]:
 
 
 def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list[str]:
-    """Return counts of unwanted events in traffic, with the last one in words; empty if none."""
+    """Return counts of unwanted events after READY, and the last event as text."""
     counts = [
         f"{figures[key]:g} {what}"
         for name, what in AFTER_READY.items()
@@ -515,7 +522,7 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Return how many seats are wanted and wait, and whether this start was on one or why not.
+    """Return the numbers of wanted and free seats, and whether this start used a seat or why not.
 
     `why` is the replica's own line, which a page of metrics does not have.
     """
@@ -535,7 +542,7 @@ SEAT_MISSES = "serve_warm_seat_misses"
 
 
 def _refusals(figures: Mapping[tuple[str, str], float], *, why: str = "") -> list[str]:
-    """Return a sentence for each refused artifact, with the metric's reason and `why` in words."""
+    """Return a sentence for each refused artifact, with the metric's reason and the text `why`."""
     refused = [label for (name, label), value in figures.items() if name == REFUSED and value == 1]
     words = f": {why}" if why else ""
     return [f"its artifact was refused: {reason}{words}" for reason in refused]
@@ -545,7 +552,7 @@ REFUSED = "serve_warm_refused"
 
 
 def _cut_hint(reason: str) -> str:
-    """Return a reason with only the first line of its hint; the others are lines to paste."""
+    """Return a reason with only the first line of its hint. The other lines are lines to paste."""
     what, sep, hint = reason.partition("\nhint: ")
     return what + sep + hint.partition("\n")[0].removesuffix(":")
 
@@ -574,5 +581,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return the seconds; None if they are negative, because the clock is of another boot."""
+    """Return the seconds; None if they are negative, because then the clock is of another boot."""
     return max(0.0, seconds) if seconds > -1.0 else None

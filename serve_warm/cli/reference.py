@@ -19,12 +19,12 @@ class Row:
     """One metric, with the facts that a query needs."""
 
     ray: str
-    """Its name at Ray's endpoint; empty if Ray does not export it."""
+    """Name at Ray's endpoint; empty if Ray does not export the metric."""
     node: str
-    """Its name at the endpoint of a node's server."""
+    """Name at the endpoint of a node server."""
     type: str
     labels: tuple[str, ...]
-    """Its labels, without those that the scrape adds."""
+    """Labels, without the labels that the scrape adds."""
     unit: str
     meaning: str
 

@@ -38,12 +38,12 @@ class Start:
     spans: Sequence[Span]
     doing: str
     reason: str
-    """Why its artifact was not loaded."""
+    """Reason why the artifact was not loaded."""
     degraded: Sequence[str]
     warnings: Sequence[str]
     error: str
     seat: str
-    """What came of seats, in a line; empty where there are none."""
+    """Line about the seats; empty without seats."""
 
     def lines(self) -> list[str]:
         """Return the lines that a terminal shows."""
@@ -90,9 +90,9 @@ class Start:
 def report(
     *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
 ) -> None:
-    """Show each start since its process began: the time of each part, and the levels of calls.
+    """Show the parts of each start with their times, and the levels of calls.
 
-    Replicas of this node that have ended are included while their files are kept.
+    The output includes ended replicas of this node as long as their files are kept.
     """
     if state_dir and address:
         raise click.UsageError("pass --state-dir or --address, not both")
@@ -119,7 +119,7 @@ def of_node(directory: str) -> list[Start]:
     """Return the starts with state files in a directory.
 
     Raises:
-        StoreError: there is none, or the directory cannot be read.
+        StoreError: the directory has no starts, or cannot be read.
     """
     try:
         replicas = node.look(directory)
@@ -146,8 +146,8 @@ def of_cluster(address: str) -> list[Start]:
 
     Raises:
         MissingPackage: Ray is not installed.
-        ConfigError: there is no cluster.
-        StoreError: the cluster has no such replica.
+        ConfigError: the cluster does not exist.
+        StoreError: the cluster has no replica with the mixin.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingPackage("--address", package="ray[serve]")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anybody may have written an untrusted statement. So its texts are shown through `show_line`, or as
-plain text in a table of this module.
+Anybody may have written an untrusted statement, so `show_line` or a table of this module must show
+its texts.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from serve_warm.errors import ArtifactRefused
 
 COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
-"""How far a start is within a stage."""
+"""Pattern of the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
 
 ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
-"""How far a bench is, at the end of its line. `3 of 6` and the port of an address stay."""
+"""Pattern of the counter at the end of a line of bench. `3 of 6` and the port of an address
+stay."""
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
@@ -51,10 +52,10 @@ stdout = Console(highlight=False)
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current step, and may be called often.
+    """Yield a function that shows the current step. It may be called often.
 
-    In a terminal it updates one line. Elsewhere it writes a line only if more than counters
-    changed, so that a log shows stages and not every input.
+    In a terminal the function updates one line. Elsewhere it writes a line only if more than a
+    counter changed, so that a log shows stages, not every input.
     """
     start = time.monotonic()
     last = ""
@@ -93,8 +94,8 @@ def progress() -> Iterator[Callable[[str], None]]:
 def bars() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a transfer: its name, the bytes done, and all bytes.
 
-    A terminal shows a bar for the current transfer. Each completed one becomes a line, also outside
-    a terminal.
+    A terminal shows a bar for the current transfer. Each completed transfer becomes a line, also
+    outside a terminal.
     """
     shown_bars = Progress(
         TextColumn("{task.description}", markup=False),
@@ -116,7 +117,7 @@ ONE_REQUEST_BYTES = 32 << 20
 
 
 class _Moving:
-    """One bar at a time, for transfers that follow one another and are known only by name."""
+    """Shows one bar at a time, for consecutive transfers that are known only by name."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -201,9 +202,9 @@ def show_line(text: str) -> str:
 
 
 def levels(entries: Any) -> list[str]:
-    """Return lines that count the kinds of calls at each level, and one for each reason.
+    """Return lines that count the kinds of calls at each level, and a line for each reason.
 
-    `entries` comes from a report or a manifest. Other data, of another release, gives no lines.
+    `entries` comes from a report or a manifest. Data in the form of another release gives no lines.
 
     >>> levels([{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}])
     ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']
@@ -228,7 +229,7 @@ def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
 
 
 def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
-    """Print the skipped artifacts and why, and end with exit code 3 if there are any."""
+    """Print the skipped artifacts with reasons, and end with exit code 3 if any exist."""
     for each in refused:
         click.echo(f"skipped ({each.reason}): {show_line(each.message)}", err=True)
     for hint in dict.fromkeys(each.hint for each in refused if each.hint):

@@ -45,7 +45,9 @@ working_dir_option = click.option(
 @click.option(
     "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
 )
-@click.option("--deployment", help="The deployment to build for, if several use WarmupMixin.")
+@click.option(
+    "--deployment", help="Build for this deployment, if several deployments use WarmupMixin."
+)
 @click.option("--all", "every", is_flag=True, help="Build for each deployment with WarmupMixin.")
 @address_option
 @working_dir_option
@@ -66,15 +68,20 @@ working_dir_option = click.option(
 @click.option(
     "--source-commit",
     default="",
-    help="Commit of the source, a signed fact; default: the commit of the CI job.",
+    help=(
+        "Commit of the source code, recorded in the signed artifact. Default: the commit of the "
+        "CI job."
+    ),
 )
 @click.option(
-    "--image", default="", help="Image in which this command runs, by digest; a signed fact."
+    "--image",
+    default="",
+    help="Digest of the image in which this command runs, recorded in the signed artifact.",
 )
 @click.option(
     "--builder",
     default="",
-    help="Name of the builder, a signed fact; default on GitHub: the workflow.",
+    help="Name of the builder, recorded in the signed artifact. Default on GitHub: the workflow.",
 )
 @click.option(
     "--portable-cpu",
@@ -111,10 +118,10 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    First it looks for the mistakes that check finds, and stops at a problem. Then it starts the
-    deployment with its configured resources, replays its inputs and packs its caches. It publishes
-    them only after a second, fresh replica has loaded the artifact and proven every input without
-    running a compiler.
+    First build looks for the mistakes that check finds, and stops at a problem. Then build starts
+    the deployment with its configured resources, replays its inputs and packs its caches. It
+    publishes the artifact only after a second, fresh replica has loaded it and proven every input
+    without running a compiler.
     """
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
@@ -156,8 +163,8 @@ def build(
 def _import_to_build(app: str) -> Application:
     """Import the app with fresh folders for torch's caches, which its replicas use too.
 
-    The app may compile while it is imported. With torch's default folder, which all processes of a
-    user share, code that another process left there would run and be signed.
+    The app may compile while it is imported. All processes of a user share torch's default folder.
+    With that folder, code that another process left there would run and be signed.
     """
     from serve_warm.builder.app import load_application
 
@@ -224,8 +231,8 @@ def _check_first(
 ) -> None:
     """Fail on the problems that `check` reports, and print its warnings.
 
-    A store that differs from the replicas' is only a warning here. A build may publish elsewhere,
-    and always does if the artifact still needs its signature.
+    A store that differs from the store of the replicas is only a warning. A build may publish
+    elsewhere, and always does so if the artifact still needs its signature.
     """
     from serve_warm.builder import check
 
@@ -311,7 +318,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return the seconds to the proof in words, and separately the waits for other deployments."""
+    """Return a text with the seconds to the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -328,7 +335,9 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     type=click.Path(path_type=Path),
     help="Write the results to this file as JSON; - for stdout, instead of the table.",
 )
-@click.option("--deployment", help="The deployment to measure, if several use WarmupMixin.")
+@click.option(
+    "--deployment", help="Measure this deployment, if several deployments use WarmupMixin."
+)
 @address_option
 @working_dir_option
 @click.option(

@@ -24,7 +24,8 @@ from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
 
 Which = Literal["now", "all"]
-"""Replicas to show: running ones and those that ended before they were ready, or all known ones."""
+"""Replicas to show: running replicas and replicas that ended before READY, or all known
+replicas."""
 
 
 @click.command()
@@ -80,10 +81,10 @@ def status(
     period_s: float,
     as_json: bool,
 ) -> None:
-    """Show the replicas of this node, or of others by --url: stage, inputs, verdict, last event.
+    """Show the replicas of this node, or of other nodes with --url.
 
     Ends with exit code 0 if all live replicas are ready. Ends with 1 if a replica is not ready, if
-    there are none, or if a source could not be read.
+    no replica exists, or if a source could not be read.
     """
     try:
         pages = tuple(dict.fromkeys(observed.metrics_url(url) for url in urls))
@@ -130,7 +131,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show looks as they come: in place in a terminal, elsewhere one line per change."""
+    """Show each new look: in place in a terminal, elsewhere one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -162,7 +163,7 @@ def choose(now: Look, which: Which) -> list[Observed]:
 
 
 def troubles(now: Look) -> list[str]:
-    """Return a sentence for each source that was not read, or one if there is no replica."""
+    """Return a sentence for each source that was not read, or a sentence if no replica exists."""
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
@@ -256,7 +257,7 @@ def inputs(each: Observed) -> str:
 
 
 def heartbeat(each: Observed) -> str:
-    """Return how long ago a replica last wrote."""
+    """Return the time since a replica last wrote its state."""
     ago = f"{age(each.heartbeat_s)} ago" if each.heartbeat_s is not None else ""
     return f"ended {ago}".rstrip() if each.ended else ago or "–"
 
@@ -278,12 +279,12 @@ def notes(each: Observed) -> list[str]:
 
 
 ASK_STORE = {"miss": "diff", "refused": "verify"}
-"""The command that explains a verdict, by verdict. It has none for a partial hit, because `diff`
-only says that the artifact fits. The replica says what was compiled."""
+"""The command that explains a verdict, by verdict. A partial hit has no command, because `diff`
+only says that the artifact fits. The replica reports what was compiled."""
 
 
 def _told_of_store(each: Observed) -> str:
-    """Return the artifact's store, or the command that says why the artifact is not in use."""
+    """Return the artifact's store, or the command that explains why the artifact is not in use."""
     if not each.store:
         return ""
     if each.verdict == "partial" and "parity: " in each.event:
@@ -293,7 +294,7 @@ def _told_of_store(each: Observed) -> str:
 
 
 def _describe_levels(each: Observed) -> str:
-    """Return how many kinds of calls each level answers; empty if nothing is compiled."""
+    """Return the number of kinds of calls by level; empty if nothing is compiled."""
     ordered = sorted(each.levels.items(), reverse=True)
     kinds = ", ".join(f"{count} at level {level}" for level, count in ordered if count)
     said = [f"calls: {kinds}"] if kinds else []
@@ -323,7 +324,7 @@ def age(seconds: float | None) -> str:
 BAR = 10
 """Width in characters."""
 NAME = 32
-"""Most characters of a replica's name. Ray's names have 8."""
+"""Largest number of characters of a replica's name. Ray's names have 8."""
 STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
 
 

@@ -118,8 +118,8 @@ def pin_portable_cpu() -> Sequence[str]:
     found = f"{platform.system()} {platform.machine()}"
     if found != "Linux x86_64":
         raise ConfigError(
-            f"cpu: portable is for Linux x86_64, and this is {found}",
-            hint="leave cpu out: machines with the same CPU need no preset",
+            f"cpu: portable works only on Linux x86_64, but this is {found}",
+            hint="remove cpu: portable; artifacts work on machines with the same kind of CPU",
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:

@@ -169,7 +169,7 @@ def _hook_trees(
         manager = attempt.manager
         manager.__class__ = without_some
         vars(manager).setdefault("serve_warm_without", set()).add(attempt.function_id)
-        reason = f"no graph for [{attempt.signature}], its capture failed: {why}"
+        reason = f"no graph for [{attempt.signature}], because its capture failed: {why}"
         note(_event("skip", attempt.name, signature=attempt.signature, reason=reason))
 
     manager_class.__init__ = __init__
@@ -426,7 +426,7 @@ def _why_here(captured_by: Mapping[int, str]) -> str:
     if not captured_by or threading.get_native_id() in captured_by:
         return ""
     others = ", ".join(repr(name) for name in list(captured_by.values())[-3:])
-    return f"captured in thread {threading.current_thread().name!r}, earlier ones in {others}"
+    return f"captured in thread {threading.current_thread().name!r}, but earlier graphs in {others}"
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:

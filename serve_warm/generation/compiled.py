@@ -29,16 +29,17 @@ def compile_generation(
         self.model.generate(tokens, max_new_tokens=64)
 
     The cache has `batch` slots of `max_length` tokens each, prompt included. A prompt is padded to
-    the nearest of `prompt_lengths`, and each of these is one compiled call. One more is the decode
-    step, which runs all slots. Whisper's encoder takes one length, so it needs no `prompt_lengths`.
-    Sampling, stopping and logits processors stay outside. Other `arguments` are torch.compile's,
-    and `level` is as for `serve_warm.compile`. Declare one input for each prompt length.
+    the next of `prompt_lengths`. Each prompt length is one compiled call, and the decode step,
+    which runs all slots, is one more. Whisper's encoder takes one length, so it needs no
+    `prompt_lengths`. Sampling, stopping and logits processors are not compiled. Other `arguments`
+    go to torch.compile, and `level` is as for `serve_warm.compile`. Declare one input for each
+    prompt length.
 
     The result shares weights with `model`. Move the model to its device before this call.
 
     Raises:
-        ConfigError: the model has no cache of a fixed size (the text says which layer and why), or
-            a length does not fit it.
+        ConfigError: the model has no cache of a fixed size (the text names the layer and the
+            reason), or a length does not fit the model.
         MissingPackage: `transformers` is not installed.
     """
     try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a model's cache: who has which, and the compiled steps that fill them.
+"""The slots of a model's cache: their owners, and the compiled steps that fill them.
 
 Callers may be on several threads. Each caller has its own slots, and one step runs at a time. A
 step runs all slots, and the slots of other callers do not change.
@@ -29,9 +29,10 @@ class CachedDecoder:
 
     `decode(tokens, positions)` maps the newest token of each slot, (slots,), to logits of shape
     (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt, (1,
-    length), and returns the logits after its last token, (vocabulary,). `encode` and `begin` take
-    its place in an encoder-decoder. A slot without a sequence gets `idle_position`, by default
-    `max_length`, where a step must leave the slot's cache as it is.
+    length), and returns the logits after its last token, (vocabulary,). An encoder-decoder has
+    `encode` and `begin` instead of `prefill`. A slot without a sequence gets the position
+    `idle_position`, by default `max_length`. At this position a step must not change the slot's
+    cache.
     """
 
     def __init__(
@@ -68,26 +69,27 @@ class CachedDecoder:
         self._free = list(range(slots))
 
     def take(self, count: int) -> list[int]:
-        """Return that many free slots. Give them back with `release`.
+        """Return `count` free slots. Give them back with `release`.
 
         Raises:
-            GenerationRefused: there are not as many.
+            GenerationRefused: too few slots are free.
         """
         with self._lock:
             if count > self.slots:
                 raise GenerationRefused(
-                    f"A batch of {count} sequences does not fit into {self.slots} slots."
+                    f"A batch of {count} sequences needs more than the {self.slots} slots of this "
+                    "model."
                 )
             others = self.slots - len(self._free)
             if count > len(self._free):
                 raise GenerationRefused(
-                    f"{count} slots are needed, and {len(self._free)} of {self.slots} are free "
-                    "until other sequences end."
+                    f"The batch needs {count} slots, but only {len(self._free)} of {self.slots} "
+                    "are free until other sequences end."
                 )
             if others and not self.has_positions:
                 raise GenerationRefused(
-                    "The model counts the positions of all slots from one number, so it takes the "
-                    "next batch when this one has ended."
+                    "All slots of this model share one position counter, so the next batch can "
+                    "start only when the current batch has ended."
                 )
             taken, self._free = self._free[:count], self._free[count:]
             return taken
@@ -101,16 +103,15 @@ class CachedDecoder:
         """Return the shortest prompt length that holds `length` tokens.
 
         Raises:
-            GenerationRefused: it is longer than every one, or empty.
+            GenerationRefused: the prompt is empty, or longer than the longest bucket.
         """
         if not length:
-            raise GenerationRefused("A prompt needs at least one token, and this one is empty.")
+            raise GenerationRefused("A prompt needs at least one token, but this one is empty.")
         for bucket in self.prompt_lengths:
             if length <= bucket:
                 return bucket
         raise GenerationRefused(
-            f"A prompt of {length} tokens is longer than every bucket: the longest is of "
-            f"{self.prompt_lengths[-1]}."
+            f"The prompt has {length} tokens, but the longest bucket has {self.prompt_lengths[-1]}."
         )
 
     def check_length(self, length: int) -> None:
@@ -156,8 +157,8 @@ class CachedDecoder:
     def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
         """Return logits after one more token of some slots, (slots, vocabulary).
 
-        Each slot is given as its newest token and the position of that. Other rows of the result
-        have no meaning.
+        Pass the newest token and its position for each slot. Other rows of the result have no
+        meaning.
         """
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a model of `transformers` needs as its cache, found by one call; or why it cannot have one.
+"""Finds, by one call, the cache that a model of `transformers` needs.
 
-The call is eager and takes one token. Its dynamic cache shows the heads and widths of each layer,
-which no setting of a configuration states for all models.
+The call is eager and takes one token. The dynamic cache of the call shows the heads and widths of
+each layer. No setting of a configuration states these for all models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serve_warm.generation.steps import CallForm, LayerShape
 SLIDING = ("sliding_attention",)
 FULL = ("full_attention",)
 MASKS = {"sdpa": True, "eager": False}
-"""Implementations of attention that take a mask, and whether it is of bools."""
+"""Implementations of attention that take a mask, and whether the mask contains bools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,14 @@ class Needs:
     like: torch.Tensor
     """An empty tensor of the cache's dtype and device."""
     encoder_length: int = 0
-    """Positions of the encoder's states if its input has one fixed length; else 0."""
+    """Number of positions of the encoder's states if its input has a fixed length; else 0."""
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
-    """Return what the model needs.
+    """Return the caches and the form of calls of a model.
 
     Raises:
-        ConfigError: the model cannot generate, or a part of it has no cache of a fixed size.
+        ConfigError: the model cannot generate, or a layer has no cache of a fixed size.
     """
     _check_kind(model)
     config = model.config.get_text_config(decoder=True)
@@ -96,7 +96,7 @@ def _check_kind(model: Any) -> None:
     if model.training:
         raise ConfigError(
             f"compile_generation got a {name} in training mode",
-            hint="call model.eval() first: with dropout no two answers agree",
+            hint="call model.eval() first: with dropout every answer is different",
         )
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ConfigError(
@@ -135,7 +135,7 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
 
 
 def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return an input of the encoder, and its length if that is fixed, else 0."""
+    """Return an input of the encoder, and the length of the input if it is fixed, else 0."""
     if model.main_input_name == "input_ids":
         return token, 0
     config = model.config
@@ -146,9 +146,9 @@ def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
         shape = (1, config.num_mel_bins, length)
         return torch.zeros(shape, dtype=model.dtype, device=model.device), length
     raise ConfigError(
-        f"compile_generation does not know how long {model.main_input_name!r} of "
-        f"{type(model).__name__} are",
-        hint="encoders of text and of Whisper are supported",
+        f"compile_generation does not know the length of {model.main_input_name!r} for a "
+        f"{type(model).__name__}",
+        hint="use a text encoder or Whisper",
     )
 
 

@@ -36,15 +36,18 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 REFUSED_ARGUMENTS = {
     "assistant_model": "assisted decoding checks several tokens in one call",
-    "custom_generate": "a loop of one's own makes calls that were not compiled",
+    "custom_generate": "a custom loop makes calls that were not compiled",
     "inputs_embeds": "prompts are token ids",
 }
-"""Arguments of `generate` that change the shapes of calls, and how."""
+"""Arguments of `generate` that change the shapes of calls, with the reason."""
 
 
 @dataclass
 class EncoderStates(ModelOutput):
-    """Padded states of the encoder, with the length of each row. `generate` repeats both alike."""
+    """Padded states of the encoder, with the length of each row.
+
+    `generate` repeats both together.
+    """
 
     last_hidden_state: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
@@ -55,7 +58,7 @@ INPUTS = {
     *("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"),
     *("input_features", "logits_to_keep", "cache_position"),
 }
-"""Arguments that `generate` hands to the model, and that the steps account for."""
+"""Arguments that `generate` passes to the model, and that the steps support."""
 
 
 UNKNOWN = {
@@ -66,9 +69,12 @@ UNKNOWN = {
 
 
 class Rows(Cache):
-    """The slots of one batch while it is generated; `generate` takes it for the model's cache."""
+    """The slots of one batch during generation.
 
-    is_compileable = False  # else `generate` would make masks and compile by itself
+    `generate` treats this object as the model's cache.
+    """
+
+    is_compileable = False  # otherwise `generate` makes masks and compiles by itself
     is_croppable = False
 
     def __init__(self, decoder: CachedDecoder, buffers: SlotCache) -> None:
@@ -78,7 +84,7 @@ class Rows(Cache):
         self.lengths: list[int] = []
         """Tokens of each row in its slot, without padding."""
         self.seen = 0
-        """Tokens of a row with padding, as `generate` counts them."""
+        """Number of tokens of a row with padding, as `generate` counts them."""
         self.is_open = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -145,8 +151,8 @@ class CompiledGeneration:
         """Generate as the model does, by compiled steps.
 
         Raises:
-            GenerationRefused: an option, a prompt or a length that the steps cannot have; other
-                calls go on.
+            GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
+            continue.
         """
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
@@ -168,17 +174,20 @@ class CompiledGeneration:
         attention_mask: torch.Tensor | None = None,
         choose: Choose | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Yield the next token of each row, of shape (rows,), as soon as it is made.
+        """Yield the next token of each row, of shape (rows,), as soon as it exists.
 
-        `choose` maps logits to tokens; by default it takes the best one. Close the iterator, or
-        leave its loop, to give the slots back early. Decoder-only models.
+        `choose` maps logits to tokens. By default it takes the token with the largest logit. Close
+        the iterator, or leave its loop, to give the slots back early. Works only with decoder-only
+        models.
 
         Raises:
-            GenerationRefused: a prompt, a batch or a length that does not fit.
+            GenerationRefused: a prompt, a batch or a length does not fit.
         """
         decoder = self._serve_warm_decoder
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            raise _refused("stream()", "it takes decoder-only models; pass a streamer to generate")
+            raise _refused(
+                "stream()", "it supports only decoder-only models; pass a streamer to generate"
+            )
         decoder.check_length(input_ids.shape[1] + max_new_tokens)
         rows = Rows(decoder, self._serve_warm_buffers)
 
@@ -199,17 +208,18 @@ class CompiledGeneration:
         return made()
 
     def continuous(self, *, call: Call) -> Slots:
-        """Return continuous batches on all slots; `generate` has none from then on.
+        """Return continuous batches on all slots. `generate` has no slots from then on.
 
         Raises:
-            GenerationRefused: a batch is under way, or sequences of this model begin together.
+            GenerationRefused: a batch is running, or all sequences of this model must begin
+            together.
         """
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            raise _refused("continuous()", "it takes decoder-only models")
+            raise _refused("continuous()", "it supports only decoder-only models")
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, whose calls go to the compiled step."""
+        """Return the encoder. Its calls go to the compiled step."""
         encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return _Encoder(encoder, self._serve_warm_decoder)
 
@@ -219,13 +229,15 @@ class CompiledGeneration:
         rows: Any,
         given: dict[str, Any],
     ) -> Any:
-        """Answer one call of the model, by a step if `generate` makes it."""
+        """Answer one call of the model, by a compiled step if `generate` makes the call."""
         if rows is None:
-            return original(past_key_values=None, **given)  # not for generation: as it was
+            return original(past_key_values=None, **given)  # not called by `generate`
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
             raise _foreign(rows)
         if not rows.is_open:
-            raise GenerationRefused("The cache of a generation that has ended cannot go on.")
+            raise GenerationRefused(
+                "This cache belongs to a generation that has ended, so it cannot be continued."
+            )
         _check_given(given)
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             made: dict[str, Any] = {"past_key_values": rows}
@@ -265,14 +277,14 @@ class CompiledGeneration:
 
 
 def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
-    """Return an object that is the model, except that it generates by the steps of `decoder`."""
+    """Return an object like the model whose `generate` uses the steps of `decoder`."""
     kind = type(model)
     original = kind.forward
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
-        if args:  # `generate` passes keywords alone
+        if args:  # `generate` passes only keywords
             return own(*args, past_key_values=past_key_values, **kwargs)
         return self._serve_warm_call(own, past_key_values, kwargs)
 
@@ -290,7 +302,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder as `generate` calls it: rows of inputs to padded states."""
+    """The encoder with the interface that `generate` calls: rows of inputs to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder
@@ -306,7 +318,7 @@ class _Encoder:
     ) -> Any:
         for name in ("output_hidden_states", "output_attentions"):
             if given.get(name):
-                raise _refused(f"{name}=True", "only states leave the compiled encoder")
+                raise _refused(f"{name}=True", "the compiled encoder returns only hidden states")
         if input_ids is None:
             features = given[self._encoder.main_input_name]
             rows = [self._decoder.encode(row, is_text=False) for row in features]
@@ -378,7 +390,7 @@ def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return states of that length: what is added is masked, and what is cut is padding."""
+    """Return states of this length. Added positions are masked, and cut positions are padding."""
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
 
 
@@ -398,17 +410,17 @@ def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[to
 def _one_column(tokens: torch.Tensor) -> list[int]:
     if tokens.shape[1] != 1:
         raise GenerationRefused(
-            f"A step takes one token of each sequence, and this one got {tokens.shape[1]}."
+            f"A step takes one token of each sequence, but this step got {tokens.shape[1]}."
         )
     found: list[int] = tokens[:, 0].tolist()
     return found
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    """Refuse what would change an answer and is no input of the steps, such as kinds of tokens."""
+    """Refuse arguments that affect the answer but are not inputs of the steps."""
     for name, value in given.items():
         if name in ("output_hidden_states", "output_attentions") and value:
-            raise _refused(f"{name}=True", "only logits leave the compiled steps")
+            raise _refused(f"{name}=True", "the compiled steps return only logits")
         is_known = name in INPUTS or name in pictures.PICTURES
         if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and not is_known:
             raise _refused(
@@ -422,14 +434,14 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions that are not those of the tokens without padding."""
+    """Refuse positions other than the tokens' positions without padding."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.
     for axis in positions if positions.dim() == 3 else positions[None]:
         for row in _without_padding(axis.expand(tokens.shape), mask):
             if row.tolist() != list(range(len(row))):
-                raise _refused("position_ids=", "each token has its own position in its slot")
+                raise _refused("position_ids=", "the slot determines the position of each token")
 
 
 def _check_options(config: Any) -> None:
@@ -451,17 +463,17 @@ def _check_options(config: Any) -> None:
         (
             getattr(config, "use_cache", True) is False,
             "use_cache=False",
-            "the cache is compiled in",
+            "the compiled steps always use their cache",
         ),
         (
             cache not in (None, "static", "dynamic"),
             f"cache_implementation={cache!r}",
-            "the cache is static",
+            "the compiled steps use a static cache",
         ),
         (
             getattr(config, "prefill_chunk_size", None),
             "prefill_chunk_size",
-            "prompts are filled in whole, by buckets",
+            "a whole prompt is processed at once, padded to a bucket",
         ),
         (
             guidance not in (None, 1, 1.0),
@@ -471,12 +483,12 @@ def _check_options(config: Any) -> None:
         (
             getattr(config, "output_hidden_states", False),
             "output_hidden_states=True",
-            "only logits leave the compiled steps",
+            "the compiled steps return only logits",
         ),
         (
             getattr(config, "output_attentions", False),
             "output_attentions=True",
-            "only logits leave the compiled steps",
+            "the compiled steps return only logits",
         ),
     )
     for is_set, option, why in refusals:
@@ -491,5 +503,5 @@ def _refused(option: str, why: str) -> GenerationRefused:
 def _foreign(cache: Any) -> GenerationRefused:
     what = "the cache of another model" if isinstance(cache, Rows) else f"a {type(cache).__name__}"
     return GenerationRefused(
-        f"past_key_values is {what}, and the compiled steps have their own cache."
+        f"past_key_values is {what}, but the compiled steps have their own cache."
     )

@@ -29,17 +29,17 @@ ChooseToken = Callable[[torch.Tensor], int]
 
 @dataclass
 class Sequence:
-    """One running sequence: its newest token, that token's position, and tokens not yet taken."""
+    """One running sequence: its newest token with its position, and tokens not yet taken."""
 
     token: int
     position: int
     left: int
-    """Number of tokens still to make."""
+    """Number of tokens that are still missing."""
     choose: ChooseToken | None
     made: deque[int | Exception] = field(default_factory=deque)
 
     def extend(self, token: int | Exception) -> None:
-        """Add a token. An exception that `choose` raised instead ends the sequence."""
+        """Add a token, or an exception of `choose`, which ends the sequence."""
         self.made.append(token)
         if isinstance(token, Exception):
             self.left = 0
@@ -51,10 +51,10 @@ class Sequence:
 
 @public
 class Slots:
-    """Generates as many sequences at once as a decoder has slots. Others wait for a free one.
+    """Generates as many sequences at once as a decoder has slots. Others wait for a free slot.
 
-    It takes all slots of the decoder, and keeps them. `call` runs a function on the thread of the
-    model, for example `on_model_thread` of a deployment.
+    This object takes all slots of the decoder, and keeps them. `call` runs a function on the thread
+    of the model, for example `on_model_thread` of a deployment.
 
         self.slots = self.model.continuous(call=self.on_model_thread)
         async for token in self.slots.tokens(prompt, count=16): ...
@@ -63,8 +63,8 @@ class Slots:
     def __init__(self, decoder: CachedDecoder, *, call: Call) -> None:
         if not decoder.has_positions:
             raise GenerationRefused(
-                "The model counts the positions of all slots from one number, so its sequences "
-                "begin together: use generate."
+                "All slots of this model share one position counter, so all sequences must begin "
+                "together: use generate."
             )
         self._decoder = decoder
         self._call = call
@@ -77,14 +77,14 @@ class Slots:
     async def tokens(
         self, prompt: list[int], *, count: int, choose: ChooseToken | None = None
     ) -> AsyncGenerator[int, None]:
-        """Yield `count` tokens after the prompt, each as soon as it is made.
+        """Yield `count` tokens after the prompt, each as soon as it exists.
 
-        `choose` maps logits to a token; by default it is the best one. Close the generator to end
-        the sequence early and free its slot.
+        `choose` maps logits to a token. By default it takes the token with the largest logit. Close
+        the generator to end the sequence early and free its slot.
 
         Raises:
-            GenerationRefused: the prompt is empty or longer than every bucket, or the sequence
-                would be longer than a slot. Other sequences go on.
+            GenerationRefused: the prompt is empty or longer than the longest bucket, or the
+            sequence would be longer than a slot. Other sequences continue.
         """
         self._decoder.bucket(len(prompt))
         self._decoder.check_length(len(prompt) + count)

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled steps of a model of `transformers`, and the cache that they write.
 
-The cache is buffers of a module, allocated once at full size. Their shapes and addresses never
-change, and torch treats a buffer like a weight. So the code and the CUDA graph of one decode step
-serve every step. A step makes the model's own cache objects from these buffers while it is traced.
+The cache consists of buffers of a module, allocated once at full size. Their shapes and addresses
+never change, and torch treats a buffer like a weight. So every decode step uses the same code and
+the same CUDA graph. While a step is traced, it makes the model's own cache objects from these
+buffers.
 
 A row of the cache is a slot. It holds one sequence without padding, each token at its own position.
-Positions and lengths are tensors: a number would be compiled into the code, once for each value.
+Positions and lengths are tensors, because torch would compile the code again for each value of a
+number.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from serve_warm._package import public
 
 GRAPH = 2
-"""Version of what this module's code puts into a graph. Raise it when that changes: entries are
-checked against it, because facts never digest the code of this package."""
+"""Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
+are checked against this version, because facts never digest the code of this package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +37,17 @@ class LayerShape:
     key_width: int
     value_width: int
     window: int
-    """Positions that a token attends to, its own included."""
+    """Number of positions that a token attends to, including its own position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How a model takes the arguments of a step."""
+    """The form in which a model takes the arguments of a step."""
 
     dtype: torch.dtype
     has_bool_masks: bool
     window: int
-    """Positions that every layer attends to, unless `layer_types` has several."""
+    """Number of positions that every layer attends to, unless `layer_types` has several values."""
     layer_types: tuple[tuple[str, int], ...] = ()
     """Kinds of layers with their windows, if the model takes a mask for each kind."""
     positions: str = ""
@@ -62,7 +64,7 @@ class CallForm:
 class LayerCache(nn.Module):
     """Keys and values of one layer, as a ring of `window` positions for each slot.
 
-    Padding, and slots without a sequence, write behind the ring, where nothing is read.
+    Padding and slots without a sequence write behind the ring, where nothing reads.
     """
 
     keys: torch.Tensor
@@ -105,17 +107,17 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return the positions of a ring with at least one behind it; a multiple of 8, for kernels."""
+    """Return the number of positions of a ring plus at least one behind it, as a multiple of 8."""
     return (window + 8) // 8 * 8
 
 
 def _places(positions: Any, cache: Any, limit: int) -> Any:
-    """Return where tokens go: around the ring, or behind it from position `limit` on."""
+    """Return the positions for tokens: in the ring, or behind the ring from position `limit` on."""
     return torch.where(positions < limit, positions % cache.window, cache.keys.shape[2] - 1)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """What a layer of the model takes for its cache; made anew in each traced call."""
+    """The object that a layer of the model uses as its cache. Each traced call makes a new one."""
 
     is_compileable = True
     is_sliding = False
@@ -136,7 +138,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # Indices on both sides of a slice move the indexed dimensions to the front.
         self.cache.keys[self.rows, :, self.places] = self._written(key_states)
         self.cache.values[self.rows, :, self.places] = self._written(value_states)
-        # A prompt is the first that its slot gets, so it attends to itself alone.
+        # A slot gets its prompt first, so a prompt attends only to itself.
         if self.is_prompt:
             return key_states, value_states
         return self.cache.keys, self.cache.values
@@ -162,7 +164,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class _Step(nn.Module):
-    """One kind of call: the model, the cache, and how the model takes its arguments."""
+    """One kind of call: the model, the cache, and the form of the model's arguments."""
 
     def __init__(self, model: Any, slots: SlotCache, form: CallForm) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ class _Step(nn.Module):
             raise AssertionError
 
     def _mask(self, keep: Any) -> Any:
-        """Return a mask as the model's attention takes it."""
+        """Return a mask in the form that the model's attention takes."""
         if self.form.has_bool_masks:
             return keep
         low = torch.finfo(self.form.dtype).min
@@ -229,7 +231,7 @@ class Prefill(_Step):
 
 @public
 class Encode(_Step):
-    """Returns the encoder's states for one input, which has shape (1, bucket) or is features.
+    """Returns the encoder's states for one input: tokens of shape (1, bucket), or features.
 
     `length`, of shape (1,), is the length of a text without padding.
     """

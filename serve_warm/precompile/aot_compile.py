@@ -44,8 +44,8 @@ class Made:
     """Takes the callee, then the tensors. If the tensors of its graph (including weights) differ
     from the tensors of its first run, it raises `NoEntry` before it computes anything."""
     data: bytes
-    """A torch pickle, or at level 3 a shared library: code, so load it only after verification. It
-    holds no weights."""
+    """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
+    verification. They hold no weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Module and qualified name of each object that `load` needs in addition to a pickle, by the
     name of its global in compiled code."""
@@ -120,7 +120,8 @@ def capture(
 
 
 RESTARTS = 20
-"""Most traces of one call. Each learns one thing from the one before, such as a number to fix."""
+"""Largest number of traces of one call. Each trace learns one thing from the trace before it, such
+as a number to fix."""
 
 
 def _restarting(
@@ -130,10 +131,11 @@ def _restarting(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Capture again where torch asks for it.
+    """Capture again if torch asks for it.
 
-    torch.compile traces again when the compile of a graph asks for that. Its ahead-of-time compile
-    does so only while it traces (2.11 to 2.13), and compiles the graph afterwards.
+    torch.compile traces again if compiling a graph asks for a new trace. torch's ahead-of-time
+    compile ignores such a request, because it compiles the graph only after the trace (2.11 to
+    2.13).
     """
     from torch._dynamo.exc import RestartAnalysis
 
@@ -164,9 +166,9 @@ def _capture(
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    # Each entry has its own numbers. That of an argument is in the signature, and any other number
-    # is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats into
-    # tensors (2.13).
+    # Each entry has its own numbers. The number of an argument is in the signature, and any other
+    # number is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats
+    # into tensors (2.13).
     with enable_aot_compile(), _settings_of_trace(), all_guarded(orders.begin) as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of what `aot_compile` made, apart from it: a start needs nothing that only builds need.
+"""Loads the code that `aot_compile` made.
+
+A separate module, so that a start does not import what only builds need.
 
 Seen in torch 2.13 (2.11 needs `enable_aot_compile`, which this module sets):
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
@@ -28,8 +30,8 @@ FAILURES = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
     *(ImportError, EOFError, OSError, pickle.PickleError),
 )
-"""Exceptions raised when an entry cannot be made or loaded. torch's own are RuntimeErrors; pickle
-raises any that the pickled object raises. Then the call falls back by a level."""
+"""Exceptions raised when an entry cannot be made or loaded. torch raises RuntimeErrors, and
+unpickling can raise any exception. The call then falls back by a level."""
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
@@ -86,7 +88,7 @@ def enable_aot_compile() -> Iterator[None]:
 
 
 def file_digest(module: str) -> str:
-    """Return the SHA-256 of a Python module's file; empty if there is none."""
+    """Return the SHA-256 of a Python module's file; empty if the file does not exist."""
     import importlib.util
 
     file = source_file(module)
@@ -122,7 +124,7 @@ def _reason(error: BaseException) -> str:
 def _place(lines: Sequence[str]) -> tuple[str, str]:
     """Return file and line of the innermost frame that torch quotes, and its code.
 
-    A frame of torch itself only counts if there is no other.
+    A frame of torch itself counts only if no other frame is quoted.
     """
     found = [(at, match) for at, line in enumerate(lines) if (match := FRAME.match(line))]
     others = [each for each in found if OF_TORCH not in each[1][1]]
@@ -152,14 +154,14 @@ KNOWN = (
         "Quantise the model with quantize_ of torchao instead of torch.ao.quantization",
     ),
 )
-"""What stops a trace, by torch's text: what it is, and what to do."""
+"""Causes that stop a trace, by torch's text, each with a description and advice."""
 
 EXPLANATION = "Explanation:"
 
 HINT = "Hint:"
 
 NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo has detected")
-"""Beginnings of torch's hints that name no action."""
+"""First words of torch's hints that name no action."""
 
 OF_TORCH = "/site-packages/torch/"
 

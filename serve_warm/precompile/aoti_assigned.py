@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of modules that a forward assigns, in the plan of a library.
+"""The plan's part about module attributes that a forward assigns.
 
-A library has no bytecode around its graph, which at level 2 assigns them. So its plan says which
-attribute of which module gets which output, and each call assigns it. A forward that changes
-anything else, such as the items of a list that was there before, has no library.
+At level 2, the bytecode around the graph assigns these attributes. A library has no such bytecode.
+So the plan says which attribute of which module gets which output, and each call assigns it. A
+forward that changes anything else, such as the items of an existing list, gets no library.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class Assigned:
     """The attributes that the runs of one graph assign.
 
     `changes` has the names of assigned attributes by the expression of their object; an object
-    without names changed in another way. It grows until the graph is captured.
+    without names changed in another way. The mapping grows until the graph is captured.
     """
 
     def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
         self._changes = changes
         self._callee = callee
         self._before: list[Any] = []
-        """Lists from before the run. As long as they exist, no new list has the id of one."""
+        """Lists from before the run. The references keep them alive, so that no new list gets the
+        id of an old list."""
 
     def refuse_others(self, path_of: Path) -> None:
-        """Raise `NoEntry` if anything else than attributes of modules changes.
+        """Raise `NoEntry` if the forward changes anything except attributes of modules.
 
-        Call it before the run, which makes the changes.
+        Call it before the run, because the run makes the changes.
         """
         others = [path for path, names in self._changes.items() if not names]
         if others:
@@ -77,12 +78,15 @@ class Assigned:
         return found
 
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
-        """Raise `NoEntry` for a list that is old or has two names: each call makes new lists."""
+        """Raise `NoEntry` for a list that existed before the run or has two names.
+
+        Each call makes new lists.
+        """
         known = set(map(id, self._before))
         self._before = []
         for each in (container for value in values for container in _containers(value)):
             if type(each) is not list or id(each) in known:
-                raise NoEntry("it assigns a list or dict that has another name, too")
+                raise NoEntry("it assigns a list or dict that also has another name")
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
             raise NoEntry("it assigns a list that it returns")

@@ -4,9 +4,9 @@
 
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
-input comes from and how the result is built from the outputs. Some calls cannot be described by a
-plan and are refused: a forward that changes objects other than tensors, or a result whose class
-cannot be rebuilt.
+input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
+refused: a forward that changes objects other than tensors, or a result whose class cannot be
+rebuilt.
 
 Weights are inputs of the graph, not constants, so that no library holds any
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
@@ -52,10 +52,10 @@ SMALL = {
 Settings that this torch does not have are skipped; 2.11 has neither."""
 
 DEVICES = ("cpu", "cuda")
-"""Kinds of devices that a library can be made for; all its inputs are on one device."""
+"""Kinds of devices that a library supports. All inputs of a library are on one device."""
 
 ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
-"""Setting that embeds kernels into the library, because there are no other files."""
+"""Setting that embeds kernels into the library, because a library has no other files."""
 
 
 def make(
@@ -344,7 +344,7 @@ class _Graph:
         return states
 
     def refuse_other_inputs(self, found: Sequence[Any]) -> None:
-        """Raise `NoEntry` if a plan does not find the tensors that the graph was called with."""
+        """Raise `NoEntry` if a plan leads to other tensors than the graph was called with."""
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
@@ -366,7 +366,7 @@ class _Graph:
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` if the plan builds another result from the same tensors than eager."""
+        """Raise `NoEntry` if the plan and eager build different results from the same tensors."""
         given = (self._outputs, self._inputs, tensors)
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -396,7 +396,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     """Return, for each output, the tensor whose memory it shares, and the offset.
 
-    Empty if it shares none.
+    Empty if no output shares memory.
     """
     owners = {
         tensor.untyped_storage().data_ptr(): f"input {number}"
@@ -419,7 +419,8 @@ def _place(source: str, callee: Any) -> Input:
     """Return the place of the object in this expression, in the format of a plan.
 
     Raises:
-        NoEntry: it is not an argument, and no path in a plan leads to it from the callee.
+        NoEntry: the object is not an argument, and no path in a plan leads from the callee to the
+        object.
     """
     try:
         root, path = _path(ast.parse(source, mode="eval").body, source)
@@ -513,7 +514,7 @@ def _without_defaults(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
-    """Return a callee's result in the form that `aoti_library.load` reads."""
+    """Return the result of a callee in the form that `aoti_library.load` reads."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if id(value) not in known:

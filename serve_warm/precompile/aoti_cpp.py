@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ of a library: the change of its source, and the time when the C++ compiler runs.
+"""The C++ of a library: changes its source, and runs the C++ compiler in the background.
 
-The compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). It is a
-separate process and does not touch torch. So it can run while torch traces the next graph in the
-only thread that may trace. torch still does its steps in order: serve_warm records the command
-lines of torch, and lets torch assume that the compiler has run.
+The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). It is a
+separate process, so it can run while torch traces the next graph in the only thread that may trace.
+torch still does its steps in order: serve_warm records torch's command lines, and lets torch assume
+that the compiler has run.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -46,7 +46,8 @@ int32_t AOTInductorGetLastError(const char** text) {
   return 0;
 }
 """
-"""C++ source that stores this text. torch 2.13 to 2.15 have it, and serve_warm adds it for 2.11."""
+"""C++ source that stores the text of a failure. torch 2.13 to 2.15 contain it, and serve_warm adds
+it to 2.11."""
 
 
 Compiler = Literal["now", "background"]
@@ -56,9 +57,8 @@ Compiler = Literal["now", "background"]
 def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Callable[[], bytes]:
     """Return a function that returns a library, after waiting for the C++ compiler if needed.
 
-    `generate` makes torch compile a library, and returns the path that torch reports. It is called
-    once. It is called again if the compiler failed in the background, because torch itself may
-    succeed.
+    `generate` makes torch compile a library, and returns the path that torch reports. If the
+    compiler fails in the background, `generate` is called again, because torch itself may succeed.
 
     Raises whatever torch raises, here or in the returned function.
     """
@@ -103,9 +103,9 @@ def _note_commands() -> Iterator[Commands]:
 def _wrap_compiler(during: Any) -> Iterator[None]:
     """Compile libraries in the block so that they print nothing to stderr when a call fails.
 
-    Each failure would print 25 lines. A caller could not prevent this, because the file descriptor
-    belongs to the whole process. Each library contains the source of its C interface. Seen in 2.11,
-    2.13 and 2.15:
+    Without this, each failure prints 25 lines. A caller cannot prevent this, because the file
+    descriptor belongs to the whole process. Each library contains the source of its C interface.
+    Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
     torch compiles each library within `during()`.
     """
@@ -156,13 +156,13 @@ def _refuse_another_runtime(data: bytes) -> None:
 
 
 class Commands:
-    """The command lines that make one library: those for its objects, and the link."""
+    """The command lines that make one library: the compiles of its objects, and the link."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
-        """For each path that torch names, the path in a private folder that is used instead. torch
+        """Maps each path that torch names to a path in a private folder. In its own folder, torch
         would remove the objects as soon as it assumes that they are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
@@ -197,7 +197,7 @@ class Commands:
         `returned` is the path that torch reports for the library.
 
         Raises:
-            RuntimeError: no noted command makes that path.
+            RuntimeError: no recorded command makes that path.
         """
         if returned != self._library or Path(returned).exists():
             raise RuntimeError(f"torch has made {returned} in an unknown way")
@@ -226,7 +226,7 @@ THREAD = "serve_warm-cpp"
 def _noting(commands: Commands) -> Iterator[None]:
     """Record the builds of C++ objects and libraries in this thread, and run all other builds.
 
-    Only the C++ of one library is compiled in the block.
+    The block must compile the C++ of only one library.
     """
     from torch._inductor.cpp_builder import CppBuilder
 
@@ -253,7 +253,7 @@ def _noting(commands: Commands) -> Iterator[None]:
 
 @functools.cache
 def _slots() -> threading.BoundedSemaphore:
-    """Return a semaphore that allows as many compilers as torch does.
+    """Return a semaphore that allows as many compilers at once as torch does.
 
     The number is the number of cores, or the user's setting.
     """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of libraries (level 3), which Inductor does not capture.
+"""CUDA graphs of libraries (level 3). serve_warm captures them, because Inductor does not.
 
 As in torch's graph trees, each thread captures its own graphs, and the tensors of a call are copied
 to the addresses that the graph reads. Unlike torch's graph trees, this returns a copy of the
@@ -38,8 +38,8 @@ class Code(Protocol):
 
 
 MOST_CAPTURES = 64
-"""Number of graphs that one library keeps for the same weights in a thread. One more graph, for
-another dynamic size, replaces the least recently launched one."""
+"""Number of graphs that one library keeps for the same weights in a thread. A graph above this
+number replaces the least recently launched graph."""
 
 Key = tuple[Any, ...]
 """A kind of call: the stream, the addresses of weights, and sizes and strides of the tensors."""
@@ -48,7 +48,7 @@ Key = tuple[Any, ...]
 class _Pool:
     """Memory that graphs share, and an empty graph that keeps it.
 
-    Without that graph, torch refuses all captures after the last graph of the pool is gone
+    Without the empty graph, torch refuses all captures after the last graph of the pool was freed
     (`use_count > 0`). torch's graph trees keep their pools in the same way (2.11 to 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
     """
@@ -88,8 +88,8 @@ class Pools(threading.local):
 
     def __init__(self) -> None:
         self.by_place: dict[tuple[str, int], _Pool] = {}
-        """By launch device and stream. Work on one stream runs one after another, so it can use the
-        same memory."""
+        """Pools by launch device and stream. Work on one stream runs in order, so it can share
+        memory."""
 
 
 POOLS = Pools()
@@ -97,12 +97,12 @@ POOLS = Pools()
 
 
 class Graphed:
-    """Native code that is captured at the first call of a kind, and then launched.
+    """Native code that is captured after the first call of each kind, and launched from then on.
 
     A kind is a stream, the weights' addresses, and sizes and strides of the call's tensors. The
-    first call runs the code directly. This also loads and selects kernels, which a capture cannot
-    do. So writes of the first call happen once. Modules of one structure share the code, each with
-    its own weights.
+    first call runs the code directly. This loads and selects kernels, which a capture cannot do,
+    and the call's writes happen only once. Modules of one structure share the code, each with its
+    own weights.
     """
 
     def __init__(
@@ -186,7 +186,11 @@ class Graphed:
             RuntimeError: it cannot be captured.
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
-        reason = f"captured {moved} times before: its weights have moved" if moved else ""
+        reason = (
+            f"captured {moved} times before: the weights have moved to other addresses"
+            if moved
+            else ""
+        )
         signature = str(InputSignature.of(brought))
         pools, place = self._pools.by_place, (self._device, stream)
         # These restore device and stream; a failed capture does not.
@@ -234,8 +238,8 @@ class Graphed:
         """Replace the pool after a failed capture. Existing graphs keep the old pool.
 
         torch cannot capture into a pool after a broken capture. The empty graph of the new pool
-        also is a successful capture. Until there is one, torch's random number generator acts as if
-        a capture were running.
+        also serves as a successful capture. Until a capture succeeds, torch's random number
+        generator acts as if a capture were running.
         """
         pools = self._pools.by_place
         failed = pools.pop(place, None)
@@ -262,9 +266,9 @@ class _Kept:
 
 
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
-    """Free a graph if there are too many.
+    """Free a graph if the thread has too many.
 
-    It is the least recently launched graph of these weights, or a graph whose weights moved.
+    Frees a graph whose weights moved, or the least recently launched graph of these weights.
 
     Never free a graph of another module. With more modules than allowed graphs, each round of calls
     would free the graphs that the next round needs.

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a graph in the form that AOTInductor takes: tensors with memory of their own.
+"""The inputs of a graph in the form that AOTInductor takes: plain tensors only.
 
-Dynamo's graph may also take sizes, and tensors that are made of others. Here it becomes a graph
-that reads the sizes from its tensors, and takes the parts.
+Dynamo's graph may also take sizes, and tensors that are made of other tensors. This module changes
+the graph so that it reads the sizes from its tensors, and takes the parts of such tensors.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def read_sizes(graph: Any) -> None:
 
 
 def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return a graph that takes the parts of tensors that are made of others, and all sources.
+    """Return a graph that takes the parts of composed tensors, and the sources of all its inputs.
 
     Raises:
-        NoEntry: it returns such a tensor, or its sizes are dynamic.
+        NoEntry: the graph returns a composed tensor, or has dynamic sizes.
     """
     fakes = [fake_of(node) for node in inputs_of(graph)]
     if not any(map(has_parts, fakes)):

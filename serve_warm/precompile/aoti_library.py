@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Opening and calling a library of AOTInductor, without Dynamo, Inductor or a compiler.
+"""Opens and calls a library of AOTInductor, without Dynamo, Inductor or a compiler.
 
 A library holds machine code and no weights. Each call reads the weights from the callee and passes
-them in with the arguments. So the next call uses loaded, replaced or moved weights, and modules of
-the same structure share a library. Each library has a plan, written by `aoti_build`: where the
-inputs come from, their properties, and how the result is built from the outputs.
+them in with the arguments. So the next call uses weights that were loaded, replaced or moved since,
+and modules of the same structure share a library. Each library has a plan, written by `aoti_build`:
+where the inputs come from, their properties, and how the result is built from the outputs.
 
 The library is called through its C interface, without the GIL. torch's own runner would import
 Inductor and probe the CPU. Seen in torch 2.11 to 2.13:
@@ -41,14 +41,15 @@ Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 tensors of the call."""
 
 Assign = tuple[Callable[[Any], Any], str, Build]
-"""An attribute that a call assigns: the way from the callee to its module, its name and value."""
+"""An attribute that a call assigns: the steps from the callee to the module, the name, and the
+value."""
 
 DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSError)
 """Exceptions raised when a library is missing or does not match its plan."""
 
 
 class LibraryFailed(RuntimeError):
-    """A library's code failed. Anything that it wrote before this stays written."""
+    """A library's code failed. Writes before the failure stay."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
@@ -99,10 +100,10 @@ def load(path: Path, plan: Plan) -> Function:
     """Return a library's function, called as (callee, *tensors). Executes code from the file.
 
     Only open a verified file. The function raises `NoEntry`, before it computes anything, if
-    tensors or module differ from those of the build.
+    tensors or module differ from the build.
 
     Raises:
-        NoEntry: it cannot be opened here.
+        NoEntry: the library cannot be opened on this machine.
     """
     try:
         # The loader does not check the file, so a truncated file would crash later with a bus
@@ -150,9 +151,9 @@ class Function:
         self.assigns = assigns
         """The attributes that a call assigns."""
         self._writes = writes
-        """Whether it writes into its inputs. If it does, no two inputs may overlap."""
+        """Whether the library writes into its inputs. If so, no two inputs may overlap."""
         self._draws = draws
-        """Whether it draws random numbers."""
+        """Whether the library draws random numbers."""
         self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
         self._takes = [
             (i.kind, rows.get(i.owner, 0), i.name, i.index, _walk(i.path)) for i in inputs
@@ -169,9 +170,9 @@ class Function:
         """Run the library.
 
         Raises:
-            NoEntry: it does not fit this call; nothing was computed.
-            LibraryFailedCleanly: it failed, and other code may answer the call.
-            LibraryFailed: it failed.
+            NoEntry: the library does not match this call; nothing was computed.
+            LibraryFailedCleanly: the library failed, but other code may answer the call.
+            LibraryFailed: the library failed, and may have written before.
         """
         inputs = self.inputs(callee, tensors)
         owners = self._owners(callee) if self.assigns else ()
@@ -222,14 +223,14 @@ class Function:
         return inputs
 
     def _learn(self, inputs: Sequence[Any]) -> None:
-        """Compare tensors with those of the build, and create a C++ check for the next calls."""
+        """Compare tensors with those of the build, and create a C++ check for later calls."""
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
-                raise NoEntry(f"its graph takes a tensor, and found {tensor!r:.40} instead")
+                raise NoEntry(f"its graph takes a tensor, but found {tensor!r:.40}")
             refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
-                raise NoEntry(f"a tensor that its graph takes is {now}, and was {was}")
+                raise NoEntry(f"a tensor that its graph takes is {now}, but was {was}")
         # The check distinguishes inference tensors from others, but the code treats both the same.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
         self._checks = (tensor_check(inputs, free=every), *self._checks[:3])
@@ -261,7 +262,7 @@ def _add_graphs(
 def describe(tensor: Any, *, free: bool) -> str:
     """Return the properties of a tensor that native code relies on.
 
-    With `free`, leave out its sizes.
+    With `free`, leave out the sizes.
     """
     every = range(tensor.dim()) if free else ()
     return describe_tensor(tensor, free=(every, every))
@@ -347,7 +348,8 @@ def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) 
 class Native:
     """One shared library and its models. Each model runs one call at a time.
 
-    It is never closed: the code may be running, and torch keeps what it registered.
+    It is never closed, because its code may be running, and torch keeps the objects that it
+    registered.
     """
 
     def __init__(self, path: Path, *, device: str, inputs: int, outputs: int) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings, which hold the entries that fit one callable in its current state, and its known calls.
+"""Bindings: the entries that match one callable in its current state, and its known calls.
 
 A binding is valid until the callable changes or other entries are loaded.
 """
@@ -20,7 +20,7 @@ from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
 STATES_KEPT = 64
-"""Number of model states whose calls stay known. States differ by their fitting entries."""
+"""Number of model states whose calls stay known. Two states differ if other entries match."""
 
 Use = tuple[str, int, str]
 """Call, level and reason."""
@@ -32,9 +32,9 @@ KnownCall = tuple[
     Callable[..., Any] | None,
     Use,
 ]
-"""A kind of call. Three checks compare its tensors, the state and the conditions of an entry. The
-fourth item is the code that runs the call, None at level 1. The last item says how the call is
-counted."""
+"""A known kind of call. The first three items check the tensors, the state and the conditions of an
+entry. The fourth item is the code that runs the call, None at level 1. The last item says how the
+call is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class Binding:
     watch: FactWatch | None = None
     unchanged: Callable[[], bool] = lambda: True
     functions: Sequence[Callable[..., Any] | NoEntry] = ()
-    """Code of every entry of the unit, including entries that do not fit now: the model may return
-    to their state."""
+    """Code of every entry of the unit. Includes entries that do not match now, because the model
+    may return to their state."""
     entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
     """The entries that fit now."""
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """Why an entry does not fit, by its call."""
+    """Reason why an entry does not match, by its call."""
     known: frozenset[tuple[type, Any]] = frozenset()
     """Numbers and strings that entries were made for."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
@@ -60,7 +60,8 @@ class Binding:
     states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
         default_factory=dict
     )
-    """Hits by the numbers of the fitting entries, so that a returning state is known at once."""
+    """Hits by the numbers of the matching entries, so that calls stay known when a state
+    returns."""
 
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
@@ -85,18 +86,18 @@ class Binding:
                 return (
                     other or f"its conditions do not hold: {' and '.join(entry.dynamic.conditions)}"
                 )
-        return f"no entry for this call; there are {len(self.entries)} for others"
+        return f"no entry for this call, but {len(self.entries)} for other calls"
 
 
 def _other_state(name: str, now: str, was: str) -> str:
-    """Return a text that describes the difference of a part of the state.
+    """Return a text about a changed part of the state.
 
-    Of a long list, it shows only the changed items.
+    For a long list, the text shows only the changed items.
     """
     found, before = now.split(", "), was.split(", ")
     now = ", ".join(part for part in found if part not in before)
     was = ", ".join(part for part in before if part not in found)
-    return f"{name} is {now}, and was {was}"
+    return f"{name} is {now}, but was {was}"
 
 
 UNBOUND = Binding(table=EntryTable({}, {}))

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of each call: tensors, dicts, process and thread state. Most run in torch's C++ code."""
+"""Checks before each call: tensors, dicts, process and thread state.
+
+Most run in torch's C++ code.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a function that says whether other tensors look the same as these to compiled code.
+    """Return a check whether compiled code treats other tensors like these.
 
     Compares type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode,
     autocast, functorch), and refuses the same tensor twice. Runs in C++: 0.2 µs for two tensors.
-    `free` lists, by a tensor's number, dimensions whose size and whose stride are not compared.
+    `free` maps a tensor's number to the dimensions whose size or stride is not compared.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
 
@@ -57,7 +60,7 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
-    """Return a function that says whether all these dicts are still unchanged.
+    """Return a check whether all these dicts are still unchanged.
 
     Runs in C++: 24 ns per dict. Without Dynamo, at level 3, compares versions one by one: four
     times as slow (2.13).
@@ -121,11 +124,11 @@ BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
     "cudnn_sdp": torch._C._get_cudnn_sdp_enabled,
     "mha.fastpath": torch.backends.mha.get_fastpath_enabled,
 }
-"""How to read each flag (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions."""
+"""Functions that read each flag (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions."""
 
 
 def state_check() -> Callable[[], bool]:
-    """Return a function that says whether torch's thread and process state is unchanged.
+    """Return a check whether torch's thread and process state is unchanged.
 
     Compares grad mode, autocast, default dtype, threads, determinism and matmul precision. Also
     false if anything intercepts torch's functions, for example a default device.
@@ -152,7 +155,7 @@ def state_check() -> Callable[[], bool]:
 def is_intercepted() -> bool:
     """Return whether anything intercepts calls of torch's functions.
 
-    That is a default device, a mode, a transform of torch.func, forward-mode gradients or jit's
+    For example a default device, a mode, a transform of torch.func, forward-mode gradients or jit's
     tracer.
     """
     from torch.autograd import forward_ad
@@ -177,4 +180,4 @@ def refuse_unusual(tensor: Any) -> None:
     keys = set(text.partition("(")[2].rstrip(")").split(", "))
     more = keys - {kind, "ADInplaceOrView", f"Autograd{kind}", f"Autocast{kind}"}
     if more or kind not in keys:
-        raise NoEntry(f"a tensor is not plain memory: {', '.join(sorted(more or keys))}")
+        raise NoEntry(f"a tensor has more than plain memory: {', '.join(sorted(more or keys))}")

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of one call: keyword arguments in another order, or arguments by position instead.
+"""Forms of one call: keyword arguments in another order, or passed by position.
 
-A function's own parameters do not show how they were passed. So an entry that was made for one form
-answers the others. Arguments that the function collects, in `*args` or `**kwargs`, keep their form:
-a forward may go through them in order.
+A function cannot see how its named parameters were passed. So an entry that was made for one form
+also answers the other forms. Arguments in `*args` or `**kwargs` keep their form, because a forward
+may iterate over them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Parameters:
     positional: tuple[str, ...] = ()
     """Names in order, without `self`."""
     unnamed: int = 0
-    """Number of names that a caller cannot use."""
+    """Number of positional-only names."""
     keyword_only: tuple[str, ...] = ()
 
     def bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return arguments by the parameters' names, and those that have no parameter.
+        """Return arguments by parameter name, and the arguments that have no parameter.
 
         Returns None if an argument has no name, two values, or only a place.
         """
@@ -63,7 +63,7 @@ NOTHING_NAMED = Parameters()
 def parameters_of(callee: Any) -> Parameters:
     """Return the parameters of the code that a call of `callee` enters first.
 
-    It has none that are named if that code is not a Python function, or if hooks see the arguments.
+    Empty if the code is not a Python function, or if hooks see the arguments.
     """
     if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
         callee = callee.__self__
@@ -85,7 +85,8 @@ def parameters_of(callee: Any) -> Parameters:
 
 
 _CALL_IMPL: Any = torch.nn.Module._call_impl
-"""The code behind a module's call, which blocks that are compiled in place are called through."""
+"""The code that a call of a module runs first. Blocks that are compiled in place are called through
+this code."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,7 +102,7 @@ def _parameters_of_code(code: types.CodeType, skipped: int) -> Parameters:
 
 
 Form = tuple[int, tuple[str, ...]]
-"""The number of arguments by position, and the names of the others in order."""
+"""The number of positional arguments, and the names of the keyword arguments in order."""
 
 
 def in_form(
@@ -139,12 +140,12 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and the tensors in its order."""
+    """Return an entry for another form of a call, its code, and the tensors in order."""
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:
         form = form_of(entry.signature.structure)
-        if form is None or form == (len(args), tuple(kwargs)):  # that of the call itself
+        if form is None or form == (len(args), tuple(kwargs)):  # the form of the call itself
             continue
         if form not in calls:
             given = in_form(form, parameters, args, kwargs)
@@ -162,7 +163,7 @@ class Reordered:
 
     def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
-        """The function's own globals, since error handlers look for the graph there."""
+        """The globals of the entry's function. Error handlers look for the graph there."""
         self._fn = fn
         self._order = tuple(order)
 
@@ -172,7 +173,7 @@ class Reordered:
 
 
 def order_of(wanted: Sequence[Any], given: Sequence[Any]) -> list[int] | None:
-    """Return where each wanted tensor is among the given ones; None if they are in that order."""
+    """Return each wanted tensor's position among the given; None if the order is the same."""
     places = {id(tensor): number for number, tensor in enumerate(given)}
     order = [places[id(tensor)] for tensor in wanted]
     return None if order == list(range(len(given))) else order

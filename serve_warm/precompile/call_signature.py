@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a call that compiled code depends on, in its arguments and its thread.
 
-They exist in two forms. The text is complete, can be written to a file and takes 30 µs. The
-dictionary key is quick, and leaves the other properties of a tensor to a check in C++.
+A signature exists in two forms. The text is complete, can be written to a file, and takes 30 µs.
+The dictionary key is fast, but leaves some properties of tensors to a check in C++.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATE = (
     *("matmul_precision", "deterministic"),
 )
 """Factors of the fingerprint that belong to a thread or can change while a process runs. An entry
-also knows the process' `backends` flags (`call_checks.backend_flags`)."""
+also stores the `backends` flags of the process (`call_checks.backend_flags`)."""
 
 _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
@@ -75,8 +75,8 @@ def describe(
 ) -> tuple[Signature, list[Any]]:
     """Return the signature of a call and its tensors.
 
-    With `known`, strings that are not in it appear by kind and length: no entry is for them. The
-    same applies to keys and argument names that do not look like names.
+    With `known`, other strings appear only by kind and length, because no entry exists for them.
+    The same applies to keys and argument names that do not look like names.
 
     Raises:
         NoEntry: no entry can take an argument of this kind.
@@ -89,7 +89,7 @@ def describe(
     if not tensors:
         raise NoEntry("it is called without a tensor")
     if len({id(tensor) for tensor in tensors}) < len(tensors):
-        raise NoEntry("one tensor is passed twice")
+        raise NoEntry("the same tensor is passed twice")
     return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
 
 
@@ -167,10 +167,10 @@ def _metadata(tensor: Any) -> str:
 
 
 LONGEST_BITS = 128
-"""No entry takes a longer integer."""
+"""Largest number of bits of an integer argument of an entry."""
 
 OTHER = "other"
-"""Stands in a call's key for a number or string that no entry was made for."""
+"""Replaces, in a call's key, a number or string that no entry was made for."""
 
 
 def list_known_values(structure: str) -> set[tuple[type, Any]]:
@@ -202,10 +202,10 @@ def key_of(
 ) -> Any:
     """Return a key that is equal for calls of one structure with tensors of one shape.
 
-    This is the quick half of `describe`; a check in C++ covers the tensors' other properties. All
-    numbers and strings outside `known` count as equal: no entry is for them, and values of requests
-    must not be kept. The same applies to keys and argument names that do not look like names.
-    Without `sizes` the key is equal for tensors of any shape.
+    This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
+    numbers and strings outside `known` count as equal, because no entry exists for them, and values
+    of requests must not be kept. The same applies to keys and argument names that do not look like
+    names. Without `sizes` the key is equal for tensors of any shape.
     """
     key: list[Any] = []
     add = key.append
@@ -260,7 +260,7 @@ def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
 
 NAMES_KEPT = 1024
 _names: set[str] = set()
-"""Argument names that were found to look like names: checking again costs 1 µs per call."""
+"""Argument names that passed the check for names. A new check costs 1 µs per call."""
 
 
 _VALUES = frozenset({int, float, str})
@@ -269,10 +269,11 @@ _VALUES = frozenset({int, float, str})
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """The sizes that compiled code leaves open, and the conditions on them."""
+    """The dynamic sizes of compiled code, and the conditions on them."""
 
     conditions: tuple[str, ...]
-    """Python over `L`, the tensors by name: Dynamo's findings about the sizes in the graph."""
+    """Python expressions over `L`, the tensors by name. Dynamo found these conditions on the sizes
+    in the graph."""
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -308,7 +309,7 @@ class Dynamic:
 
     @functools.cached_property
     def is_open(self) -> bool:
-        """Whether the tensors' sizes are left open."""
+        """Whether the tensors have dynamic sizes."""
         return any("size()[" in condition for condition in self.conditions)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at each call for changes of the places from which facts were read.
+"""Checks, at each call, whether the places from which facts were read have changed.
 
 Most places are dicts, whose versions are compared in C++. Sources of `SLOW_KINDS` are compared only
 once a second (`RELOOK_S`), by the next call.
@@ -25,15 +25,15 @@ from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_di
 from serve_warm.precompile.facts import UNREADABLE
 
 RELOOK_S = 1.0
-"""Seconds for which a change of a `SLOW_KINDS` source may stay unnoticed in traffic."""
+"""Longest time in seconds until traffic notices a change of a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
 """Sources that are compared only once in `RELOOK_S`, like the flags of torch's backends. They show
 that an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has
-new code. There is about one for each object, and such changes are rare."""
+new code. About one source for each object is of these kinds, and such changes are rare."""
 
 NOISE = 2
-"""Number of changes without an effect on facts, after which the keys of a dict are compared one by
+"""After this number of changes without an effect on facts, the keys of a dict are compared one by
 one."""
 
 
@@ -42,11 +42,13 @@ class _Groups:
     """Sources grouped by how they are compared."""
 
     of_dict: dict[int, list[Source]] = field(default_factory=dict)
-    """Items and keys, by the id of their dict. They are read only after its version changes."""
+    """Items and keys by the id of their dict. They are read only after the version of the dict
+    changes."""
     of_class: set[int] = field(default_factory=set)
     """Ids of the dicts of classes. Only the versions of these are known."""
     others: list[Source] = field(default_factory=list)
-    """Sources that each look reads: all except slow ones and ones that a dict's version covers."""
+    """Sources that each look reads: all except slow sources and sources that the version of a dict
+    covers."""
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
     """Checks of all sources except dicts and slow ones, run at each call."""
@@ -193,7 +195,7 @@ class ChangeChecks:
 
 
 def never() -> bool:
-    """Return False. It is the check of a callable whose known values are out of date."""
+    """Return False. Used as the check of a callable whose known values are out of date."""
     return False
 
 

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`serve_warm.compile` and `compile_regions`, and what they return.
+"""`serve_warm.compile` and `compile_regions`, and the objects that they return.
 
-They put a dispatcher before the result of torch.compile. With a loaded artifact, a call that has an
+Both put a dispatcher before the result of torch.compile. With a loaded artifact, a call that has an
 entry runs this entry, without Dynamo or its guards (level 2). torch.compile runs any other call
 (level 1). The report counts and names such calls; they are not errors. With `level=3` an entry is a
 library made by AOTInductor. Then Dynamo and Inductor are imported only if a call needs level 1.
@@ -37,8 +37,8 @@ def compile(  # noqa: A001 - as in torch
 
         self.model = serve_warm.compile(load_model(), dynamic=False)
 
-    `serve-warm build` makes entries, one for each kind of call that the declared inputs make.
-    Shapes are static unless `dynamic=True`. Entries need `torch.inference_mode()` or `no_grad()`,
+    `serve-warm build` makes one entry for each kind of call that the declared inputs make. Shapes
+    are static unless `dynamic=True`. Entries need `torch.inference_mode()` or `no_grad()`,
     Inductor, and a graph without breaks. The report names every call that does not meet these
     conditions.
 
@@ -183,8 +183,8 @@ def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 OWN_FORWARD = "_serve_warm_own_forward"
-"""Attribute of a compiled module whose `forward` the user has set. Other modules do not have it,
-because facts contain the keys of a module's `__dict__`."""
+"""Attribute of a compiled module whose `forward` was set by the user. Other modules do not have
+this attribute, because facts contain the keys of a module's `__dict__`."""
 
 
 def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
@@ -400,11 +400,11 @@ class _CompiledFunction:
 
 
 METHODS = "_serve_warm_methods"
-"""Attribute of an instance that holds its compiled methods, so that they end with it."""
+"""Attribute of an instance that holds its compiled methods, so that they are freed together."""
 
 
 class _Methods(dict[int, "Dispatcher"]):
-    """Compiled methods of one instance; a copy starts empty."""
+    """Compiled methods of one instance. A copy of the instance starts without them."""
 
     def __copy__(self) -> _Methods:
         return _Methods()

@@ -1,10 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dicts that a trace only looks keys up in, so that facts name the key and not its number.
+"""Dicts in which a trace only looks up keys.
 
-Dynamo guards a dict whose keys are no plain constants, and a dict of a subclass, by the number and
-the order of all keys. A registry such as transformers' grows with each class that a process uses,
-in any order. If a trace only looked keys up, the values under these keys are all that it knows.
+Facts about such a dict name the keys, not their numbers.
+
+If the keys of a dict are not plain constants, or the dict is of a subclass, Dynamo guards the
+number and order of all keys. A registry such as that of transformers grows with each class that a
+process uses, in any order. If a trace only looked up keys, it depends only on the values under
+these keys.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lookups:
-    """What a trace read of one dict."""
+    """The reads of one dict during a trace."""
 
     keys: list[Any] = field(default_factory=list)
     """Keys that were looked up, found or not."""
     is_read_otherwise: bool = False
-    """Whether it read more: the number of keys, their order, or a key that is no constant."""
+    """Whether the trace read more: the number of keys, their order, or a key that is not a
+    constant."""
 
 
 LOOKS_UP = (
@@ -39,11 +43,11 @@ LOOKS_UP = (
     "getitem_const",
     "maybe_getitem_const",
 )
-"""Methods of Dynamo's dicts that look one key up: their only parameter besides the translator
-(2.13)."""
+"""Methods of Dynamo's dicts that look up one key. The key is their only parameter besides the
+translator (2.13)."""
 
 FINDS_NUMBER = "realize_key_vt"
-"""Method that guards one key, which `__contains__` has found; it needs the key's number (2.13)."""
+"""Method that guards one key found by `__contains__`. It needs the number of the key (2.13)."""
 
 MISSING = object()
 
@@ -56,9 +60,9 @@ def noting_lookups(
 ) -> Replacements:
     """Note in `found` what a trace reads of each dict, by the dict's path.
 
-    Each read of a dict's items outside `LOOKS_UP` counts as one of the whole dict. So does code of
-    the entry that takes an item by the number of its key. `path_of` returns the path of a source,
-    and adds the keys on it that have no usable repr.
+    Each read of a dict's items outside `LOOKS_UP` counts as a read of the whole dict. Code of the
+    entry that takes an item by the number of its key counts the same way. `path_of` returns the
+    path of a source, and adds the keys on it that have no usable repr.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -88,7 +92,7 @@ def noting_lookups(
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
-    """Return the attribute `items` of Dynamo's dicts, which notes readers that are not allowed."""
+    """Return a replacement for the `items` of Dynamo's dicts that records other readers."""
 
     def read(variable: Any) -> Any:
         if sys._getframe(1).f_code not in allowed:
@@ -105,7 +109,7 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
 
 
 def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:
-    """Return a method that looks up its last argument, and notes it."""
+    """Return a replacement for a lookup method that also records the key, its last argument."""
 
     def look_up(self: Any, *args: Any) -> Any:
         key = args[-1]
@@ -121,7 +125,7 @@ def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class LookedUp:
-    """A dict that was only looked up in."""
+    """A dict in which a trace only looked up keys."""
 
     value: Mapping[Any, Any]
     keys: Sequence[Any]
@@ -135,7 +139,7 @@ class LookedUp:
 def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
     """Return the dicts whose facts should name keys instead of key numbers, by their path.
 
-    A dict stays out if one of its keys differs from others only by its identity, or if a guard
+    The result leaves out a dict if a key can be recognized only by its identity, or if a guard
     reads more of a key than its value.
     """
     values = {
@@ -169,7 +173,7 @@ def _is_named(key: Any) -> bool:
 
 
 def _reads_key(path: str, of: str) -> bool:
-    """Return whether a path reads a dict's key for more than the key's value, or its item."""
+    """Return whether a path reads more of a dict's key than its value or its item."""
     if f"dict.keys({of})" not in path or is_number(path, of):
         return False
     dict_, number = re.escape(of), number_of(of)
@@ -192,7 +196,7 @@ PLAIN = (dict, OrderedDict, defaultdict)
 
 
 def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
-    """Return whether the facts on looked-up keys say what matters of a guard."""
+    """Return whether the facts on looked-up keys already cover a guard."""
     if guard.kind == "SEQUENCE_LENGTH":
         return guard.path in looked_up and type(guard.value) not in PLAIN
     return any(is_number(guard.path, of) for of in looked_up)

@@ -3,9 +3,9 @@
 """The code of tensor subclasses that runs while torch traces a graph below Dynamo.
 
 Dynamo reports the files of the code that it traces, and guards the globals that this code reads. It
-does neither for a tensor that is made of others: torch calls the hooks of its class while it traces
-the operators of a graph. The operators that these call are in the graph, so their code and their
-globals become facts here.
+does neither for the hooks of a tensor subclass, which torch calls while it traces the operators of
+a graph. The operators that these hooks call are in the graph, so this module turns the hooks' code
+and globals into facts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside the hooks of classes that are not torch's."""
+    """The functions that ran inside the hooks of classes outside torch."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""
@@ -45,7 +45,7 @@ class Dispatched:
     def globals_read(self) -> dict[tuple[str, str], Any]:
         """Return the plain values that these functions may read, by module and name.
 
-        They are globals, and values in another module that a function names.
+        These are globals, and values that a function reads from another module.
         """
         found: dict[tuple[str, str], Any] = {}
         for code, space in self.codes.items():
@@ -60,7 +60,7 @@ class Dispatched:
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
-    """Return the plain value of a module's global; nothing if it is another kind of object."""
+    """Return the plain value of a module's global; nothing if the value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
     if not is_of_module or name.startswith("__") or value is None or callable(value):
@@ -83,7 +83,7 @@ def _subclasses(kind: type) -> Iterator[Any]:
 
 
 def has_own_hooks(kind: type) -> bool:
-    """Return whether `noting_dispatch` records what a class does."""
+    """Return whether `noting_dispatch` records the hooks of a class."""
     return bool(_hooks_of(kind))
 
 

@@ -6,7 +6,7 @@ The dispatcher checks the conditions that Dynamo's guards would check:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
                   default dtype, threads and other state that torch keeps per thread or process;
-                  and that no place that facts were read from has changed (`module_changes`)
+                  and changes of the places from which facts were read (`module_changes`)
     each start,   files of the code in the graph; classes of modules; every value, type, function,
     and after     tensor and hook that the graph was built on (`binding`)
     a change
@@ -151,14 +151,14 @@ class Dispatcher(HandedOver):
         return dict(self._counts)
 
     def restore_counts(self, before: Mapping[Use, int]) -> None:
-        """Restore earlier counts. A kind of call that is new since then is logged again."""
+        """Restore earlier counts. Kinds of calls that are new since then are logged again."""
         self.forget_calls()
         # New kinds keep a count of zero, because a thread may be about to count a call.
         for use in list(self._counts):
             self._counts[use] = before.get(use, 0)
 
     def run_eagerly(self) -> None:
-        """From now on, run calls at level 1 eagerly, without torch.compile."""
+        """Run calls at level 1 eagerly from now on, without torch.compile."""
         self.stock = self.callee
         self.torch_compiled = lambda: self.callee
 
@@ -188,7 +188,7 @@ class Dispatcher(HandedOver):
     # Unknown kinds of calls -----------------------------------------------------------------------
 
     def _look_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Find and remember the entry for a call of an unknown kind, or fall back to level 1."""
+        """Find and store the entry for a new kind of call, or fall back to level 1."""
         if is_eager():
             return self.callee(*args, **kwargs)
         building = SESSION.being_built is not None
@@ -264,7 +264,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and the order of its tensors if it is another."""
+        """Return an entry for a call, its code, and its order of the tensors if that differs."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
@@ -367,7 +367,7 @@ class Dispatcher(HandedOver):
     ) -> Any:
         """Run a call with other code after its entry failed.
 
-        Raise the error if it is the call's result.
+        Raises the error if the error is the result of the call.
         """
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import

@@ -60,12 +60,12 @@ def difference_in_service(
     """Compare in a replica, where errors must not quote values of a request.
 
     With `restore`, compares buffers too, and restores them and torch's random number states.
-    Without `restore` it does not touch them, because other threads may use them. Use this for calls
-    that change neither.
+    Without `restore`, leaves both alone, because other threads may use them. This is correct only
+    for calls that change neither.
 
     Raises:
-        NoEntry: the difference is too large, and two eager runs agree. NotComparable: two eager
-        runs differ, or the call cannot be compared.
+        NoEntry: the difference is too large, and two eager runs agree.
+        NotComparable: two eager runs differ, or the call cannot be compared.
     """
     kept = Kept(callee, restore=restore)
     try:
@@ -78,16 +78,18 @@ def difference_in_service(
         except _OtherStructure:
             raise
         except NoEntry as refusal:  # the entry computed nothing, and other code will run its calls
-            raise NotComparable(f"the entry does not take it: {refusal}") from refusal
+            raise NotComparable(f"the entry does not accept this call: {refusal}") from refusal
         return _difference(eager, ours)
     except NoEntry as wrong:
         again = kept.run(function, tensors)
         try:
             _difference(eager, again)
         except NoEntry:
-            raise NotComparable("two runs of eager differ") from wrong
+            raise NotComparable("two eager runs of the same call differ") from wrong
         if isinstance(wrong, _OtherStructure):
-            raise NoEntry("its result has another structure or value than eager's") from None
+            raise NoEntry(
+                "its result has a different structure or value than the eager result"
+            ) from None
         raise
 
 
@@ -124,7 +126,7 @@ class _Outcome:
     inputs: Sequence[Any]
     buffers: Sequence[Any]
     draws: bool
-    """Whether it drew random numbers."""
+    """Whether the run drew random numbers."""
 
 
 class Kept:
@@ -184,7 +186,7 @@ class Kept:
 def _random_states() -> list[Any]:
     """Return the states of torch's random number generators.
 
-    They are for the CPU, and for each GPU once CUDA is in use.
+    The result has a state for the CPU, and one for each GPU if CUDA is in use.
     """
     cuda: Any = torch.cuda
     return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
@@ -219,7 +221,7 @@ class TooFar(NoEntry):
 def _difference(eager: _Outcome, ours: _Outcome) -> float:
     if eager.said != ours.said:
         raise _OtherStructure(
-            f"it returns {excerpt(ours.said, 100)}, and eager {excerpt(eager.said, 100)}"
+            f"it returns {excerpt(ours.said, 100)}, but eager returns {excerpt(eager.said, 100)}"
         )
     left = (*eager.outputs, *eager.inputs, *eager.buffers)
     right = (*ours.outputs, *ours.inputs, *ours.buffers)
@@ -258,7 +260,9 @@ def describe_result(value: Any, tensors: list[Any]) -> str:
 def _distance(eager: Any, ours: Any) -> float:
     # Strides may differ unless the user asked for some.
     if (eager.shape, eager.dtype) != (ours.shape, ours.dtype):
-        raise NoEntry(f"it returns {describe_tensor(ours)}, and eager {describe_tensor(eager)}")
+        raise NoEntry(
+            f"it returns {describe_tensor(ours)}, but eager returns {describe_tensor(eager)}"
+        )
     if not eager.numel():
         return 0.0
     if not eager.is_floating_point() and not eager.is_complex():
@@ -269,7 +273,7 @@ def _distance(eager: Any, ours: Any) -> float:
         eager, ours = torch.view_as_real(eager), torch.view_as_real(ours)
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
-        raise NoEntry("it differs from eager in which values are finite")
+        raise NoEntry("other values than in the eager result are finite")
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
         raise NoEntry("it differs from eager in infinite or NaN values")
@@ -294,8 +298,8 @@ def _tolerance(tensor: Any) -> float:
 def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
     """Return copies with the same strides and the same overlaps.
 
-    If `inference` is given, either all copies are inference tensors or none is. By default each
-    copy is like its original.
+    If `inference` is given, it says whether all copies are inference tensors. By default, each copy
+    is like its original.
     """
     storages: dict[int, Any] = {}
     copies = []

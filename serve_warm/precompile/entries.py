@@ -3,7 +3,7 @@
 """The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
 
 Callables share entries if their units are equal: name, arguments of torch.compile, and the tree of
-modules. Reading the parts executes no code. Loading a function does.
+modules. Reading the parts executes no code. Loading a function executes its code.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Entry:
     """Largest difference from eager at the build, relative to the largest value."""
     level: int = 2
     reason: str = ""
-    """The reason why it is not a library although the user requested one."""
+    """Reason why the entry is not a library although the user requested libraries."""
     plan: Plan = field(default_factory=Plan)
 
     @functools.cached_property
@@ -110,7 +110,7 @@ def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
 
 
 class NotYet(Exception):
-    """The library for a call is being compiled; the call is answered without it."""
+    """The library for a call is being compiled, so other code answers the call."""
 
 
 class EntryTable:
@@ -137,8 +137,7 @@ class EntryTable:
         self.why_empty = ""
         """Why a part was not read: the reason for calls without an entry."""
         self.folder: Path | None = None
-        """Folder of the libraries. It is needed because libraries are opened by path. None in a
-        build."""
+        """Folder of the libraries, because libraries are opened by path. None in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Why a declared call has no entry, by unit name and call."""
         self.broken = ""
@@ -224,7 +223,7 @@ class EntryTable:
         self.folder = other.folder or self.folder
 
     def disable(self, entry: Entry, why: str) -> None:
-        """From now on refuse the code of an entry, with `why` as the reason."""
+        """Refuse the code of an entry from now on, with `why` as the reason."""
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
 
@@ -237,7 +236,7 @@ class EntryTable:
                 del self.files[entry.file]
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
-        """Return the unit of this structure, a new empty one if there is none."""
+        """Return the unit of this structure; a new empty unit if the table has none."""
         new = Unit(name=name, arguments=arguments, tree=lines)
         with self._lock:
             return self.units.setdefault(new.key, new)
@@ -252,12 +251,12 @@ class EntryTable:
         ]
 
     def has_entries(self, level: int = 2) -> bool:
-        """Return whether there is any entry of a level."""
+        """Return whether the table has an entry of a level."""
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     @property
     def has_any(self) -> bool:
-        """Whether there is an entry of any level."""
+        """Whether the table has an entry of any level."""
         return any(unit.entries for unit in self.units.values())
 
     @property
@@ -266,7 +265,10 @@ class EntryTable:
         return sum(len(unit.entries) for unit in list(self.units.values()))
 
     def described(self) -> list[dict[str, Any]]:
-        """Return a record for each kind of call, for the manifest, with refused calls and why."""
+        """Return a record for each kind of call, for the manifest.
+
+        Includes refused calls and the reasons.
+        """
         made = [
             {
                 "callable": u.name,
@@ -284,7 +286,7 @@ class EntryTable:
         ]
 
     def nearest(self, unit: Unit) -> str:
-        """Return a text on how a unit without entries differs from a similar one with entries."""
+        """Return why a unit has no entries: how it differs from a similar unit with entries."""
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
@@ -292,7 +294,7 @@ class EntryTable:
             return reasons[0] if reasons else none
         other = same[0]
         if other.arguments != unit.arguments:
-            return f"compiled with {other.arguments}, and here with {unit.arguments}"
+            return f"the build compiled with {other.arguments}, but here it is {unit.arguments}"
         return describe_model_change(unit.tree, other.tree)
 
     def to_files(self, level: int = 2) -> dict[str, bytes]:
@@ -339,7 +341,7 @@ class EntryTable:
         """Read the files of `to_files`. This executes no code, but using an entry does.
 
         Raises:
-            NoEntry: the format is another one, or the files are damaged.
+            NoEntry: the format is unknown, or the files are damaged.
         """
         try:
             index = json.loads((folder / INDEX).read_bytes())
@@ -391,7 +393,7 @@ def why_not_read(version: Any) -> str:
     """Return why entries of another format are not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built before guards were complete: build again"
-    return f"its entries are of format {version}, and this version reads {FORMAT}"
+    return f"its entries have format {version}, but this release reads format {FORMAT}"
 
 
 def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
@@ -457,7 +459,7 @@ def tree(callee: Any) -> list[str]:
 
 
 def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
-    """Return a sentence on which part of a model changed since the build.
+    """Return a sentence that names the part of a model that changed since the build.
 
     Both arguments are results of `tree`.
 
@@ -475,7 +477,7 @@ def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
         name = DIGEST.sub("", next(parts[path] for path in parts if path in code))
         return f"the code of {name} changed since the build: build again"
     if not changes:
-        return "the parts of the model have another order than at the build"
+        return "the order of the model's parts changed since the build"
     more = len(changes) - 1
     rest = f", and {more} more {'part differs' if more == 1 else 'parts differ'}" if more else ""
     return f"the model changed since the build: {changes[0]}{rest}"

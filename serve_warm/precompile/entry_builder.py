@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build of entries for the calls of one callable, and their comparison with eager execution.
 
-Only a build imports this module, and those below it that make entries.
+Only a build imports this module and the modules that it uses to make entries.
 
 An entry is a plain function of (callee, *tensors) and holds no weights. So modules of one class and
 structure share it, and weights may be loaded or replaced later.
@@ -69,7 +69,7 @@ class NewCall:
         return self.signature.function("entry")
 
     def is_taken_by(self, entry: Entry) -> bool:
-        """Return whether an entry takes calls of this kind."""
+        """Return whether an entry accepts calls of this kind."""
         return entry.takes(self.signature, self.state, self.tensors)
 
 
@@ -99,18 +99,18 @@ class EntryBuilder:
         self._makes_state = False
         """Whether a call in this process changed the callable."""
         self._advice: str | None = None
-        """Which parts to compile instead of a callable that torch cannot trace."""
+        """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call. This shows that the model returns to its state."""
+        """Record that an entry ran a call, so the model returns to the entry's state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
         """Make the entry for a call, compare it with eager, and add it to the table.
 
         Raises:
-            NoEntry: no entry can be made, or its results differ from eager execution. NotYet: its
-            library is being compiled, and a later call must finish it.
+            NoEntry: no entry can be made, or its results differ from eager execution.
+            NotYet: its library is being compiled, and a later call must finish it.
         """
         why = aot_load.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":
@@ -153,7 +153,7 @@ class EntryBuilder:
         return f"{why.rstrip('.')}. {self._advice}" if self._advice else why
 
     def _take_pending(self, call: NewCall) -> PendingEntry | None:
-        """Take the library begun for such a call from the table, or return `None`.
+        """Take the library that was begun for such a call from the table, or return `None`.
 
         Raises:
             NotYet: the library stays there for a later call.
@@ -177,7 +177,7 @@ class EntryBuilder:
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call. If it is not begun, begin it and raise `NotYet`."""
+        """Return the library for a call. If it was not begun yet, begin it and raise `NotYet`."""
         build = call.build
         if pending is not None:
             return pending.library.finish(self._callee, call.tensors)

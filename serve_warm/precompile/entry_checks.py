@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
-"""Key in the plan of an entry for the reason why its calls may not run twice. It is empty if they
-may. Entries of older builds do not have the key, and count as calls that may not run twice."""
+"""Key in the plan of an entry with the reason why its calls may not run twice; empty if they may.
+An entry of an older build does not have the key, and counts as if its calls may not run twice."""
 
 FAILURES_KEPT = 20
 """Number of withdrawn entries that a report names."""
 
 
 class Phase(Enum):
-    """The calls that are checked."""
+    """Which calls are checked."""
 
     WARMING = "warming"
-    """No calls: inputs are replayed until they are proven."""
+    """No calls, while inputs are replayed until they are proven."""
     CHECKING = "checking"
     """The first call of an entry, for each callable without a checked entry."""
     SERVING = "serving"
@@ -74,13 +74,16 @@ class Check:
 
     @property
     def call(self) -> str:
-        """The call's tensors as text, without other arguments: those are values of requests."""
+        """The call's tensors as text.
+
+        Other arguments are left out, because they are values of requests.
+        """
         return f"({', '.join(self.entry.signature.tensors)})"
 
 
 @dataclass
 class Tally:
-    """What all checks of one start found so far. Use it under the lock of the checks."""
+    """The results of all checks of one start so far. Use it under the lock of the checks."""
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
@@ -91,11 +94,11 @@ class Tally:
     """None before the first comparison."""
 
     def note_error(self, error: float) -> None:
-        """Note how far the results of one comparison were apart."""
+        """Record the difference that one comparison found."""
         self.worst_error = max(self.worst_error or 0.0, error)
 
     def note_failure(self, text: str) -> None:
-        """Note an entry that is withdrawn."""
+        """Record a withdrawn entry."""
         self.failed += 1
         if len(self.failures) < FAILURES_KEPT:
             self.failures.append(text)
@@ -164,7 +167,7 @@ class Checks:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """In the block, check one entry of each compiled module or function."""
+        """Check one entry of each compiled module or function in the block."""
         self.phase = Phase.CHECKING
         try:
             yield
@@ -189,7 +192,7 @@ class Checks:
             return list(self._checks[dispatcher].values())
 
     def serve(self) -> None:
-        """Check calls in traffic from now on, and stop wrapping entries that need no check."""
+        """Check calls of requests from now on, and stop wrapping entries that need no check."""
         self.phase = Phase.SERVING
         for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):
@@ -237,7 +240,7 @@ class Checks:
         return not self._has_checked(dispatcher)
 
     def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether to check this call in traffic, and count it."""
+        """Return whether to check this call of a request, and count the call."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
             return False

@@ -17,16 +17,16 @@ from serve_warm.precompile.tensor_parts import Whole, has_parts, plain_parts
 
 
 class Plan(TypedDict, total=False):
-    """Data that says how the code of an entry is loaded and called. It is stored with the code."""
+    """Data on how to load and call the code of an entry. It is stored with the code."""
 
     once: str
-    """Why its calls may not run twice; empty if they may."""
+    """Reason why the entry's calls may not run twice; empty if they may."""
     settles: bool
-    """Whether the callable makes state at its first calls, on which its code depends."""
+    """Whether its callable makes state at its first calls, on which the code depends."""
     settings: dict[str, Any]
     """At level 2: Inductor settings for loading it, if any."""
     sha256: str
-    """At level 3, like all keys below: the digest of the library."""
+    """Digest of the library. This key and all keys below exist only at level 3."""
     inputs: list[dict[str, Any]]
     """Where each input comes from, and its properties at the build (`aoti_library.Input`)."""
     outputs: int
@@ -44,12 +44,14 @@ class Plan(TypedDict, total=False):
 
 
 class _Graph:
-    """The compiled graph of an entry. It runs only on tensors like those of its first run.
+    """The compiled graph of an entry.
+
+    It runs only on tensors that are like the tensors of its first run.
 
     The dispatcher checks the arguments at each call, but weights only when the callable is bound.
     Later changes of weights may be invisible (`.data =`, `torch.func.functional_call`), and
-    compiled code does not check its inputs. So, like Dynamo's guards, this checks all of them at
-    each call.
+    compiled code does not check its inputs. So, like Dynamo's guards, this class checks all tensors
+    at each call.
     """
 
     def __init__(self, compiled: Callable[..., Any], *, writes: bool, captures: bool) -> None:
@@ -60,7 +62,7 @@ class _Graph:
 
             self._generations = GenerationTracker
         self.writes = writes
-        """Whether it writes into its inputs. If it does, no two inputs may overlap."""
+        """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
         """Ids of the tensors of the last run with new tensors. Read them directly after that run.
         """
@@ -105,7 +107,7 @@ class _Graph:
         if self._known and said not in self._known:
             pairs = zip(said, self._known[0])  # noqa: B905 - lengths differ if a tensor is gone
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
-            raise NoEntry(f"a tensor that its graph reads is {now}, and was {was}")
+            raise NoEntry(f"a tensor that its graph reads is {now}, but was {was}")
         self._known = [said]
         self.input_ids = frozenset(map(id, tensors))
         # The check distinguishes inference tensors from others, but the code treats both the same.
@@ -149,7 +151,7 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
 
 
 def writes(fn: Callable[..., Any]) -> bool:
-    """Return whether an entry writes into its inputs, buffers included; true if that is unknown."""
+    """Return whether an entry writes into its inputs or buffers; true if unknown."""
     graph = _graph_of(fn)
     return graph is None or graph.writes
 
@@ -168,17 +170,17 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 
 
 MOST_ADDRESSES = 64
-"""Sets of addresses that one graph remembers, for example of modules that share its code."""
+"""Number of address sets that one graph remembers, for example for modules that share its code."""
 
 _address_of = torch.Tensor.data_ptr
 
 
 class ApartInMemory:
-    """Refuses tensors of a graph that overlap in memory, and remembers those that do not.
+    """Refuses tensors of a graph that overlap in memory, and remembers addresses that do not.
 
-    Whether they overlap depends on their addresses, sizes and strides. Other checks of a graph see
-    to sizes and strides, so with fixed sizes the addresses alone tell. Reading them takes a tenth
-    of the time of `refuse_overlap`, which matters for models with hundreds of weights.
+    Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
+    strides, so with fixed sizes the addresses decide. Reading the addresses takes a tenth of the
+    time of `refuse_overlap`, which matters for models with hundreds of weights.
     """
 
     def __init__(self) -> None:

@@ -27,14 +27,14 @@ HEAP_TYPE = 1 << 9
 
 
 class _Absent:
-    """Stands for a missing item or attribute."""
+    """Marks a missing item or attribute."""
 
 
 ABSENT = _Absent()
 
 
 class Methods:
-    """The functions of a class and its bases, as one object that has code."""
+    """The functions of a class and its bases, as one object with code."""
 
     __slots__ = ("functions",)
 
@@ -75,13 +75,13 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check at each call contains its value or its place."""
+        """Return whether the check at each call holds the source's value or place."""
         if self.kind == "keys":
             return is_ordered(self.base)  # whose order is checked once there are two keys
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether its value exists and is the object itself."""
+        """Return whether the source has a value that is stored as the object itself."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:
@@ -114,7 +114,7 @@ COMPARED = ("class", "code", "length", "tensor")
 
 
 A_TENSOR = _Absent()
-"""Replaces a tensor, which is looked up each time it is needed.
+"""Placeholder for a tensor, which is looked up each time it is needed.
 
 If a watch held weights, it would keep replaced weights alive. Weak references do not work, because
 torch refuses to swap tensors that have one (`torch.utils.swap_tensors`).
@@ -122,7 +122,7 @@ torch refuses to swap tensors that have one (`torch.utils.swap_tensors`).
 
 
 def without_tensor(value: Any) -> Any:
-    """Return a value in the form to store: a tensor is not stored."""
+    """Return a value in the form to store. A tensor becomes a placeholder."""
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
 

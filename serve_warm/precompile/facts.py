@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts: what compiled code relies on in the objects that it was compiled from, as data.
+"""Facts: data about the objects that compiled code was compiled from and relies on.
 
-Dynamo protects this with guards, which it evaluates at each call. Guards of real models cannot be
-written to a file: closures, decorators and identities do not pickle. A fact says the same in a form
-that can be stored: a path from the compiled callable, or from a Python module, to an object, and
-the object's expected properties. `serve_warm.precompile.guard_facts` makes facts from guards
-at the build; `serve_warm.precompile.module_changes` notices when one may no longer hold.
+Dynamo protects compiled code with guards, and evaluates them at each call. Guards of real models
+cannot be written to a file, because closures, decorators and identities do not pickle. A fact says
+the same in a form that can be stored: a path from the compiled callable, or from a Python module,
+to an object, and the expected properties of the object. `serve_warm.precompile.guard_facts` makes
+facts from guards at the build; `serve_warm.precompile.module_changes` notices when a fact may no
+longer hold.
 
-A path is a table of steps, each from an earlier row. So a prefix that thousands of facts share
-(`callee._modules['encoder']...`) is walked once.
+A path is a table of steps, and each step starts from an earlier row. So a prefix that thousands of
+facts share (`callee._modules['encoder']...`) is walked only once.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ CALLEE = "callee"
 
 
 RULES = 2
-"""Version of the rules that turn guards into facts. Entries of another version are not run. Version
-1 dropped guards that it could not express."""
+"""Version of the rules that turn guards into facts. Entries of another version never run. Version 1
+dropped guards that it could not express."""
 
 
 Step = tuple[int, str, Any]
@@ -58,7 +59,7 @@ Expected = tuple[str, Any]
 
 
 class NoEntry(Exception):
-    """A call cannot have an entry, or has none; the text is the reason, for a report."""
+    """A call has no entry, or cannot have one. The text is the reason, for a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Facts:
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
-        """Return the first fact that does not hold for `callee`, in words; empty if all hold."""
+        """Return a text about the first fact that does not hold for `callee`; empty if all hold."""
         objects = self.objects(callee)
         for fact in self.facts:
             why = self.why_broken(fact, objects)
@@ -108,7 +109,7 @@ class Facts:
     def why_broken(
         self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
     ) -> str:
-        """Return in words why a fact does not hold for the objects of its rows, or nothing."""
+        """Return why a fact does not hold for the objects of its rows; nothing if it holds."""
         row, kind, value = fact
         found = objects[row]
         if isinstance(found, Missing):
@@ -175,8 +176,8 @@ class Facts:
     def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
         """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
-        `given` has the tensors' ids. The graph checks its inputs at each call, so no other check
-        is needed. A library takes the parts of a tensor, and knows no metadata.
+        `given` has the ids of the tensors. The graph checks its inputs at each call, so no other
+        check is needed. A library takes only the parts of a tensor, without its metadata.
         """
         objects = self.objects(callee)
 
@@ -240,7 +241,7 @@ def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
 
 
 OF_PARTS = ("parts", "input parts", "input parts alone")
-"""Kinds of facts about the parts of a tensor that is made of others."""
+"""Kinds of facts about the parts of a tensor that is made of other tensors."""
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
@@ -248,16 +249,16 @@ OF_INPUTS = {"tensor": "input", "parts": "input parts"}
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Exceptions raised while reading an object that differs from the build's. An empty cell raises
-ValueError, and a property's code may raise anything."""
+"""Exceptions raised while reading an object that differs from the object of the build. An empty
+cell raises ValueError, and the code of a property may raise anything."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands for an object that a path does not reach."""
+    """Marks an object that a path does not reach."""
 
     said: str
-    """The raw text: most are never shown, and each call in traffic may create one."""
+    """The raw text. Most are never shown, but each request may create one."""
 
     @property
     def why(self) -> str:
@@ -322,7 +323,7 @@ def encode_key(key: Any) -> Any:
     """Return a dict key or an index in a form that can be stored as JSON; see `decode_key`.
 
     Raises:
-        NoEntry: only its identity tells it from others.
+        NoEntry: the key can be recognized only by its identity.
     """
     kind = type(key)
     if kind in (str, int, bool, type(None)):
@@ -342,7 +343,9 @@ def encode_key(key: Any) -> Any:
     elif (place := locate(key)) is not None:  # a class, a function or a module
         plain = ["name", *place]
     else:
-        raise NoEntry(f"a {kind.__qualname__} as a key, which only its identity tells from others")
+        raise NoEntry(
+            f"a {kind.__qualname__} as a key, which can be recognized only by its identity"
+        )
     return plain
 
 
@@ -454,37 +457,37 @@ KINDS = {*READERS, *RELATIONS}
 
 
 SHOWN = 120
-"""Characters of a value in a reason."""
+"""Longest text of a value in a reason, in characters."""
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
-    """Return in words what a fact of this kind says now, and what it said at the build."""
+    """Return a text that compares the value of a fact now and at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
         verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]
         return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
     if kind == "length":
-        return f"is a {now[0]} of {now[1]}, and was a {was[0]} of {was[1]}"
+        return f"is a {now[0]} of {now[1]}, but was a {was[0]} of {was[1]}"
     if kind in ("hooks", *OF_PARTS):
         return (_describe_hooks if kind == "hooks" else _describe_parts)(now, was)
     if kind == "keys":
-        return f"has the keys {_short(', '.join(now))}, and had {_short(', '.join(was))}"
+        return f"has the keys {_short(', '.join(now))}, but had {_short(', '.join(was))}"
     if kind == "returns":
-        return f"returns {_short(now[2])}, and returned {_short(was[2])}"
-    return f"is {_short(now)}, and was {_short(was)}"
+        return f"returns {_short(now[2])}, but returned {_short(was[2])}"
+    return f"is {_short(now)}, but was {_short(was)}"
 
 
 def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
     after, before = (sum(map(len, tables)) for tables in (now, was))
-    moved = "has its hooks in another order or place, or called in another way"
-    return moved if after == before else f"has {after} hooks, and had {before}"
+    moved = "has its hooks in another order or place, or calls them in another way"
+    return moved if after == before else f"has {after} hooks, but had {before}"
 
 
 def _describe_parts(now: Sequence[str], was: Sequence[str]) -> str:
-    """Return the first difference between the parts of two tensors, in words."""
+    """Return a text about the first difference between the parts of two tensors."""
     after, before = [t for t in now if t not in was], [t for t in was if t not in now]
     found, known = (each[0] if each else "fewer parts" for each in (after, before))
-    return f"has {_short(found)}, and had {_short(known)}"
+    return f"has {_short(found)}, but had {_short(known)}"
 
 
 def _short(value: Any) -> str:

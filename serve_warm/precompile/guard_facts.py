@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build's conversion of Dynamo's guards to facts. A guard without a fact refuses the entry.
+"""Converts Dynamo's guards to facts during a build.
+
+A guard that cannot become a fact refuses the entry.
 
 The exceptions are few: `CHECKED_ELSEWHERE` lists each kind that may be dropped, with its reason. An
 unknown kind, for example of a newer torch, refuses the entry too.
@@ -44,7 +46,7 @@ from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """One guard of Dynamo, while the objects that it is about exist."""
+    """One guard of Dynamo. The objects that the guard is about still exist."""
 
     path: str
     """Python expression over `callee`, the tensors `t0`, `t1` and so on, `G`, the globals of
@@ -53,13 +55,13 @@ class Guard:
     """Dynamo's name for it, for example CONSTANT_MATCH."""
     value: Any
     argument: Any = None
-    """The guard's parameter besides the value: an attribute's name or a key."""
+    """The second parameter of the guard: the name of an attribute, or a key."""
     keys: Sequence[Any] = ()
     """Dict keys on the path that are neither strings nor integers."""
 
 
 PROCESS = ""
-"""Path of a guard that is about a thread or the process instead of an object."""
+"""Path of guards that are about a thread or the process, not about an object."""
 
 TENSOR_ARGUMENT = r"(?:L\['(t\d+)'\]|(t\d+))"
 
@@ -136,7 +138,7 @@ OPAQUE = {
     "allow_in_graph": "is marked allow_in_graph, so Dynamo does not trace it",
     "nonstrict_trace": "is marked nonstrict_trace, so Dynamo does not trace it",
 }
-"""Reasons for refusing functions that no guard protects, by their mark."""
+"""Reasons for refusing functions that no guard protects, by the mark of the function."""
 
 
 @dataclass(kw_only=True)
@@ -149,7 +151,7 @@ class _Table:
     """Path of a function by the alias of its globals. Used for globals that belong to no module,
     such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
-    """Dicts whose items are found by their keys, by path; of any other, by number."""
+    """Dicts whose items are found by key, by path. Items of other dicts are found by number."""
     keys: Sequence[Any] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
@@ -170,7 +172,7 @@ class _Table:
         return row
 
     def read(self, path: str, keys: Sequence[Any]) -> int:
-        """Return the row of an expression; if it raises `NoEntry`, the table is unchanged."""
+        """Return the row of an expression. The table is unchanged if this raises `NoEntry`."""
         before = len(self.steps)
         self.keys = keys
         try:
@@ -276,7 +278,7 @@ def collect(
     `names` has module and qualified name of the objects in the globals, by their alias; `scopes`
     has the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark hides a function
     from Dynamo. `results` are calls whose result is in the graph: function, arguments, result.
-    `lookups` says what was read of each dict, by its path. `globals_read` has values that no guard
+    `lookups` has the reads of each dict, by its path. `globals_read` has values that no guard
     protects, by module and name. Each fact holds for `callee` now.
 
     Raises:
@@ -355,7 +357,7 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
             # The graph has one input for both.
             text = f"{_show(guard.path)} and {guard.argument} are the same object"
             raise NoEntry(text) from error
-        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, and no fact can express it"
+        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, which no fact can express"
         raise NoEntry(f"{text}: {_show(str(error))}") from error
 
 
@@ -374,7 +376,7 @@ def _expect(guard: Guard) -> tuple[str, Any]:
     if kind == "keys":
         for key in guard.value:
             if literal(key) is None and not identity(key):
-                raise NoEntry(f"only its identity tells a {type(key).__name__} key from others")
+                raise NoEntry(f"a {type(key).__name__} key can be recognized only by its identity")
     return expect(kind, guard.value, [guard.argument, None])
 
 
@@ -390,7 +392,7 @@ def _of_result(
     name = name_of(fn)
     if place is None or said is None:
         raise NoEntry(
-            f"{name} is marked assume_constant_result, and no fact can express its result"
+            f"{name} is marked assume_constant_result, but no fact can express its result"
         )
     row = table.row_of(*place)
     try:
@@ -437,7 +439,7 @@ def _without_parts(guards: Sequence[Guard]) -> list[Guard]:
 
 
 def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
-    """Return whether the fact about a tensor with parts says what a guard says."""
+    """Return whether the fact about a tensor with parts already covers a guard."""
     path, _, name = guard.path.rpartition(".")
     if guard.kind == "TYPE_MATCH" and guard.path in whole:
         return True
@@ -454,7 +456,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether other objects like this one may exist that a forward can tell from it."""
+    """Return whether a forward may see other objects that it can distinguish from this one."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -476,7 +478,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts that tell which of these rows are the same object, and which differ.
+    """Return facts about which of these rows are the same object, and which are not.
 
     Dynamo has no guard if two compared objects differ, or if two names could refer to the same
     list.
@@ -494,15 +496,18 @@ def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
 def _refuse_bare_identity(
     collected: Facts, by_identity: set[int], objects: Mapping[int, Any]
 ) -> None:
-    """Raise `NoEntry` for an object that is guarded by identity alone.
+    """Raise `NoEntry` for an object that is guarded only by its identity.
 
-    A plain sentinel is allowed: facts tell which rows hold the same object. An object of a C class
-    is refused: the graph may contain all of it, as with a regular expression.
+    A plain sentinel is allowed, because facts state which rows hold the same object. An object of a
+    C class is refused, because the graph may depend on its whole content, as with a regular
+    expression.
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
             kind = type(objects[row]).__name__ if row in objects else "object"
-            raise NoEntry(f"only its identity tells {collected.path(row)}, a {kind}, from others")
+            raise NoEntry(
+                f"{collected.path(row)} is a {kind}, which can be recognized only by its identity"
+            )
 
 
 def _is_of_python(kind: type) -> bool:
@@ -531,7 +536,7 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
 
 
 def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on attribute lookups, since paths hold only the places that they found.
+    """Return facts on attribute lookups, because a path holds only where the lookup ended.
 
     In Dynamo's paths `module.weight` is an item of the module's table of parameters, and a class
     attribute is an item of the base class that defines it. Dynamo does not guard the places that a
@@ -552,13 +557,14 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
         elif place == "_modules" and getattr(module, name, None) is found[row]:
             facts.append((table.row(holder, "attribute", name), "same", row))
         elif place in ("_parameters", "_buffers") and name not in vars(module):
-            # There are many, and module classes hide none of them, so the cheaper fact is enough.
+            # Modules have many such items, and their classes hide none of them, so the cheaper fact
+            # is enough.
             facts.append((holder, *expect("own", module, [name, None])))
     return facts
 
 
 def _of_keys(table: _Table) -> Iterator[tuple[int, str, Any]]:
-    """Yield facts on the keys that were looked up in dicts, whether they are there."""
+    """Yield facts on whether the looked-up keys of dicts exist."""
     for path, of in table.looked_up.items():
         row = table.read(path, ())
         for key in {repr(key): key for key in of.keys}.values():

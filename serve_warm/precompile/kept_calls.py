@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are kept until a replica is idle, and the checks of their entries."""
+"""Calls that are kept to check their entries when the replica is idle."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 64 << 20
 """Limit in bytes for copies of inputs that wait until the replica is idle. If a call does not fit,
-its entry is checked at its first call in traffic."""
+the first request checks its entry."""
 
 IDLE_S = 1.0
 """Seconds without a call of its entries after which a replica is idle."""
 
 BUSY_S = 60.0
-"""Seconds after which waiting entries are checked by their next call in traffic."""
+"""Seconds after which the next request checks an entry that still waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,10 @@ class KeptCalls:
         dispatcher.forget_calls()
 
     def drop(self, thread: int | None = None) -> None:
-        """Drop all kept calls, or the calls of one thread. Calls in traffic check their entries."""
+        """Drop all kept calls, or the calls of one thread.
+
+        Later requests then check their entries.
+        """
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):
                 check.kept = None
@@ -171,7 +174,7 @@ class IdleChecks:
                 executor.submit(self._checks.kept.check_one).add_done_callback(self._go_on)
                 return
             else:
-                # The thread of a sync handler, which ends with its request.
+                # a thread of a sync handler ends with its request
                 self._checks.kept.drop(thread)
         self.begin()
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watch on all places from which facts about one callable were read.
 
-Facts are checked at one time. Later, library calls may change a model: they switch an adapter, set
-a config value, remove a hook or append a module to a list. `FactWatch` stores the place of each
-fact, and checks at every call whether one of these places has changed. Most are dicts, whose
-versions are compared in C++ (6 µs for 255). After a change it reads only the facts from the changed
-places again.
+After facts were checked, library calls may change a model: they switch an adapter, set a config
+value, remove a hook or append a module to a list. `FactWatch` stores the place of each fact, and
+checks at every call whether one of these places has changed. Most places are dicts, whose versions
+are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` reads only the facts from the
+changed places again.
 
 Sources of `SLOW_KINDS` are compared only once a second (`RELOOK_S`), by the next call.
 """
@@ -38,7 +38,7 @@ class FactWatch:
     """The facts of some entries about one callable, and which of them are true.
 
     Only one thread at a time may call `refresh` and `why_broken`; any thread may call `unchanged`.
-    Once a refresh begins, the `unchanged` from before it returns False. `clock` is the clock of the
+    As soon as a refresh begins, the previous `unchanged` returns False. `clock` is the clock of the
     looks at `SLOW_KINDS`, in seconds.
     """
 
@@ -64,7 +64,7 @@ class FactWatch:
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
-        """Returns whether nothing changed since the last look; takes a few µs."""
+        """Returns whether everything is unchanged since the last look; takes a few µs."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
@@ -72,12 +72,12 @@ class FactWatch:
         return len(self._merged.facts), len(self._sources.versions)
 
     def why_broken(self, table: int) -> str:
-        """Return the first fact of a table that is not true, in words. Empty if all are true."""
+        """Return a text about the first fact of a table that does not hold; empty if all hold."""
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 
     def refresh(self) -> None:
-        """Read everything again that changed since the last look."""
+        """Read everything that changed since the last look."""
         rows, facts = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):
@@ -99,7 +99,7 @@ class FactWatch:
     def _look(self, rows: set[int], facts: set[int]) -> tuple[set[int], set[int]]:
         """Walk these rows and all rows after a changed one, and judge their facts again.
 
-        Returns the rows and facts that were looked at.
+        Returns the rows and facts that were read.
         """
         dirty, judged = set(rows), set(facts)
         for row in range(len(self._objects)) if dirty else ():

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of classes, functions, tensors and plain values that are the same in every process.
 
-A name includes a digest of the code if the code determines what compiled code computes. Objects of
-this package are named without module and digest, because artifacts outlive releases.
+A name includes a digest of the code if the result of compiled code depends on it. Names of objects
+of this package have no module and no digest, because artifacts outlive releases.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, sl
 
 
 SUBCLASSED = (int, float, complex, str, bytes)
-"""Plain kinds whose subclasses are plain too."""
+"""Plain types whose subclasses count as plain too."""
 
 
 Free = tuple[Sequence[int], Sequence[int]]
-"""Dimensions of a tensor for which compiled code accepts any size, and for which it accepts any
+"""Dimensions of a tensor where compiled code accepts any size, and dimensions where it accepts any
 stride."""
 
 
@@ -77,7 +77,7 @@ def identity(found: Any) -> str:
         of = identity(found.func)
         return f"partial of {of}" if of else ""
     if isinstance(found, types.UnionType):
-        # An annotation, which Dynamo 2.15 guards. Two with the same members are equal.
+        # An annotation, which Dynamo 2.15 guards. Annotations with the same members are equal.
         members = [identity(each) for each in found.__args__]
         return f"union {' | '.join(members)}" if all(members) else ""
     if isinstance(found, (enum.Enum, type)):
@@ -124,7 +124,7 @@ _class_digests: weakref.WeakKeyDictionary[type, tuple[Any, str]] = weakref.WeakK
 
 
 def under(found: Any) -> list[types.FunctionType]:
-    """Return the functions in a class attribute: a method, or those inside a wrapper."""
+    """Return the functions in a class attribute: a method, or the functions inside a wrapper."""
     if isinstance(found, property):
         parts = [found.fget, found.fset]
     elif isinstance(found, (staticmethod, classmethod)):
@@ -166,7 +166,7 @@ def codes_of(found: Any) -> list[types.CodeType]:
 
 
 def functions_of(found: Any) -> list[types.FunctionType]:
-    """Return a function and those that it wraps or closes over, unless `is_own`."""
+    """Return a function and the functions that it wraps or closes over, unless `is_own`."""
     functions: list[types.FunctionType] = []
     queue: list[Any] = [found]
     seen: set[int] = set()
@@ -193,7 +193,7 @@ def _digest_of(codes: Sequence[types.CodeType]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Digest a code object's behaviour and signature, but not its place in a file."""
+    """Return a digest of a code object's behaviour and signature, without its place in a file."""
     constants = [
         _digest(value) if isinstance(value, types.CodeType) else literal(value)
         for value in code.co_consts

@@ -14,7 +14,7 @@ from serve_warm.precompile.entries import Entry, EntryTable, Unit
 MakeLibrary = Callable[
     [Callable[..., Any], Any, Sequence[Any], Mapping[str, Any]], aot_compile.Made
 ]
-"""Compiles a function into a library, as `aoti_build.make` does."""
+"""Compiles a function into a library, with the interface of `aoti_build.make`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class PendingEntry:
 
     unit: Unit
     entry: Entry
-    """Everything known of its entry; it has no file yet."""
+    """The entry so far, without its file."""
     library: aoti_build.LibraryBuild
 
 
@@ -35,11 +35,11 @@ class RunningBuild:
         """The entries that it has made."""
         self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
-        """Whether a library is made for a call, or begun for the next such call."""
+        """If true, a library is only begun at a call, and the next such call finishes it."""
         self.pending: list[PendingEntry] = []
         """Entries whose library no call has finished yet."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
-        """Called with the next step for a call."""
+        """Callback with the next step for a call."""
 
     def refuse_pending(self) -> None:
         """Refuse the calls whose begun libraries no other call has finished."""

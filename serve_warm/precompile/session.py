@@ -44,10 +44,10 @@ class Session:
         self.settling_calls = 0
         """Number of calls that ran eagerly to make state on which entries depend."""
         self.is_probing = False
-        """Whether calls only find out which code they would run, and are not counted."""
+        """If true, calls only find out which code they would run, and do not count."""
         self.build_lock = threading.RLock()
-        """Lock for making an entry, because this changes buffers and random states, then restores
-        them."""
+        """Lock for making an entry, because making an entry changes and restores buffers and random
+        states."""
 
     def has_callables(self) -> bool:
         """Return whether anything in this process was compiled with `serve_warm.compile`."""
@@ -68,9 +68,9 @@ class Session:
         """Load the entries of an artifact, one folder per part, for every callable of the process.
 
         Executes code from the folders, which must have been verified. Folders of libraries must
-        stay as long as the process. Returns a text on what was not loaded and why. An entry that
-        does not fit is not in it; the report names its calls. `clock` and `load_library` are as for
-        `EntryTable`.
+        stay as long as the process. Returns a text on the entries that were not loaded, with the
+        reasons. The text leaves out entries that do not match, because the report names their
+        calls. `clock` and `load_library` are as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
@@ -113,7 +113,9 @@ class Session:
         return self.checks
 
     def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
-        """Stop running an entry in any callable: its calls go to torch.compile, with `why`.
+        """Stop running an entry in all callables.
+
+        Its calls go to torch.compile, with `why` as the reason.
 
         With `eagerly` they run eagerly instead: without a compiler torch.compile could only raise.
         """
@@ -146,7 +148,7 @@ class Session:
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
-        """Count no call in the block, and do not log new kinds of calls."""
+        """Neither count calls in the block nor log new kinds of calls."""
         before = {each: each.counts() for each in list(self.dispatchers)}
         self.is_probing = True
         try:
@@ -157,7 +159,7 @@ class Session:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return how the calls of all callables were answered; equal calls are added up."""
+        """Return which level answered the calls of all callables; equal calls are summed."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():

@@ -3,8 +3,8 @@
 """Tensors made of other tensors, such as quantised weights: their parts and their metadata.
 
 torch names the parts of such a tensor by `__tensor_flatten__`, which also returns metadata: a block
-size, a layout, the function that quantises activations. All of it is in compiled code, and the
-dtype and the shape of the whole tensor show none of it. Seen in torch 2.11 to 2.13:
+size, a layout, the function that quantises activations. Compiled code depends on all of this, but
+the dtype and shape of the whole tensor do not show it. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """
 
@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from serve_warm.precompile.names import describe_tensor, identity, literal, name_of, name_of_class
 
 DEPTH = 12
-"""Levels of parts in parts, and of values in metadata, that are read."""
+"""Largest nesting depth of parts, and of values in metadata."""
 
 
 READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions raised by a class that reads or compares parts of another form."""
+"""Exceptions that a class may raise when it reads or compares unexpected parts."""
 
 
 def has_parts(value: Any) -> bool:
@@ -76,7 +76,7 @@ def classes_of(tensor: Any) -> list[type]:
 
 
 def plain_parts(tensor: Any) -> list[Any]:
-    """Return the tensors with memory of their own that a tensor is made of: often just itself."""
+    """Return the plain tensors that a tensor is made of: often just the tensor itself."""
     if not has_parts(tensor):
         return [tensor]
     parts: list[Any] = []
@@ -85,7 +85,7 @@ def plain_parts(tensor: Any) -> list[Any]:
 
 
 def part_names(tensor: Any) -> list[str]:
-    """Return how to reach each of the `plain_parts` from a tensor, as `.name.name`."""
+    """Return the path from a tensor to each of its `plain_parts`, as `.name.name`."""
     if not has_parts(tensor):
         return [""]
     names = tensor.__tensor_flatten__()[0]
@@ -93,7 +93,7 @@ def part_names(tensor: Any) -> list[str]:
 
 
 def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
-    """Return a tensor like another one, made of other `plain_parts`."""
+    """Return a tensor like the given tensor, but made of other `plain_parts`."""
     left = iter(parts)
 
     def make(like: Any) -> Any:
@@ -107,14 +107,14 @@ def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
 
 
 def read_metadata(tensor: Any) -> list[Any]:
-    """Return the classes, the names of the parts and the metadata, to be compared quickly."""
+    """Return classes, names of parts and metadata in a form that is fast to compare."""
     found: list[Any] = []
     _flatten(tensor, [], found)
     return found
 
 
 def read_parts(tensor: Any) -> list[Any]:
-    """Return what `describe_parts` describes, to be compared quickly."""
+    """Return the content of `describe_parts` in a form that is fast to compare."""
     parts: list[Any] = []
     found: list[Any] = []
     _flatten(tensor, parts, found)
@@ -158,7 +158,7 @@ class Whole:
         return parts
 
     def describe(self, tensors: Sequence[Any]) -> tuple[str, ...]:
-        """Return what `describe_parts` says of those that have parts."""
+        """Return the `describe_parts` texts of the tensors that have parts."""
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
@@ -179,10 +179,11 @@ class Whole:
 def steady(value: Any, depth: int = 0) -> str:
     """Return a text that is equal for equal values, in each process.
 
-    Objects are described as pickle takes them apart: by their class and their state.
+    Objects are described as pickle sees them: by their class and state.
 
     Raises:
-        TypeError: there is no such text: for a tensor, a module or an object of a C class.
+        TypeError: no such text exists, because the value is a tensor, a module or an object of a C
+        class.
     """
     if depth > DEPTH:
         raise TypeError(f"its metadata is nested over {DEPTH} deep")
@@ -205,7 +206,7 @@ def steady(value: Any, depth: int = 0) -> str:
 
 
 def _steady_function(function: types.FunctionType, depth: int) -> str:
-    """Return a function's name, the digest of its code, and the values that it brings along."""
+    """Return the name of a function, the digest of its code, and the values that it closes over."""
     values: list[Any] = [function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # an empty cell

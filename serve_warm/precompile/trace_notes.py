@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dependencies of a trace for which there is no guard: changes, hashes and the order of sets.
+"""Dependencies of a trace that Dynamo does not guard: changes, hashes and the order of sets.
 
 Each hook uses private code of torch, and names the versions in which it was seen.
 """
@@ -27,7 +27,7 @@ from serve_warm.precompile.names import is_own
 
 @dataclass(frozen=True)
 class Unguarded:
-    """Everything that a trace depends on, but for which Dynamo has no guard."""
+    """The dependencies of one trace that Dynamo does not guard."""
 
     guards: list[Guard] = field(default_factory=list)
     """Guards that replace the missing ones."""
@@ -39,7 +39,7 @@ class Unguarded:
     """Functions with `assume_constant_result`, whose result at the build is in the graph, with
     arguments and results."""
     lookups: dict[str, Lookups] = field(default_factory=dict)
-    """What the trace read of each dict, by the dict's path."""
+    """The trace's reads of each dict, by the path of the dict."""
     dispatched: Dispatched = field(default_factory=Dispatched)
     """The code of tensor subclasses that torch ran."""
 
@@ -76,7 +76,10 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 
 
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
-    """Return a function that undoes setting an attribute, which a base class may define."""
+    """Return a function that undoes the setting of an attribute.
+
+    A base class may define the attribute.
+    """
     if name in vars(owner):
         return functools.partial(setattr, owner, name, vars(owner)[name])
     return functools.partial(delattr, owner, name)
@@ -237,8 +240,8 @@ def _noting_functions(found: Unguarded) -> Replacements:
 
 
 STEPS = 64
-"""Most steps of a recurrent layer that a graph repeats. The code of each step is separate, so the
-compile of some hundred steps takes minutes."""
+"""Largest number of steps of a recurrent layer in a graph. Each step has separate code, so
+compiling some hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
@@ -271,7 +274,7 @@ def _limiting_steps(found: Unguarded) -> Replacements:
 
 
 COMPILE_OTHERS = "compile the parts before and after it, each by its name"
-"""What to do about a part of a model that has no graph."""
+"""Advice if a part of a model cannot be traced."""
 
 
 def mark_of(value: Any) -> str:
@@ -292,7 +295,8 @@ def mark_of(value: Any) -> str:
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
     """Yield names of older objects that the code captured in the block changes.
 
-    With each come the names of the attributes that it assigns; none if it changes anything else.
+    Each comes with the names of the attributes that the code assigns. Without names, the code
+    changes something else.
 
     The mapping grows during the capture, and is complete once the backend is called. It leaves out
     the contents of tensors, which the graph changes. Seen in 2.11 to 2.13.
@@ -359,7 +363,7 @@ def _holds_others(effects: Any, variable: Any) -> bool:
 
 
 def _same(variable: Any, value: object) -> bool:
-    """Return whether a constant is this very value; only for immutable types."""
+    """Return whether a constant equals this value; only for immutable types."""
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a module that have a graph, where the whole module has none.
+"""The parts of a module that torch can trace although it cannot trace the whole module.
 
-A build looks for them after torch could not trace a call, so that the reason says what to compile
-instead. Nothing is compiled here: torch only traces each kind of part once.
+If torch could not trace a call, a build looks for such parts, so that the reason names parts to
+compile instead. This module compiles nothing: torch only traces each kind of part once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT_S = 30.0
-"""Seconds after which no other part is traced."""
+"""Seconds after which no further part is traced."""
 
 Call = tuple[Sequence[Any], dict[str, Any]]
 """Arguments of a module's first call, by position and by keyword."""
@@ -39,7 +39,7 @@ def is_of_trace(failure: NoEntry) -> bool:
 
 
 def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:
-    """Return which parts of a module to compile instead of it; empty if none has a graph.
+    """Return advice on which parts of a module to compile; empty if torch can trace no part.
 
     Runs the call once more on copies, eagerly, to see the calls of its parts.
     """
@@ -82,7 +82,7 @@ def _has_work(part: Any) -> bool:
 
 
 def _find(module: Any, calls: dict[Any, Call]) -> Iterator[type]:
-    """Yield the classes of the outermost parts that have a graph."""
+    """Yield the classes of the outermost parts that torch can trace."""
     ends = time.monotonic() + LIMIT_S
     known: dict[type, bool] = {}
     queue = list(module.children())
@@ -109,7 +109,7 @@ def _has_graph(part: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _without_inner(module: torch.nn.Module, kinds: dict[type, None]) -> list[type]:
-    """Return classes without those that occur inside another one."""
+    """Return the classes that do not occur inside another class of the list."""
     inner = {
         type(below)
         for part in module.modules()

@@ -45,8 +45,9 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
         warn(f"rollback: {refusal.message}")
     if newest is not None and manifest.created < newest:
         found = (
-            f"the artifact was created {manifest.created}, but this node took one of {newest} "
-            f"from {redact(pulled.store)} before: somebody removed the newer one"
+            f"the artifact was created {manifest.created}, but this node already loaded a newer "
+            f"artifact, created {newest}, from {redact(pulled.store)}: somebody removed the newer "
+            "artifact"
         )
         if wanted.trust.rollback == "refuse":
             pulled.close()
@@ -70,8 +71,8 @@ def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:
         return ArtifactRefused(
             f"this node's record of newer artifacts was removed: {seen.folder}",
             reason="rollback",
-            hint="keep it on the volume of the node cache. If you removed it on purpose, remove "
-            f"{seen.node_cache / variant.record_name} too",
+            hint="keep this folder on the volume of the node cache. If you removed it on purpose, "
+            f"remove {seen.node_cache / variant.record_name} too",
         )
     return ArtifactRefused(
         f"this node's record of newer artifacts cannot be read or trusted: {seen.folder}",

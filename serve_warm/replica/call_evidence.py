@@ -89,18 +89,18 @@ class CallEvidence:
     def _why_no_call(self, name: str, beside: set[str]) -> str:
         if name in beside:
             return (
-                "makes no compiled call that can be distinguished from calls of other threads: "
-                "they call compiled functions while nothing is replayed too, or made only one "
-                "call; call the model with `await self.on_model_thread(self.model, ...)`"
+                "makes no compiled call that serve_warm can distinguish from calls of other "
+                "threads: these threads also call compiled functions between replays, or made "
+                "only one call. Call the model with `await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (
-                "made no compiled call in the proof, but did in an earlier pass: its handler "
-                "caches the answer;  make the replay bypass that cache"
+                "made a compiled call in an earlier pass, but not in the proof: its handler "
+                "caches the answer; make the replay bypass this cache"
             )
         return (
-            "makes no compiled call: its handler answers without the model; change its arguments "
-            "so that they reach the model, or do not declare it"
+            "makes no compiled call: its handler answers without the model; change the arguments "
+            "so that the handler calls the model, or do not declare this input"
         )
 
     async def stand_idle(self) -> None:

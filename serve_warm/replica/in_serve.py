@@ -259,7 +259,7 @@ class ServeReplica(ServeCalls):
             if user_config is not None:
                 found = sorted(user_config) if isinstance(user_config, dict) else user_config
                 raise RayServeException(
-                    f"user_config has {found!r}, and deployment {self.deployment} has no "
+                    f"user_config has {found!r}, but deployment {self.deployment} has no "
                     "reconfigure method"
                 )
             return
@@ -541,7 +541,7 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the software in use; that of torch only once torch is imported."""
+    """Return the versions of the software in use, with torch's only after torch is imported."""
     return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 

@@ -123,7 +123,7 @@ class InputCalls:
         """Return why an input is not proven if its code is eager due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
-            "runs eagerly, and torch does not say so: there are more compiled variants than the "
+            "runs eagerly without a message from torch: it has more compiled variants than the "
             f"recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
             "or declare fewer shapes"
         )

@@ -422,13 +422,14 @@ class _Serving:
 
 
 def _describe_skips(many: int, events: Sequence[CompileEvent]) -> str:
-    """Return a warning about the graphs that torch does not capture.
+    """Return a warning about CUDA graphs that torch does not capture.
 
     Graphs with the same reason are grouped.
     """
     reasons = dict.fromkeys(event.reason for event in events if event.kind == "skip")
-    are = "CUDA graph is" if many == 1 else "CUDA graphs are"
-    return f"{many} {are} not captured, so kernels launch one by one: {'; '.join(reasons)}"
+    graphs = "CUDA graph" if many == 1 else "CUDA graphs"
+    skipped = f"torch did not capture {many} {graphs}, so kernels launch one by one"
+    return f"{skipped}: {'; '.join(reasons)}"
 
 
 def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
@@ -440,8 +441,9 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
     for function, of_it in sizes.items():
         if len(of_it) > SIZES_OF_A_GRAPH:
             yield (
-                f"{function} is captured for {len(of_it)} sizes, and each costs memory and seconds "
-                "at every start: pad to fewer sizes (Buckets), or list the sizes worth a graph in "
+                f"torch captures {function} for {len(of_it)} sizes, and each size costs memory "
+                "and time at every start: pad to fewer sizes (Buckets), or list the sizes that "
+                "need a graph in "
                 "torch._inductor.config.triton.cudagraph_capture_sizes"
             )
 
@@ -449,8 +451,7 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
 def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
     """Return why a start compiled although it has an artifact.
 
-    This means that something changed since the build, because otherwise the build would have
-    failed.
+    Something changed since the build, because the build's own checks would have failed.
     """
     reasons = (use.reason for use in SESSION.uses() if use.level == 1)
     told = next((reason for reason in reasons if SINCE_BUILD in reason), "")

@@ -66,7 +66,7 @@ TRACE_LINES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The result of loading: the artifact that a start uses, or why the start uses none."""
+    """The result of loading: the artifact that a start uses, or the reason why it uses none."""
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
@@ -133,7 +133,7 @@ class Loading:
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Discard this rank's artifact if another rank has none, and return the result of loading.
+        """Discard this rank's artifact if another rank has no artifact, and return the result.
 
         Otherwise a warm rank would wait in a collective while another rank compiles, and the
         process group might time out. Compiling on all ranks takes no longer than compiling on one.
@@ -149,9 +149,9 @@ class Loading:
             first = without[0]
             error = self._missed(
                 ArtifactNotFound(
-                    f"not used, because rank {first} of {ranks.size} has none: "
+                    f"not loaded, because rank {first} of {ranks.size} has no artifact: "
                     + reasons[first].splitlines()[0],
-                    hint="publish one for each rank: either all ranks start warm, or none",
+                    hint="publish an artifact for each rank: one cold rank makes all ranks cold",
                 )
             )
             loaded = self._put_aside(Verdict.MISS, error)
@@ -180,7 +180,7 @@ class Loading:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
-                logger.info("no artifact, and nothing compiled was found: %s", error.message)
+                logger.info("no artifact, but the app also compiles nothing: %s", error.message)
                 missing = self._failure(Verdict.MISS, error, self._config.on_missing)
                 return replace(loaded, missing=missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)
@@ -283,7 +283,7 @@ class Loading:
 
         def check_wanted() -> None:
             if given_up.is_set():
-                raise StoreError(f"{key}: nobody waits for this artifact any more")
+                raise StoreError(f"{key}: the start no longer waits for this artifact")
 
         load = functools.partial(
             put_in_place,

@@ -397,7 +397,7 @@ class Prefetch:
 
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
-            raise StoreError("nobody waits for this artifact any more")
+            raise StoreError("the start no longer waits for this artifact")
 
     def _here(self) -> Fingerprint:
         """Read the machine's facts and the app's settings so far, on a thread like Serve's."""

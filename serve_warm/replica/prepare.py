@@ -150,7 +150,8 @@ class Preparation:
         if lacking:
             self._journal.warn(
                 "cpu: portable needs AVX2 (x86-64-v3), but this CPU does not have "
-                f"{' '.join(lacking)}: no portable artifact fits, so it compiles only for itself"
+                f"{' '.join(lacking)}: no portable artifact fits, so this replica compiles for "
+                "its own CPU"
             )
 
     def _need_compiler(self, arguments: Mapping[str, str]) -> None:
@@ -213,9 +214,9 @@ class Preparation:
         """Check that all ranks replay the same inputs the same number of times."""
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
-                "after_ready: forbid is not for ranks that compute together: a rank that refuses "
-                "a request leaves the others waiting",
-                hint="leave it at count, which still counts compiles in traffic",
+                "after_ready: forbid does not work with ranks that compute together: if one rank "
+                "refuses a request, the other ranks wait for it",
+                hint="use after_ready: count, which counts compiles after READY",
             )
         plan = {
             "inputs": [item.name for item in inputs],
@@ -231,8 +232,10 @@ class Preparation:
                 raise ConfigError(
                     f"rank {ranks.rank} has {name} {plan[name]}, but rank {rank} has "
                     f"{theirs[name]}",
-                    hint="all ranks must replay the same inputs with the same settings: each "
-                    "waits for the others in every collective",
+                    hint=(
+                        "give all ranks the same inputs and settings: in every collective, each "
+                        "rank waits for the others"
+                    ),
                 )
 
 
@@ -245,9 +248,9 @@ async def prepare_compiler(start: Start) -> None:
     late = start.prefetched.set_too_late if start.prefetched is not None else ()
     if late:
         start.journal.warn(
-            f"{', '.join(late)}: set in __init__, after torch's compiler had read its "
-            "variables; with an artifact it is imported while __init__ runs. Set them in "
-            "runtime_env, or above the class"
+            f"__init__ set {', '.join(late)} after torch's compiler had read its variables. With "
+            "an artifact, serve_warm imports the compiler while __init__ runs. Set these "
+            "variables in runtime_env, or above the class"
         )
     if start.config.pgo == "on":
         why = pgo.keep_profile(start.replica.deployment)

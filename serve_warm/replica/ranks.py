@@ -3,8 +3,8 @@
 """The ranks of a tensor-parallel group, which compute together and so must start together.
 
 Each rank holds a part of one model, and the compiled code of all ranks communicates in collectives.
-A collective ends when all ranks have called it. If one rank compiles, or replays its inputs one
-fewer time, the other ranks wait. So each decision of a start uses the answers of all ranks.
+A collective ends when all ranks have called it. If one rank compiles, or makes fewer passes than
+the others, the other ranks wait. So each decision of a start uses the answers of all ranks.
 
 Ranks communicate through the store of the process group that user code created, not by collectives.
 The store needs no GPU, does not interfere with the collectives of the model, and shows which rank
@@ -103,7 +103,10 @@ class Ranks:
                     raise RankFailed(
                         f"rank {missing[0]} of {self.size} did not answer about {what} within "
                         f"{timeout_s:.0f} s",
-                        hint="its log or report shows what it does; deadline_s is the limit",
+                        hint=(
+                            "see the log or report of that rank; raise deadline_s if it needs "
+                            "more time"
+                        ),
                     )
                 if ended.wait(pause_s):
                     return []  # cancelled: nobody waits for the answers
@@ -112,8 +115,8 @@ class Ranks:
         for rank, (theirs, _) in enumerate(answers):
             if theirs != what:
                 raise RankFailed(
-                    f"rank {self.rank} of {self.size} has come to {what}, but rank {rank} to "
-                    f"{theirs}",
+                    f"rank {self.rank} of {self.size} has reached {what}, but rank {rank} has "
+                    f"reached {theirs}",
                     hint="all ranks need the same inputs and the same warm-up settings",
                 )
         return [answer for _, answer in answers]
@@ -121,14 +124,16 @@ class Ranks:
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
         """Raise `RankFailed` for a rank that has failed or ended silently."""
         if self._has_said(rank, "failed"):
-            raise RankFailed(self._read_answer(rank, "failed"), hint="its log and report say more")
+            raise RankFailed(
+                self._read_answer(rank, "failed"), hint="see the log and report of that rank"
+            )
         count = self._store.add(self._key(rank, "pulse"), 0)
         # Without a first pulse, the rank has not begun its warm-up. Loading weights may take long.
         if count and pulses.silent_s(rank, count) > self._silent_s:
             raise RankFailed(
-                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, and "
+                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, while "
                 f"rank {self.rank} waits for its answer about {what}",
-                hint="its process has ended or hangs: see its log",
+                hint="the process of that rank has ended or hangs: see its log",
             )
 
     # The store ------------------------------------------------------------------------------
@@ -217,5 +222,8 @@ def _translate() -> Iterator[None]:
     except RuntimeError as error:  # torch.distributed.DistError and its predecessor
         raise RankFailed(
             f"the store of the process group does not answer: {first_line(str(error), 200)}",
-            hint="the process that hosts it, usually rank 0, has ended: see its log",
+            hint=(
+                "the process that hosts this store, usually rank 0, has ended: see the log of "
+                "that process"
+            ),
         ) from error

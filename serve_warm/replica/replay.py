@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay of the declared inputs until nothing compiles, and the proof.
 
-How often code must run until it is warm is not known in advance. Even with an Inductor cache hit,
-code is traced once. A CUDA graph needs three calls, and a graph break needs more. So all inputs are
-replayed, pass after pass, until a whole pass changes no count. Then one more pass runs with
-compiling forbidden.
+serve_warm cannot know in advance how often code must run until it is warm. Even with an Inductor
+cache hit, code is traced once. A CUDA graph needs three calls, and a graph break needs more. So all
+inputs are replayed, pass after pass, until a whole pass changes no count. Then one more pass runs
+with compiling forbidden.
 
-Ranks that compute together make the same passes. The passes continue until one was quiet on all
-ranks, and an input is proven if it is proven on all ranks.
+Ranks that compute together make the same passes. The passes continue until a pass was quiet on all
+ranks. An input is proven if it is proven on all ranks.
 
 `call_evidence` holds the rest of the proof, and `input_calls` replays a single input.
 """

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a replica on a seat: the settings to make first, and how useful the seat was.
+"""The start of a replica on a seat: the settings that it applies first, and the seat's result.
 
 A seat does not know some settings when it imports (`serve_warm.preload`), such as the number of
-threads that Ray sets for a replica. `take` makes these settings, so that the start is like a start
-without a seat. If a setting can no longer be made, the report names the reason why the seat could
-not be used. A worker that only imports does not need this module.
+threads that Ray sets for a replica. `take` applies these settings, so that the start is like a
+start without a seat. If a setting cannot be applied any more, the report says why the seat was not
+used. A worker that only imports does not need this module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ process."""
 
 
 def take(environ: Mapping[str, str]) -> SeatUse:
-    """Make the settings that this process did not know as a seat; return how useful the seat was.
+    """Apply the settings that were unknown during the imports; return the result of the seat.
 
     Call this once, on the thread that serves, before anything else uses torch.
     """
@@ -75,7 +75,7 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     changed = _changed(early.environ, environ)
     if changed:
         names = ", ".join(changed)
-        note = f"{names} changed after the imports of the seat, which read it"
+        note = f"the imports of the seat read {names}, which changed afterwards"
         return replace(use, miss="environment", note=note)
     notes = [f"{early.slow_threads} threads keep a low priority"] if early.slow_threads else []
     if early.omp_threads != environ.get(OMP) and _has_openblas():

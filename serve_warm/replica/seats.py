@@ -153,7 +153,7 @@ class Raylet:
 
 
 class ReplicaSeats:
-    """The seat that a replica started on, if any, and the seats that it keeps for others."""
+    """The seat of this replica's start, if any, and the seats that it keeps for others."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Prepare this process as a replica. Create this object before anything else uses torch.
@@ -189,7 +189,7 @@ class ReplicaSeats:
         )
         if isinstance(found, str):
             self._use = replace(self._use, problem=found)
-            logger.warning("seats: none are kept: %s", found)
+            logger.warning("seats: this replica keeps no seats: %s", found)
         else:
             self._keeper = found
             found.begin()
@@ -359,7 +359,7 @@ class SeatKeeper:
             None,
         )
         if useless is not None:
-            self._stop(f"a seat is useless ({useless.state}): {useless.note}")
+            self._stop(f"a seat cannot be used ({useless.state}): {useless.note}")
         for seat in gone:
             self._folder.remove(seat)
             if self._is_fresh(seat):
@@ -372,9 +372,9 @@ class SeatKeeper:
             if each in came:
                 continue
             if self._folder.withdraw(each.ticket):
-                self._lose(f"no worker came within {TICKET_S:.0f} s")
+                self._lose(f"Ray started no worker for the seat within {TICKET_S:.0f} s")
             else:
-                self._lose("a worker took a ticket and wrote no file")
+                self._lose("a worker took the ticket of a seat, but wrote no state file")
         self._asked = [each for each in self._asked if each not in came and each not in late]
         for seat in [seat for seat in living if seat.state == "waiting" and is_taken(seat)]:
             self._folder.remove(seat)
@@ -408,7 +408,7 @@ class SeatKeeper:
         return self._clock() - seat.began_boot_s < keep_s - lead_s
 
     def _affordable(self) -> int:
-        """Return how many more seats the free memory allows."""
+        """Return the number of further seats that fit into the free memory."""
         free, held = self._free_bytes(), self._seat_bytes
         if free is None:
             return self._settings.count
@@ -444,7 +444,7 @@ class SeatKeeper:
     def _stop(self, why: str) -> None:
         if not self._problem:
             self._problem = why
-            logger.warning("seats: this replica keeps no more: %s", why)
+            logger.warning("seats: this replica stops keeping seats: %s", why)
         self._release()
 
 

@@ -54,9 +54,8 @@ class CompileForbidden(DeploymentUnavailableError):
     def message(self) -> str:
         """The text of Serve's answer.
 
-        This text contains no request data, and so no signature of the arguments.
-
-        The log and the report have the signature.
+        It contains no data of the request. The signature of the arguments is only in the log and
+        the report.
         """
         return (
             f"this replica compiles nothing after it is ready, but {self.event.function} would "
@@ -95,7 +94,7 @@ class ServeCalls:
             raise InputError(
                 f"{type(self.owner).__name__}.warmup_inputs() raised "
                 f"{type(error).__name__}: {error}",
-                hint="fix it: the replica calls it after __init__, before it is ready",
+                hint="fix this method: the replica calls it after __init__, before READY",
             ) from error
         return task.result()
 
@@ -161,7 +160,10 @@ class ServeCalls:
             if context is not None and context.servable_object is None:
                 raise InputError(
                     f"input {item.name!r} is a route, but the app is not up inside __init__",
-                    hint="leave the warm-up to the hook, which runs after the app's lifespan start",
+                    hint=(
+                        "do not start the warm-up in __init__: serve_warm runs it after the app's "
+                        "lifespan start"
+                    ),
                 )
             await self.owner(exchange.scope, exchange.receive, exchange.send)
         else:
@@ -361,5 +363,5 @@ class Exchange:
             raise InputError(
                 f"the request of input {self._name!r} was answered {self._status}: "
                 f"{excerpt(text, 500)}",
-                hint="fix its path, json or headers in warmup_inputs()",
+                hint="fix the path, json or headers of this input in warmup_inputs()",
             )

@@ -185,8 +185,8 @@ class TimedCalls:
             f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
             # Errors of serve_warm have a better hint.
             hint=getattr(error, "hint", "")
-            or "warm-up replays it as traffic would: call the same method with the same "
-            "arguments, or fix warmup_inputs()",
+            or "to reproduce the error, call the same method with the same arguments; if the "
+            "input is wrong, fix warmup_inputs()",
             stage=Stage.REPLAYING.value,
             input=item.name,
         )

@@ -88,8 +88,9 @@ class TrafficLog:
         """Return advice on how to avoid a compile."""
         if event.kind == "capture" and proven_on and event.thread not in proven_on:
             return (
-                "graphs belong to their thread, and the warm-up made its calls on another thread: "
-                "call the model with `await self.on_model_thread(self.model, ...)`"
+                "a CUDA graph works only on the thread that captured it, but warm-up called the "
+                "model on another thread: call the model with `await "
+                "self.on_model_thread(self.model, ...)`"
             )
         if event.kind == "capture" and event.reason:
             return "memory that a graph reads has moved: update weights and caches in place"
@@ -101,8 +102,8 @@ class TrafficLog:
                     f"lose a race in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
                 )
             return (
-                "the input is declared and proven, and the reason names what has changed since: "
-                "keep that as it was in the proof"
+                "the input is declared and proven, but something changed after the proof: the "
+                "reason names it; keep it unchanged"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare it in warmup_inputs(), or pad to a bucket: {suggest(event)}"

@@ -148,7 +148,7 @@ class Warmup:
                 if not self._serves_late():
                     raise
                 self._mark_late(error)
-                logger.warning("served late, by on_deadline: serve: %s", error)
+                logger.warning("the replica serves late, because of on_deadline: serve: %s", error)
             journal.to_proof_s = time.perf_counter() - start
         finally:
             if self._prefetched is not None:
@@ -364,7 +364,7 @@ class Proof:
             if await self._replays[-1].try_again(name) is not None:
                 return None
         return refuse_broken(
-            f"input {name!r} raised {describe_error(cause)}; without the artifact it does not",
+            f"input {name!r} raised {describe_error(cause)}, but only with the artifact",
             used.statement,
         )
 
@@ -475,8 +475,8 @@ class Proof:
     def _say_nothing_compiles(self) -> None:
         others = ", ".join(self._replica.waits_for())
         self._journal.note_nothing_compiles(
-            "nothing compiled was found in this process, and no input called anything "
-            "compiled: the inputs were replayed, but there was nothing to prove. "
+            "this process has no compiled code, and no input made a compiled call: "
+            "warm-up replayed the inputs, but could prove nothing. "
             + (
                 f"A model in another deployment ({others}) warms up there"
                 if others
@@ -495,15 +495,15 @@ class Proof:
         many = f"{len(strangers)} thread{'s' * (len(strangers) != 1)}"
         if self._journal.warmup_counts().captures or uses_cuda_graphs(self._replica.owner):
             raise WarmupFailed(
-                "CUDA graphs belong to the thread that recorded them, but compiled calls came "
-                f"from {many} other than the replica's own: the threads of a sync handler end "
-                "with their request",
+                f"compiled calls came from {many} outside the replica's own threads, but a CUDA "
+                "graph works only on the thread that captured it; the thread of a sync handler "
+                "ends with its request",
                 hint=KEEP_ON_ONE_THREAD,
                 stage=Stage.PROVING.value,
             )
         self._journal.warn(
-            f"compiled calls were made from {many} that ended with the request (a sync handler): "
-            "concurrent calls can lose a race in Dynamo's lookup and recompile; "
+            f"compiled calls ran on {many} that ended with the request (a sync handler): "
+            "concurrent calls can lose a race in Dynamo's lookup and then recompile; "
             + KEEP_ON_ONE_THREAD
         )
 
@@ -512,13 +512,15 @@ class Proof:
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
-        # Name all skipped inputs, because inputs of these sizes may also fail in traffic.
+        # Name all skipped inputs, because requests of these sizes may also run out of memory.
         names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
         text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
         if self._config.on_uncovered == "fail":
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._journal.degraded.append(f"uncovered: {text}")
-        logger.warning("served uncovered, by on_uncovered: serve: %s", text)
+        logger.warning(
+            "the replica serves with unproven inputs, because of on_uncovered: serve: %s", text
+        )
 
 
 @contextlib.contextmanager

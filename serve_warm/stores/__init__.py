@@ -144,7 +144,7 @@ def open_store(uri: str) -> Store:
     if name and ("?" in rest or "#" in rest or "@" in host):
         raise ConfigError(
             f"the address of a {name}: store contains a query, a fragment or a user",
-            hint="credentials come from the environment or the machine, never from the address",
+            hint="remove it: serve_warm reads credentials only from the environment or the machine",
         )
     check_scheme(uri)
     if not name:

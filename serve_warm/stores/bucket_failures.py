@@ -36,8 +36,8 @@ TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file
 """The error text for a missing token file of a web identity or pod identity."""
 
 CREDENTIALS: dict[BucketScheme, str] = {
-    "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web identity, "
-    "pod identity, instance); expired ones must be renewed",
+    "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web "
+    "identity, pod identity, instance); renew expired credentials",
     "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
     "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or an "
     "identity of the machine",

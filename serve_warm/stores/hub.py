@@ -570,7 +570,7 @@ class HubStore:
             what = "the repository is gated, and this account has no access"
             return StoreDenied, what, f"request access on the repository's page; {LOG_IN}"
         if isinstance(error, errors.RepositoryNotFoundError):
-            what = "there is no such repository, or this account may not see it"
+            what = "the repository does not exist, or this account cannot see it"
             hint = f"create it with `hf repos create {self.repository}`, or log in: {LOG_IN}"
             return StoreDenied, what, hint
         if isinstance(error, errors.RevisionNotFoundError):
@@ -579,6 +579,6 @@ class HubStore:
         if status in (401, 403):
             return StoreDenied, f"the Hub denied access (HTTP {status})", LOG_IN
         if status in (409, 412):
-            what = f"other commits to the branch came first (HTTP {status})"
+            what = f"another commit reached the branch first (HTTP {status})"
             return OutrunError, what, "retry, or publish to another branch"
         return StoreError, f"the Hub answered HTTP {status}", ""

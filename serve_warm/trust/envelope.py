@@ -183,7 +183,7 @@ def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> byte
     signatures = tuple(dict.fromkeys((*opened.signatures, *added)))
     if len(signatures) > MAX_SIGNATURES:
         raise ConfigError(
-            f"the statement would carry {len(signatures)} signatures, and readers accept at most "
+            f"the statement would have {len(signatures)} signatures, but readers accept at most "
             f"{MAX_SIGNATURES}",
             hint="build and push again, which starts a new envelope",
         )

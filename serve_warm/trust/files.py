@@ -246,7 +246,7 @@ def _read_guarded(path: Path) -> bytes | None:
             if found:
                 raise ConfigError(
                     f"the trust file cannot be used: {_private_folders.sentence(found)}; anyone "
-                    "who can change the trusted keys can run code here",
+                    "who can change the trusted keys can run code on this machine",
                     hint=_private_folders.fixes(found),
                 )
             data = file.read(MAX_TRUST_FILE_BYTES + 1)

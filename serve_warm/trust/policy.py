@@ -58,7 +58,10 @@ class UnsignedOk:
         if not self.reason.strip():
             raise ConfigError(
                 f"unsigned_ok for {self.store!r} has no reason",
-                hint="say why everyone who can write there may run code here",
+                hint=(
+                    "add a reason: why may everyone who can write to this store run code on this "
+                    "machine?"
+                ),
             )
         _check_exact(self.store)
 

@@ -701,7 +701,7 @@ EVIL = {
 
 @pytest.mark.parametrize("name", EVIL)
 def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path, name: str):
-    """One bad member makes the archive invalid: not even a good file before it is written."""
+    """One bad member makes the whole archive invalid, and no file is written."""
     target = private(tmp_path / "target")
     raw = tar(GOOD, *EVIL[name])
 
@@ -939,7 +939,7 @@ def test_a_directory_that_is_not_private_is_not_unpacked_into(tmp_path: Path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
-    """A folder of another user is refused: its owner could change what is loaded."""
+    """A folder of another user is refused, because its owner could change the loaded files."""
     target = private(tmp_path / "target")
     os.chown(target, 12345, -1)
 

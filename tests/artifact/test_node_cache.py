@@ -110,7 +110,7 @@ def test_the_mode_does_not_depend_on_the_umask(root: Path):
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o750, 0o755, 0o701, 0o702])
 def test_a_folder_that_others_can_enter_is_refused(root: Path, mode: int):
-    """A folder that others can write to or read is refused: writers could change what is loaded."""
+    """A folder that others can read or write is refused, because they could change its files."""
     root.mkdir(parents=True)
     root.parent.chmod(0o700)
     root.chmod(mode)

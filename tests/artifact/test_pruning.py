@@ -255,7 +255,7 @@ def test_a_blob_that_is_still_named_stays(store: MemoryStore):
 
 
 def test_a_shared_blob_counts_once(store: MemoryStore):
-    """One of two artifacts with equal bytes is not removed, because this would free nothing."""
+    """If two artifacts share their bytes, neither is removed, because this would free nothing."""
     raw = {"cache": b"shared"}
     keys = [publish(store, created=days_ago(age), raw=raw)[0] for age in (40, 20)]
 
@@ -310,7 +310,7 @@ def test_what_is_no_blob_of_ours_is_never_removed(store: MemoryStore, name: str)
 
 
 def test_a_store_of_another_kind_is_left_alone(store: MemoryStore):
-    """Without any statement, nothing is removed: an OCI layout also has blobs by digest."""
+    """Without any statement, nothing is removed, because an OCI layout also has blobs by digest."""
     key = forget(store)
 
     with pytest.raises(ConfigError, match="no statement") as caught:

@@ -76,7 +76,7 @@ def store() -> MemoryStore:
 
 
 def kept() -> list[str]:
-    """Return what the node's cache holds; locks are nothing."""
+    """Return the blobs in the node's cache, without locks."""
     return [path.name for path in default_root().iterdir() if path.suffix != ".lock"]
 
 
@@ -138,7 +138,7 @@ def test_only_the_parts_that_are_asked_for_are_downloaded(store: MemoryStore):
 
 
 def test_seconds_are_split_into_the_store_and_the_rest(store: MemoryStore):
-    """Both shares are there and none is negative."""
+    """Both times are present, and neither is negative."""
     publish(store)
 
     pulled = pull_here(store)
@@ -196,7 +196,10 @@ def test_each_factor_alone_makes_a_miss_that_names_it(store: MemoryStore, factor
 
 
 def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
-    """Variants stand side by side; everybody gets the one that fits and sees why not the others."""
+    """A store holds several variants.
+
+    Each machine gets the variant that fits, and sees why not the others.
+    """
     for isa in ("avx2", "avx512", "amx"):
         publish(store, built_for=fingerprint(cpu_isa=isa), raw={"cache": isa.encode()})
 
@@ -241,7 +244,7 @@ def test_of_equally_new_ones_the_key_decides(store: MemoryStore):
 
 
 def test_a_miss_shows_the_nearest_variants(store: MemoryStore):
-    """Of many variants the error spells out a few, those that differ least, and counts the rest."""
+    """The error lists a few of the nearest variants, and counts the others."""
     for number in range(SHOWN_VARIANTS + 2):
         publish(store, built_for=fingerprint(torch=f"2.{number}", gpu="H200", triton=f"3.{number}"))
     publish(store, built_for=fingerprint(threads="8"))
@@ -277,7 +280,7 @@ def test_one_folder_by_two_paths_is_called_one(store: MemoryStore, tmp_path: Pat
 
 
 def test_another_folder_is_not_called_the_same(store: MemoryStore, tmp_path: Path):
-    """Nor is one that is not there, whatever its path."""
+    """A folder that does not exist is not reported as the same folder, whatever its path."""
     built, here = str(tmp_path / "gone" / "torch"), str(tmp_path / "env" / "torch")
     publish(store, built_for=with_torch_in(built))
 
@@ -314,7 +317,7 @@ def test_a_statement_that_is_pruned_meanwhile_is_passed_over():
 
 
 def test_nothing_is_read_beyond_the_statement_when_nobody_is_trusted(store: MemoryStore):
-    """Without a trusted key every artifact is refused, with the lines that would trust one."""
+    """Without a trusted key every artifact is refused. The error has the lines to trust a key."""
     publish(store)
 
     refused = refusal(store, trust=Trust())
@@ -392,7 +395,7 @@ def test_a_forged_envelope_is_refused(store: MemoryStore, name: str):
 
 
 def test_a_signed_statement_of_a_newer_format_is_refused(store: MemoryStore):
-    """An upgrade that has reached the builder first is told by both versions."""
+    """If the builder was upgraded first, the error names both versions."""
     payload = json.loads(build()[0].to_statement())
     payload["predicateType"] = "https://serve-warm.dev/artifact/v2"
     payload["predicate"]["format"] = 2
@@ -413,7 +416,7 @@ def test_a_signed_statement_of_something_else_is_refused(store: MemoryStore):
 
 
 def test_a_statement_moved_to_another_deployment_is_refused(store: MemoryStore):
-    """What is signed for one deployment is not loaded by another, though the signature is good."""
+    """A statement signed for one deployment is not loaded by another deployment."""
     manifest, _ = build(deployment="Other")
     publish_statement(store, manifest.to_statement(), KEY, name="moved")
 
@@ -424,7 +427,10 @@ def test_a_statement_moved_to_another_deployment_is_refused(store: MemoryStore):
 
 
 def test_a_refusal_is_seen_when_nothing_fits(store: MemoryStore):
-    """With a refused and an unfitting variant the refusal is what is raised; the trace has both."""
+    """If one variant is refused and the others do not fit, the error is the refusal.
+
+    The trace has both.
+    """
     publish(store, built_for=fingerprint(torch="2.14.0+cpu"))
     forged = publish_statement(store, build()[0].to_statement(), OTHER, name="zzz")
 
@@ -464,7 +470,7 @@ def test_what_an_unbelieved_statement_says_is_not_repeated(store: MemoryStore):
 
 @pytest.mark.parametrize("name", FORGED_BLOBS)
 def test_a_forged_blob_is_refused(store: MemoryStore, name: str):
-    """A blob that is not what was signed is never unpacked."""
+    """A blob that differs from the signed blob is never unpacked."""
     forge, reason = FORGED_BLOBS[name]
     statement, manifest = publish(store, raw={"cache": bytes(range(256)) * 9})
     key = blob_key(manifest.parts[0])
@@ -488,7 +494,7 @@ def test_a_missing_blob_is_refused(store: MemoryStore):
 
 
 def test_a_part_that_the_artifact_lacks_is_refused(store: MemoryStore):
-    """Asking for a part that was not built is told, instead of starting without it."""
+    """A request for a part that was not built is an error, not a start without this part."""
     publish(store)
 
     assert refusal(store, parts=("cache", "torch_bytes")).reason == "missing_part"
@@ -565,7 +571,7 @@ def test_a_blob_of_the_wrong_size_is_not_downloaded(store: MemoryStore):
 def test_a_blob_that_changes_after_its_size_was_asked_is_not_taken(
     change: Callable[[bytes], bytes],
 ):
-    """The bound holds for the download itself, not only for what the store said before."""
+    """The size limit also applies to the download, not only to the announced size."""
 
     class Changing(MemoryStore):
         def download(self, found: Object, sink: Sink) -> None:
@@ -606,7 +612,7 @@ def test_a_signed_container_that_torch_would_not_end_on_is_refused(store: Memory
 
 
 def test_a_store_that_cannot_be_read_is_no_miss():
-    """An outage is told from an empty store, because it is worth trying again."""
+    """An outage is not an empty store, because a retry can help."""
 
     class Broken(MemoryStore):
         def list(self, prefix: str) -> list[str]:
@@ -655,7 +661,7 @@ def test_each_variant_has_its_reason(store: MemoryStore):
 def test_an_expired_artifact_for_another_machine_is_a_miss(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ):
-    """What would not fit anyway raises no alarm, nor fails a start that fails on refusals."""
+    """A variant for another machine raises no alarm, and fails no start that fails on refusals."""
     publish(store, created=OLDER.replace("2026", "2020"), built_for=fingerprint(threads="8"))
 
     with pytest.raises(ArtifactNotFound):
@@ -708,7 +714,7 @@ def test_a_second_pull_on_a_node_downloads_nothing(store: MemoryStore):
 
 @pytest.mark.parametrize("damage", [b"", b"damaged", "flipped"])
 def test_a_damaged_blob_on_the_node_is_replaced(store: MemoryStore, damage: Any):
-    """What the node held is not believed, and not a reason to fail."""
+    """A damaged blob on the node is not trusted, but does not fail the pull."""
     publish(store)
     first = pull_here(store)
     blob = default_root() / blob_digest(store)
@@ -756,7 +762,7 @@ def test_an_artifact_that_is_pruned_while_it_is_pulled_is_worth_another_try(stor
 def test_no_room_to_unpack_is_an_error_of_the_store(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ):
-    """A full or missing folder for temporary files is told as such, and nothing stays open."""
+    """The error names the full or missing folder for temporary files, and no file stays open."""
     publish(store)
     with NodeCache.open(default_root()) as cache:
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
@@ -777,7 +783,7 @@ def open_files() -> int:
 
 @pytest.mark.parametrize("name", FORGED_BLOBS)
 def test_nothing_stays_open_when_a_part_is_refused(store: MemoryStore, name: str):
-    """Neither the parts that were good already nor the one that was not."""
+    """Neither the accepted parts nor the refused part stay open."""
     forge, _ = FORGED_BLOBS[name]
     _, manifest = publish(store, raw={"cache": b"good", "extra": bytes(range(256)) * 9})
     refusal(store, deployment=DEPLOYMENT, trust=trusting(OTHER))
@@ -791,7 +797,7 @@ def test_nothing_stays_open_when_a_part_is_refused(store: MemoryStore, name: str
 
 
 def test_statements_are_held_a_few_at_a_time():
-    """Whoever may write to a store cannot fill the memory of its readers with statements."""
+    """A writer to a store cannot fill the memory of its readers with statements."""
 
     class Counted(bytes):
         held, most = 0, 0
@@ -905,7 +911,7 @@ def test_what_is_denied_is_explained_as_denied(store: MemoryStore, elsewhere: bo
 
 
 def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
-    """What was built for every CPU is missed by a replica that does not ask for it."""
+    """A replica without `cpu: portable` misses an artifact for every CPU."""
     portable = Fingerprint(machine=MACHINE, app={**APP, "cpu": "portable"})
     publish(store, built_for=portable)
 
@@ -916,7 +922,7 @@ def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
 
 
 def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
-    """What a pull would take is first, then what it could, then the nearest of the rest."""
+    """The chosen statement comes first, then other usable statements, then the nearest misses."""
     for created in (OLDER, NEWER, NEWEST):
         supersede(store, created=created, raw={"cache": created.encode()})
     sign_again(store, [OTHER], trust=trusting(KEY))
@@ -976,12 +982,15 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
 @pytest.mark.parametrize(
     ("built_on", "said"),
     [
-        ("NVIDIA A100", "it was built on NVIDIA A100, not on NVIDIA H200; build one on"),
-        ("none", "it was built on a machine without a GPU, not on NVIDIA H200; build one on"),
+        ("NVIDIA A100", "it was built on NVIDIA A100, not on NVIDIA H200; build an artifact on"),
+        (
+            "none",
+            "it was built on a machine without a GPU, not on NVIDIA H200; build an artifact on",
+        ),
     ],
 )
 def test_an_artifact_of_another_gpu_says_which(store: MemoryStore, built_on: str, said: str):
-    """Where nothing else is there, both GPUs are named in one sentence, with what to do."""
+    """If only artifacts for other GPUs exist, one sentence names both GPUs and the fix."""
     publish(store, built_for=fingerprint(gpu=built_on))
 
     with pytest.raises(ArtifactNotFound) as caught:
@@ -1002,7 +1011,7 @@ def test_what_cannot_be_read_might_fit():
 
 
 def test_a_flood_of_junk_is_a_few_lines(store: MemoryStore, caplog: pytest.LogCaptureFixture):
-    """Whoever may write to a store does not decide how much a start logs."""
+    """Anyone who can write to a store still cannot fill the log of a start."""
     publish(store)
     for number in range(100):
         store.objects[f"statements/Embedder/{number}.dsse.json"] = b"junk"
@@ -1062,7 +1071,7 @@ def test_a_store_is_listed_once_and_each_statement_is_read_once(store: MemorySto
 
 
 def test_all_is_fetched_before_anything_is_unpacked(store: MemoryStore):
-    """Who is told so in between knows that the store is not needed any more."""
+    """The callback between fetching and unpacking knows that the store is no longer needed."""
     _, manifest = publish(store, raw={"cache": b"kernels", "torch_bytes": b"no such container"})
     read: list[list[str]] = []
 
@@ -1082,7 +1091,7 @@ def test_all_is_fetched_before_anything_is_unpacked(store: MemoryStore):
 def taken_early(
     store: Store, *, here: Fingerprint | None = None, unknown: tuple[str, ...] = ()
 ) -> tuple[Pulled | None, Any]:
-    """Do what is done before an app is known; returns it, closed, and what was found."""
+    """Make a pull before the app is known. Return it, closed, with the found statements."""
     found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
     chosen = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
     if isinstance(chosen, str):  # why nothing fits
@@ -1110,7 +1119,7 @@ def test_steps_give_what_a_pull_gives(store: MemoryStore):
 
 
 def test_a_factor_that_is_unknown_yet_is_passed_over_and_no_other(store: MemoryStore):
-    """What a machine can tell before its app is there decides; the choice is not final."""
+    """The early choice uses only the machine's factors, and is not final."""
     arguments, _ = publish(store, built_for=fingerprint(compile_arguments="dynamic=True"))
     publish(store, built_for=fingerprint(gpu="H200", compile_arguments="dynamic=True"))
 
@@ -1151,7 +1160,7 @@ def test_looking_early_warns_of_nothing(store: MemoryStore, caplog: pytest.LogCa
 
 
 def test_statements_come_in_the_order_of_their_keys(store: MemoryStore):
-    """They are read at once, and what each gave belongs to its key."""
+    """Statements are read concurrently, but each result belongs to its key."""
     keys = [publish(store, built_for=fingerprint(gpu=f"GPU {n}"))[0] for n in range(READERS + 2)]
 
     found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))

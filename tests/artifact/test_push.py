@@ -81,7 +81,7 @@ def blobs_written(store: MemoryStore) -> list[str]:
 
 
 def test_the_statement_is_written_last(store: MemoryStore):
-    """Whoever sees a statement finds all blobs that it names."""
+    """A reader that sees a statement finds all blobs that it names."""
     statement, _ = publish(store, raw={"cache": b"1", "extra": b"2"})
 
     assert store.written[-1] == statement
@@ -89,7 +89,10 @@ def test_the_statement_is_written_last(store: MemoryStore):
 
 
 def test_a_push_that_broke_off_shows_nothing_and_can_be_repeated(store: MemoryStore):
-    """With the blobs there and the statement not, there is no artifact; then there is."""
+    """If a push ends after the blobs and before the statement, no artifact is visible.
+
+    A new push completes it.
+    """
     manifest, stored = build()
     statement = push(store, manifest, stored, [KEY])
     del store.objects[statement]
@@ -178,7 +181,10 @@ def test_pushing_again_after_it_was_signed_again_changes_nothing(store: MemorySt
 def test_another_artifact_for_a_published_variant_is_refused(
     store: MemoryStore, fields: dict[str, Any], difference: str
 ):
-    """The error says what is there and how it differs, and nothing was uploaded in vain."""
+    """The error describes the published artifact and the differences.
+
+    Nothing was uploaded in vain.
+    """
     there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
     before, _ = dict(store.objects), store.written.clear()
 
@@ -203,7 +209,7 @@ def test_an_artifact_for_another_variant_is_not_refused(store: MemoryStore):
 
 
 def test_what_cannot_be_read_keeps_its_place(store: MemoryStore):
-    """Junk under the key of a variant is told of, and never overwritten."""
+    """Junk under the key of a variant is reported, and never overwritten."""
     there = publish_statement(store, b"{}", KEY, name=fingerprint().key)
     before = dict(store.objects)
 
@@ -244,7 +250,9 @@ def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, cre
     publish(store, created=NEWER)
     before = dict(store.objects)
 
-    with pytest.raises(AlreadyPublished, match="replicas would keep taking the other one"):
+    with pytest.raises(
+        AlreadyPublished, match="replicas would keep loading the artifact in the store"
+    ):
         supersede(store, created=created, raw={"cache": b"2"})
 
     assert store.objects == before
@@ -310,7 +318,7 @@ def racing(count: int, publisher: Callable[[int], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("on_taken", ["refuse", "supersede"])
 def test_of_racing_publishers_of_different_things_one_wins(tmp_path: Path, on_taken: str):
-    """All have seen the variant free; one publishes, and each other one is told what is there."""
+    """All publishers saw the variant free. One publishes, and the others get an error."""
     store = LateList(root=tmp_path / "store")
 
     results = racing(
@@ -332,7 +340,7 @@ def test_of_racing_publishers_of_different_things_one_wins(tmp_path: Path, on_ta
 
 
 def test_of_racing_publishers_that_supersede_one_wins(tmp_path: Path):
-    """What one of them has published is not superseded by another that did not see it."""
+    """A publisher does not supersede an artifact that it has not seen."""
     store = LateList(root=tmp_path / "store")
     first, _ = publish(store, created=OLDER)
 
@@ -350,7 +358,7 @@ def test_of_racing_publishers_that_supersede_one_wins(tmp_path: Path):
 
 
 def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
-    """Whoever builds the same artifact has published it, with the same or another key."""
+    """Publishing an artifact that is already published succeeds, with the same or another key."""
     store = LateList(root=tmp_path / "store")
     manifest, stored = build()
     keys = [KEY, KEY, KEY, OTHER, OTHER, OTHER, new_key(), new_key()]
@@ -411,7 +419,7 @@ def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCa
 def test_an_old_envelope_is_no_refusal_where_the_new_one_does_not_fit(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ):
-    """After a rotation another machine misses as ever: a fleet that fails on refusals goes on."""
+    """After a rotation, a machine without a fitting artifact still gets a miss, not a refusal."""
     publish(store)
     sign_again(store, [OTHER], trust=trusting(KEY))
 
@@ -424,7 +432,7 @@ def test_an_old_envelope_is_no_refusal_where_the_new_one_does_not_fit(
 
 @pytest.mark.parametrize("trust", [trusting(KEY), trusting(OTHER), trusting(KEY, OTHER)])
 def test_signing_again_twice_is_signing_once(store: MemoryStore, trust: Trust):
-    """Whichever of the keys is trusted by now, nothing is left to do, and nothing is said to be."""
+    """Whichever of the keys is trusted by now, a second run signs nothing and reports nothing."""
     publish(store)
     supersede(store, created=NEWEST, raw={"cache": b"2"})
     assert len(sign_again(store, [OTHER], trust=trusting(KEY))) == 2
@@ -436,7 +444,7 @@ def test_signing_again_twice_is_signing_once(store: MemoryStore, trust: Trust):
 
 
 def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
-    """A deployment can be named; otherwise each artifact of the store gets the new key."""
+    """If a deployment is named, only its artifacts get the new key. Without a name, all do."""
     publish(store)
     publish(store, deployment="Other")
 
@@ -459,7 +467,10 @@ def junk(payload: bytes, *keys: Any) -> bytes:
 def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
     store: MemoryStore, copied: tuple[Any, ...]
 ):
-    """Whoever can write can add envelopes; with a copied good signature one is even believed."""
+    """Anyone with write access can add envelopes.
+
+    An envelope with a copied good signature is even trusted.
+    """
     _, manifest = publish(store)
     for name in ("000", "zzz"):
         store.create(
@@ -475,7 +486,7 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
 
 
 def test_an_envelope_that_is_full_is_followed_by_a_new_one(store: MemoryStore):
-    """Where no signature more would be looked at, another envelope begins, and that once only."""
+    """If an envelope has the largest number of signatures, a new envelope begins, and only once."""
     manifest, stored = build()
     push(store, manifest, stored, [KEY, *(new_key() for _ in range(MAX_SIGNATURES - 1))])
 
@@ -531,7 +542,7 @@ def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
 
 
 def test_an_unsigned_copy_does_not_stop_a_rotation(store: MemoryStore):
-    """Where a store is believed unsigned, what a trusted key has signed in it is signed again."""
+    """In a store that `unsigned_ok` trusts, artifacts signed by a trusted key are signed again."""
     store.uri = "file:///srv/artifacts"
     _, manifest = publish(store)
     store.create("statements/Embedder/zzz.dsse.json", junk(manifest.to_statement()))
@@ -543,7 +554,7 @@ def test_an_unsigned_copy_does_not_stop_a_rotation(store: MemoryStore):
 
 
 def test_signing_without_a_key_changes_nothing(store: MemoryStore):
-    """It is an error, not an artifact without signatures."""
+    """Signing without a key is an error, and makes no artifact without signatures."""
     publish(store)
     before = dict(store.objects)
 
@@ -554,7 +565,7 @@ def test_signing_without_a_key_changes_nothing(store: MemoryStore):
 
 
 def test_signing_tells_what_was_signed_before(store: MemoryStore):
-    """Of two artifacts of which one has the signature, one is new and one unchanged."""
+    """If one of two artifacts already has the signature, one is new and one is unchanged."""
     publish(store)
     sign_again(store, [OTHER], trust=trusting(KEY))
     publish(store, deployment="Other")
@@ -589,7 +600,7 @@ def test_a_store_is_copied_as_it_is(store: MemoryStore, target: MemoryStore):
 
 
 def test_copying_twice_is_copying_once(store: MemoryStore, target: MemoryStore):
-    """Neither is there anything to write, nor is it an error."""
+    """The second copy writes nothing, and is not an error."""
     publish(store)
     copied = copy(store, target, trust=trusting(KEY))
     before = dict(target.objects)
@@ -611,7 +622,7 @@ def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStor
 
 
 def test_all_envelopes_of_an_artifact_are_copied(store: MemoryStore, target: MemoryStore):
-    """In the middle of a rotation readers of either key find theirs in the copy, too."""
+    """In the middle of a rotation, readers of either key find a valid envelope in the copy."""
     _, manifest = publish(store)
     sign_again(store, [OTHER], trust=trusting(KEY))
 
@@ -625,7 +636,7 @@ def test_all_envelopes_of_an_artifact_are_copied(store: MemoryStore, target: Mem
 def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
     store: MemoryStore, target: MemoryStore
 ):
-    """Where only the new key is trusted, what it signed is copied and nothing else."""
+    """If only the new key is trusted, only the envelope with its signature is copied."""
     publish(store)
     sign_again(store, [OTHER], trust=trusting(KEY))
 
@@ -636,7 +647,7 @@ def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
 
 
 def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
-    """The others stay where they are; that there is none of the name is said."""
+    """Other deployments are not copied. An unknown name is an error."""
     publish(store)
     publish(store, deployment="Other", raw={"cache": b"2"})
 
@@ -665,7 +676,7 @@ def test_a_copy_does_not_replace_what_is_published(store: MemoryStore, target: M
 
 @pytest.mark.parametrize("name", FORGED_BLOBS)
 def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore, name: str):
-    """A copy checks what a pull would check, and writes nothing of what fails."""
+    """A copy makes the checks of a pull, and writes no artifact that fails."""
     forge, reason = FORGED_BLOBS[name]
     statement, manifest = publish(store, raw={"cache": bytes(range(256)) * 9})
     key = blob_key(manifest.parts[0])
@@ -679,7 +690,7 @@ def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore
 
 
 def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
-    """A stranger's statement is left out and said, and what is trusted is copied beside it."""
+    """A stranger's statement is skipped and reported. Trusted statements are copied."""
     good, _ = publish(store)
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
 
@@ -693,7 +704,7 @@ def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemorySto
 def test_a_damaged_part_is_left_out_and_the_others_are_copied(
     store: MemoryStore, target: MemoryStore
 ):
-    """One bad blob in a store does not hold up its mirror."""
+    """One bad blob in a store does not stop the mirror."""
     bad, manifest = publish(store, deployment="Bad", raw={"cache": b"bad"})
     good, _ = publish(store, deployment="Good", raw={"cache": b"good"})
     store.objects[blob_key(manifest.parts[0])] = bytes(manifest.parts[0].stored_bytes)
@@ -706,7 +717,7 @@ def test_a_damaged_part_is_left_out_and_the_others_are_copied(
 
 
 def test_of_a_denied_newest_the_one_before_is_copied(store: MemoryStore, target: MemoryStore):
-    """Of what may be copied the newest of a variant is."""
+    """The newest artifact of a variant that may be copied is copied."""
     good, _ = publish(store, created=OLDER, raw={"cache": b"good"})
     denied, manifest = supersede(store, created=NEWER, raw={"cache": b"denied"})
     trust = trusting(KEY, denied=frozenset({manifest.parts[0].sha256}))
@@ -722,7 +733,7 @@ def test_of_a_denied_newest_the_one_before_is_copied(store: MemoryStore, target:
 def test_a_statement_under_another_deployment_is_not_spread(
     store: MemoryStore, target: MemoryStore
 ):
-    """What a pull refuses to take from there is not carried to where it would be taken."""
+    """A statement that a pull refuses under this deployment is not copied either."""
     manifest, stored = build(deployment="Other")
     publish_statement(store, manifest.to_statement(), KEY, name="moved")
     store.create(blob_key(manifest.parts[0]), stored["cache"])

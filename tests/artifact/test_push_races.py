@@ -24,7 +24,7 @@ PUBLISHERS = 8
 
 
 def pulled(uri: str, cache: NodeCache) -> bytes | None:
-    """Return what a replica would load now; None where there is nothing yet."""
+    """Return the artifact that a replica would load now; None if the store is empty."""
     try:
         with pull(
             open_store(uri),

@@ -33,7 +33,7 @@ def unix(created: str) -> float:
 
 @dataclass
 class Flooded(MemoryStore):
-    """A store that counts its pages and tells times, of what is published and of junk."""
+    """A store with published artifacts and junk that counts its pages and returns times."""
 
     pages_given: int = 0
     tells_times: bool = True
@@ -116,7 +116,7 @@ def test_junk_does_not_turn_a_hit_into_a_miss(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_junk_hides_no_newer_generation(store: Flooded, name: str):
-    """What superseded the first artifact is still the one that is taken."""
+    """The artifact that superseded the first one is still chosen."""
     published(store, OLDER)
     newest = published(store, NEWEST, raw={"cache": b"newer"})
     flood(store, name, count=10_000, at="2027-01-01T00:00:00.000000Z")
@@ -141,7 +141,7 @@ def test_an_old_statement_that_is_written_again_is_no_rollback(
 
 
 def test_an_artifact_under_another_name_is_chosen_by_its_signed_time(store: Flooded):
-    """One that needs no compiler fits where the compiler is another one, and is named otherwise."""
+    """An artifact that needs no compiler fits another compiler too, although its name differs."""
     published(store, OLDER)
     other = published(store, NEWEST, built_for=fingerprint(compiler=NOT_NEEDED))
     for number in range(READ_WHOLE):
@@ -167,7 +167,7 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
 
 
 def test_times_that_cannot_be_right_decide_nothing(store: Flooded):
-    """Where a copy kept no times, each statement may be newer than it looks."""
+    """If a copy kept no times, each statement may be newer than it looks."""
     times = ("2026-11-20T10:00:00.000000Z", "2026-11-22T10:00:00.000000Z")
     keys = [published(store, created, raw={"cache": created.encode()}) for created in times]
     flood(store, "{:08}.dsse.json", count=READ_WHOLE, at="1971-01-01T00:00:00.000000Z")
@@ -187,7 +187,7 @@ def test_a_store_of_ordinary_size_is_read_whole(store: Flooded):
 
 @pytest.mark.slow
 def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixture):
-    """In one line of the log where something fits, and in the error where nothing does."""
+    """The log has one line if an artifact fits. If none fits, the error says it."""
     flood(store, "{:08}.dsse.json", count=5000)
     with pytest.raises(ArtifactRefused):
         pull_here(store)
@@ -200,7 +200,7 @@ def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixt
 
 
 def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
-    """Who reads it knows that the reason may be among the others."""
+    """The reader learns that the reason may be in an unread statement."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
 
@@ -209,7 +209,7 @@ def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
 
 
 def test_an_explanation_has_all(store: Flooded):
-    """Who asks why gets each statement, however many there are."""
+    """The explanation contains every statement, however many exist."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
 

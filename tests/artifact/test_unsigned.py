@@ -35,7 +35,7 @@ TIMES = (f"2026-11-20T10:00:{second:02}.000000Z" for second in range(60))
 
 @dataclass
 class Site:
-    """Where a build left something, and where replicas look."""
+    """The folder that a build left, and the store of the replicas."""
 
     left: MemoryStore = field(default_factory=MemoryStore)
     fleet: MemoryStore = field(default_factory=lambda: MemoryStore(uri="memory:fleet"))
@@ -56,7 +56,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_no_replica_loads_what_has_no_signature(site: Site):
-    """It is `untrusted`, and rotation does not sign it."""
+    """An unsigned artifact is `untrusted`, and a rotation does not sign it."""
     site.leave()
 
     with pytest.raises(ArtifactRefused, match="has no signature") as pulled:
@@ -68,7 +68,7 @@ def test_no_replica_loads_what_has_no_signature(site: Site):
 
 
 def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
-    """The parts are the build's own, and the signature is over what it says of them."""
+    """The parts are those of the build, and the signature covers its statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
 
     done = site.sign()
@@ -81,7 +81,7 @@ def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
 
 
 def test_the_origin_is_what_the_signer_says(site: Site, tmp_path: Path):
-    """The code of a model can write what it likes into the folder, about another pipeline too."""
+    """The model's code can write anything into the folder, also about another pipeline."""
     claimed = {"builder": "https://ci/payments", "source": "4f2c"}
     site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": claimed, "passes": 3})
 
@@ -102,7 +102,7 @@ def test_an_origin_that_nobody_says_is_not_signed(site: Site):
 
 
 def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
-    """Who signs says which one is meant."""
+    """The signer names the deployment, and no other deployment is signed."""
     site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
 
     assert site.sign().statements == ()
@@ -110,7 +110,7 @@ def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
 
 
 def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
-    """It would win over every honest build until then."""
+    """An artifact dated in the future would win over every honest build until then."""
     ahead = datetime.now(timezone.utc) + timedelta(hours=23)
     site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
@@ -133,7 +133,7 @@ def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
 
 
 def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
-    """Without another store the folder has both statements, and a replica takes the signed one."""
+    """The folder then has both statements, and a replica loads the signed statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
 
     sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
@@ -183,7 +183,7 @@ def test_parts_that_are_not_what_the_statement_says_get_no_signature(
 
 
 def test_a_part_that_cannot_be_unpacked_gets_no_signature(site: Site):
-    """Nor does one that no replica could load."""
+    """A part that no replica could load gets no signature either."""
     site.leave(raw={"cache": b"no archive"})
 
     with pytest.raises(ArtifactRefused) as refused:
@@ -200,7 +200,7 @@ def test_a_part_that_cannot_be_unpacked_gets_no_signature(site: Site):
     ],
 )
 def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, limits: Any, reason: str):
-    """What every replica would refuse is not published."""
+    """An artifact that every replica would refuse is not published."""
     site.leave()
 
     with pytest.raises(ArtifactRefused) as refused:
@@ -211,7 +211,7 @@ def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, limits: Any
 
 
 def test_a_key_that_the_fleet_does_not_believe_is_noticed(site: Site):
-    """Where the machine trusts somebody, and not this key, nothing is published."""
+    """If the machine trusts keys, but not this key, nothing is published."""
     site.leave()
 
     with pytest.raises(ArtifactRefused) as refused:
@@ -237,7 +237,7 @@ def test_of_a_variant_that_is_published_either_is_kept(site: Site, tmp_path: Pat
 
 
 def test_entries_that_no_replica_runs_any_more_are_not_kept(site: Site, tmp_path: Path):
-    """Made by older rules than the new ones they are superseded, whatever is asked for."""
+    """Entries made by older rules are superseded, whatever the option says."""
     cache = {"cache": packed(tmp_path)}
     entries = {"entries": [{"level": 2}]}
     push(site.fleet, *build(raw=cache, facts={**entries, "entries_format": 2}), [KEY])
@@ -281,8 +281,8 @@ NO_GANG = {
     "a gap": (["0 of 3", "2 of 3"], "rank 1 of 3 is missing"),
     "twice": (["0 of 2", "1 of 2", "1 of 2"], "rank 1 of 2 appears 2 times"),
     "of two sizes": (["0 of 2", "1 of 2", "0 of 4"], "their gangs have 2 and 4 ranks"),
-    "one beside": (["0 of 2", "1 of 2", ""], "one has no rank"),
-    "two of none": (["", ""], "2 have no rank"),
+    "one beside": (["0 of 2", "1 of 2", ""], "one artifact has no rank"),
+    "two of none": (["", ""], "2 artifacts have no rank"),
     "a rank that is none": (["first of 2"], "not a rank"),
     "beyond": (["0 of 2", "2 of 2"], "not a rank"),
     "endless": (["0 of 4000000000"], "not a rank"),
@@ -293,7 +293,7 @@ NO_GANG = {
 
 @pytest.mark.parametrize("case", NO_GANG)
 def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
-    """The code of a model can leave any number: one for each rank is what a build makes."""
+    """Model code can leave any number of artifacts, but a build makes one for each rank."""
     cache = {"cache": packed(tmp_path)}
     ranks, says = NO_GANG[case]
     for rank in ranks:
@@ -308,7 +308,7 @@ def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
 
 
 def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, tmp_path: Path):
-    """They could be of two builds, of which each was for another machine."""
+    """The ranks could come from two builds, each for another machine."""
     cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw=cache, built_for=of_rank("1 of 2", threads="3"))
@@ -364,7 +364,7 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
 def test_the_first_signature_needs_the_deployment(
     run: Callable[..., Ended], tmp_path: Path, key_file: Path
 ):
-    """Otherwise the folder would say what the signature is for."""
+    """Without the option, the folder would decide which deployment is signed."""
     ended = run("sign", tmp_path, "--unsigned", "--key", key_file)
 
     assert ended.code == 2
@@ -385,7 +385,7 @@ def test_where_to_publish_is_for_the_unsigned(
 
 
 def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], tmp_path: Path):
-    """Source, image and builder, each in a line of its own; nothing of one that says none."""
+    """Source, image and builder each have a line. Artifacts without them have no such line."""
     said = {"builder": "https://ci/acme", "image": "r/app@sha256:1", "source": "4f2c\x1b[2K"}
     store = LocalStore(root=tmp_path / "store")
     push(store, *build(facts={"provenance": said}), [KEY])

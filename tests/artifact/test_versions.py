@@ -70,7 +70,7 @@ def test_what_the_first_release_published_is_read(store: LocalStore, tmp_path: P
 def test_what_is_published_now_looks_like_the_first_release_to_its_strict_reader(
     store: LocalStore,
 ):
-    """The first release refuses any member that it does not know: there is none."""
+    """The first release refuses unknown members, and finds none."""
     [old] = store.list("statements/")
     said = {"provenance": {"source": "4f2c", "builder": "https://ci"}}
     manifest, parts = build(deployment="Other", facts=said)
@@ -106,7 +106,7 @@ def test_a_variant_of_the_first_release_can_be_superseded(store: LocalStore, tmp
 def test_a_later_format_beside_ours_is_passed_over_with_its_reason(
     store: LocalStore, tmp_path: Path
 ):
-    """In a roll-out the older release takes what it can read, although something newer fits."""
+    """During a roll-out, the older release loads the newest artifact that it can read."""
     [old] = store.list("statements/")
     later = statement_of(store, old)
     later["predicateType"] = f"https://serve-warm.dev/artifact/v{FORMAT + 1}"

@@ -75,7 +75,7 @@ def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Pat
 
 @contextlib.contextmanager
 def stubbed(calls: Sequence[Call]) -> Iterator[None]:
-    """Have the graphs of these calls return what they returned once, and compute nothing."""
+    """Make the graphs of these calls return their first results again, without computing."""
     replaced: list[tuple[Any, Any]] = []
 
     def stub_of(graph: Any) -> Callable[[list[Any]], Any]:
@@ -120,7 +120,7 @@ def in_turns(sides: dict[str, tuple[Call, Any]], rounds: int, calls: int) -> dic
 def row_of(
     name: str, kernels: str, us: dict[str, list[float]], ours: Any, calls: int
 ) -> dict[str, Any]:
-    """Return what was found about one model."""
+    """Return the results for one model."""
     watch = ours._serve_warm.binder.binding.watch
     ratios = [o / t for o, t in zip(us["serve_warm"], us["torch_compile"], strict=True)]
     return {

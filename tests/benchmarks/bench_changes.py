@@ -90,7 +90,7 @@ Step = Callable[[Any, int], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What happens before each call."""
+    """The change that is made before each call."""
 
     name: str
     step: Step

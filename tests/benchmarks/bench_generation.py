@@ -137,7 +137,7 @@ def dispatch_us(model: Any, calls: int = 2000) -> float:
 
 
 def compute_nothing(fn: Any) -> None:
-    """Have the code of an entry return what it returns once, and launch nothing after that."""
+    """Make the code of an entry return its first result again, without launching kernels."""
     if not isinstance(fn, Function):
         graph = entry_function._graph_of(fn)
         graph._compiled = _stub_of(graph._compiled)

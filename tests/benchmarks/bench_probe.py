@@ -112,7 +112,7 @@ def replicas(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def process(*command: str, until: str) -> Iterator[str]:
-    """Run a command and yield the first line in which it says so, with what it says."""
+    """Run a command, and yield the value in its first line of this form."""
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

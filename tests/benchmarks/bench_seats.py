@@ -81,7 +81,7 @@ PARTS = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is started: a deployment with the methods `answer` and `pid`, and its artifact."""
+    """The subject of a run: a deployment with the methods `answer` and `pid`, and its artifact."""
 
     deployment: Any
     store: Path
@@ -148,7 +148,7 @@ def deploy(name: str, target: Any) -> None:
 
 
 def start(name: str, target: Any) -> dict[str, Any]:
-    """Start an application, and return the moments of its replica and what it answers."""
+    """Start an application, and return the times of its replica and its answers."""
     import ray
     from ray import serve
     from ray.serve.context import _get_global_client
@@ -282,7 +282,7 @@ def scale_up(name: str, deployment: str) -> dict[str, Any]:
 
 
 def latencies(handle: Any, seat: Path, *, first: bool) -> dict[str, list[float]]:
-    """Return latencies of a replica's requests, alone and while the seat of a file imports anew.
+    """Return latencies of requests, without a seat and while the seat in a file imports.
 
     Its process is killed, so that the replica asks for another one. `first`: alone comes first.
     """
@@ -494,7 +494,7 @@ def scale_ups(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def neighbours(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return percentiles of a neighbour's latencies by turn, alone and beside a seat's imports."""
+    """Return percentiles of a neighbour's latencies by turn, with and without a seat's imports."""
     found = [turn["neighbour"] for turn in turns if "neighbour" in turn]
     if not found:
         return {}
@@ -523,7 +523,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def failures_of_answers(found: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a run, whatever it took."""
+    """Return the problems of a run, regardless of its durations."""
     said = []
     if found["answers"] != 1:
         said.append(f"{found['answers']} different answers")
@@ -538,7 +538,7 @@ def failures_of_answers(found: Mapping[str, Any]) -> list[str]:
 
 
 def failures(found: Mapping[str, Any]) -> list[str]:
-    """Return what is not as it has to be."""
+    """Return everything that differs from the expected results."""
     said = failures_of_answers(found)
     ratio = statistics.median(s / p for s, p in zip(found["seat_s"], found["plain_s"], strict=True))
     if ratio > MOST_OF_PLAIN:

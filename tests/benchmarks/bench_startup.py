@@ -191,7 +191,7 @@ WHOLE = {"compiler_processes", "artifact_bytes", "peak_rss_bytes", "passes"}
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where artifacts are kept, and what processes find in their environment."""
+    """The place of artifacts, and the environment of the processes."""
 
     work: Path
     node: str = "fresh"
@@ -223,7 +223,7 @@ class Bench:
         return self.work / workload / f"{producer.system}-{producer.level or 0}"
 
     def start(self, workload: str, entrant: Entrant, *, role: str = "start") -> dict[str, Any]:
-        """Start one process and return what it says.
+        """Start one process, and return its output.
 
         Raises:
             Failed: it ended otherwise; with the sentence that it left.
@@ -388,7 +388,7 @@ def measure(
 def make_artifacts(
     bench: Bench, workload: str, entrants: Sequence[Entrant], plan: Plan
 ) -> tuple[dict[Entrant, str], dict[Entrant, str]]:
-    """Make what the starts load; return why which of them are not measured, or have failed."""
+    """Make the artifacts for the starts. Return why some are not measured or have failed."""
     producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
     not_measured: dict[Entrant, str] = {}
     failures: dict[Entrant, str] = {}
@@ -418,7 +418,7 @@ PRODUCING = 0
 
 
 class Plan:
-    """All steps of a run, and about how long what is left of them will take.
+    """All steps of a run, with an estimate of the remaining time.
 
     A step takes as long as its like did: the same in other turns, or else on other models, or else
     the average of all. Artifacts are made side by side.
@@ -433,7 +433,7 @@ class Plan:
 
     @contextlib.contextmanager
     def step(self, workload: str, entrant: Entrant, turn: int) -> Iterator[None]:
-        """Time a step; one that raises is over as well."""
+        """Time a step. A step that raises counts as finished too."""
         begin = time.monotonic()
         try:
             yield
@@ -660,7 +660,7 @@ def document(
 
 
 def added(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the models of both; what was measured again replaces what was there.
+    """Return a document with the models of both. New measurements replace old ones.
 
     Raises:
         Failed: they were not measured alike.

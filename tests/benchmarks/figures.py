@@ -41,7 +41,7 @@ GPU = ROOT / "docs" / "benchmarks-gpu.md"
 EXAMPLES = ROOT / "deployments"
 RESULTS = Path(__file__).parent / "results"
 
-NAMES = {"cold": "cold", "torch_bytes": "torch's cache bytes alone", "warm": "serve_warm"}
+NAMES = {"cold": "cold", "torch_bytes": "only torch's cache bytes", "warm": "serve_warm"}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -297,7 +297,7 @@ UNKNOWN = "no reason is known"
 
 
 def comparison() -> str:
-    """Return the comparison of starts: its tables, what is claimed of it, and who is best."""
+    """Return the comparison of starts: tables, claims, and the best system."""
     return compared(load("startup"))
 
 
@@ -368,7 +368,7 @@ def part(value: float | None) -> str:
 
 
 def asked(found: Mapping[str, Any]) -> Sequence[str]:
-    """Return the limits and what was found, and each claim that does not hold with its reason."""
+    """Return the limits with results, and each claim that does not hold with its reason."""
     lines = [
         "| | claim | limit | measured | without the remaining import | |",
         "|---|---|---:|---:|---:|---|",
@@ -601,7 +601,7 @@ def outcome(found: Mapping[str, Any] | None) -> str:
 
 
 def generation() -> str:
-    """Return the models that decode by compiled steps, and what a start and a step cost."""
+    """Return the models that decode by compiled steps, with the cost of a start and a step."""
     found = load("generation")
     versions, rows = found["versions"], found["rows"]
     slowest = max(row["to_proof_s"] / row["torch_s"] for row in rows)
@@ -631,7 +631,7 @@ def generation() -> str:
 
 
 def probe_cost() -> str:
-    """Return what a question about a node costs, beside the least that it could."""
+    """Return the cost of a probe, beside the lowest possible cost."""
     result = load("probe")
     words = {
         "exec": "`node.py probe`",
@@ -705,7 +705,7 @@ def gpu_line() -> str:
 
 
 def on_a_gpu() -> str:
-    """Return the starts that were measured on a GPU, and what is asked of them."""
+    """Return the starts that were measured on a GPU, with their claims."""
     found = load("startup_gpu")
     machine = found["machine"]
     lines = [
@@ -851,7 +851,7 @@ def soundness() -> str:
 
 
 def at_once_on_gpus() -> str:
-    """Return how replicas that start at the same moment compare with one that starts alone."""
+    """Return a comparison of replicas that start at once with a single replica."""
     found = load("replicas_gpu")
     *runs, summary = found["runs"]
     together = [run for run in runs if run["run"] == "together"]
@@ -879,7 +879,7 @@ def images() -> str:
         "level3": "`level3`",
         "app": "`app`, the default",
         "artifact": "the artifact, by `serve-warm build` in `app`",
-        "volume": "`volume`, the artifact alone",
+        "volume": "`volume`, only the artifact",
         "baked": "`baked`",
         "start": "the baked image, from its first process to a replica that is ready",
     }

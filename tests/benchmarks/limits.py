@@ -95,7 +95,7 @@ class Check:
 
 
 def checks(found: Mapping[str, Any]) -> Sequence[Check]:
-    """Return what is claimed about the rows of a document; nothing where a side has failed."""
+    """Return the claims about the rows of a document; empty if one side has failed."""
     rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
     result = []
     for workload in dict.fromkeys(row["workload"] for row in found["rows"]):

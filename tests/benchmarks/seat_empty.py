@@ -9,7 +9,7 @@ from ray import serve
 
 @serve.deployment(ray_actor_options={"num_cpus": 1}, graceful_shutdown_timeout_s=0)
 class Empty:
-    """Is there."""
+    """An empty deployment."""
 
     async def answer(self) -> list[float]:
         return []

@@ -18,7 +18,7 @@ Rows of `peft` and `diffusers` have an environment of their own, which the first
 
     true              ready, and every declared input is proven
     degraded          ready, and the report names the input that is not proven
-    nothing to prove  ready, with a warning that nothing compiled was found
+    nothing to prove  ready, with a warning that the process has no compiled code
     not declared      ready; the first request goes where no declared input goes, and its compile is
                       counted after ready
     false             not ready, with the reason

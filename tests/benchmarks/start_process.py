@@ -69,7 +69,7 @@ Call = Callable[["Example"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to start, and since when the process is being waited for."""
+    """The system to start, and the time at which the wait for the process began."""
 
     workload: str
     system: str
@@ -146,7 +146,7 @@ class Eager:
         return ""
 
     def begin(self) -> None:
-        """Start what can go on while the model is built."""
+        """Start work that can run while the model is built."""
 
     def start(self, module: Any, inputs: Sequence[Example], clock: Clock) -> Proven:
         self.import_compiler()
@@ -180,7 +180,7 @@ class Eager:
 
 
 class Floor(Eager):
-    """What no start is without: the imports that its level needs, one by one, weights, passes.
+    """The minimum of every start: the imports of its level, the weights and the passes.
 
     The passes are those of the eager model; the caller puts the compiled one's in their place.
     """
@@ -242,7 +242,7 @@ class Cold(Eager):
 
 
 class TorchBytes(Cold):
-    """What torch.compiler.save_cache_artifacts() gives, loaded into an empty directory."""
+    """The bytes of torch.compiler.save_cache_artifacts(), loaded into an empty directory."""
 
     def load(self) -> None:
         self.load_bytes()
@@ -296,7 +296,7 @@ class CachingPrecompile(Cold):
 
 
 class AOTInductor(Eager):
-    """One package for each input, made by torch.export; holds the weights.
+    """One package for each input, made by torch.export. The package contains the weights.
 
     torch's loader probes the CPU with a C++ compiler, for a warning where it is another one
     (torch 2.13, `torch/export/pt2_archive/_package.py`).
@@ -422,7 +422,7 @@ class ServeWarm(Eager):
         )
 
     def _check(self, report: Any) -> None:
-        """Keep what the report says of the artifact.
+        """Store the report's statements about the artifact.
 
         Raises:
             RuntimeError: the start is strict, and the artifact was not all that it needed.
@@ -516,7 +516,7 @@ class ServeWarm(Eager):
 
 
 class Owner:
-    """The user's object: what it has compiled is found on its attributes."""
+    """The user's object, with compiled callables in its attributes."""
 
     def __init__(self, model: Any, wait: Callable[[], None]) -> None:
         self.model = model
@@ -532,7 +532,7 @@ class Owner:
 
 
 class Replica(OutsideServe):
-    """What a warm-up needs of a deployment, without Serve; notes when calls are made."""
+    """The parts of a deployment that a warm-up needs, without Serve. Notes the times of calls."""
 
     application = "bench"
     deployment, replica = "Model", "Model#1"

@@ -25,7 +25,7 @@ SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One call of a model; its shapes are those of no other example of the workload."""
+    """One call of a model. No other example of the workload has its shapes."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -71,7 +71,7 @@ class Workload:
         return module
 
     def compiled_by_torch(self, module: nn.Module) -> Any:
-        """Return the model as torch alone compiles it."""
+        """Return the model compiled by plain torch."""
         if not self.blocks:
             return torch.compile(module, **self.arguments)
         for block in module.modules():

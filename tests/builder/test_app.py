@@ -54,7 +54,7 @@ def round_trip(
     compiler_processes: int = 0,
     proven: int = 6,
 ) -> dict[str, Any]:
-    """Return the report of a warm start with six inputs, or of one that is less than that."""
+    """Return the report of a fully warm start with six inputs, with some fields changed."""
     report = dataclasses.replace(FULL, parity=None).to_json()
     report["verdict"] = verdict
     report["artifact"]["reason"] = reason
@@ -76,8 +76,8 @@ def test_a_clean_round_trip_is_accepted():
             ["its verdict is partial, not full_hit (2 files of 3)"],
         ),
         (
-            round_trip(verdict="miss", reason="none fits here"),
-            ["its verdict is miss, not full_hit (none fits here)"],
+            round_trip(verdict="miss", reason="no artifact fits"),
+            ["its verdict is miss, not full_hit (no artifact fits)"],
         ),
         (
             round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
@@ -102,7 +102,7 @@ def test_a_clean_round_trip_is_accepted():
     ids=["partial", "miss", "refused", "off", "compiler", "one unproven", "none proven", "all"],
 )
 def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
-    """Each of the three properties is needed, and the error names all that are missing."""
+    """Each of the three properties is required, and the error names all that are missing."""
     with pytest.raises(BuildFailed) as failed:
         accept(report)
 
@@ -139,7 +139,7 @@ def refusal(target: str, **options: str) -> ConfigError:
 
 
 def test_a_copied_yaml_loads(written, example):
-    """The example loads from anywhere: what the tests below change in it is what is refused."""
+    """The unchanged example loads, so the refusals in the tests below come from their changes."""
     app = load_app(written(example))
 
     assert app.deployment == "TextEmbedder"
@@ -191,7 +191,7 @@ def test_a_yaml_without_applications_is_refused(written, config):
 
 
 def test_two_applications_are_refused(written, example):
-    """One artifact is of one deployment: with two applications both are named."""
+    """An artifact is for one application. The error names both."""
     second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}
     example["applications"].append(second)
 
@@ -230,7 +230,7 @@ def test_an_application_that_cannot_be_imported_is_refused(written, example, way
 
 @pytest.mark.parametrize("attribute", ["configured", "classifier"])
 def test_args_that_an_application_does_not_take_are_refused(written, example, attribute):
-    """An unknown name, or args for what takes none, is said in a line, with where args go."""
+    """An unknown name, or args that the application does not take, is reported in one line."""
     import_path = f"deployments.image_classifier.app:{attribute}"
     example["applications"] = [{"import_path": import_path, "args": {"devise": "cuda"}}]
 
@@ -246,7 +246,7 @@ def test_args_that_an_application_does_not_take_are_refused(written, example, at
 def test_what_an_application_raises_without_args_is_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nothing is said of args that nobody gave: user code has failed, and where is to be seen."""
+    """If no args were given, the error does not mention args, and shows where user code failed."""
     (tmp_path / "failing_application.py").write_text(
         "def app(args: dict):\n    raise ValueError('no weights')\n"
     )
@@ -260,7 +260,7 @@ def test_what_an_application_raises_without_args_is_its_own(
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
 def test_a_target_that_is_neither_is_refused(target):
-    """What is neither a YAML nor module:app is refused with an example of both."""
+    """The error shows an example of a YAML and of module:app."""
     error = refusal(target)
 
     assert error.message == f"{target!r} is neither a Serve YAML nor module:app"
@@ -270,7 +270,7 @@ def test_a_target_that_is_neither_is_refused(target):
 
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
-    """A deployment that does not warm up is refused, and those that do are listed."""
+    """A deployment that does not warm up is refused. The error lists the deployments that do."""
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
     assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
@@ -327,7 +327,7 @@ def test_ray_that_does_not_start_is_one_sentence(
 
 
 def test_what_is_not_rays_passes_through_a_cluster(monkeypatch: pytest.MonkeyPatch):
-    """What a build raises on a cluster that did start is the build's own."""
+    """An exception of the build itself passes through the cluster unchanged."""
     for name in ("ray.init", "ray.serve.start", "ray.shutdown"):
         monkeypatch.setattr(name, lambda *_, **__: None)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
@@ -339,7 +339,7 @@ def test_what_is_not_rays_passes_through_a_cluster(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
-    """Without WarmupMixin there is nothing to build, and the error says what to add."""
+    """Without WarmupMixin nothing can be built, and the error says what to add."""
     (tmp_path / "plain_application.py").write_text(
         "from ray import serve\n\n\n"
         "@serve.deployment\nclass Plain:\n    def __call__(self): ...\n\n\n"
@@ -363,7 +363,7 @@ def test_a_build_compiles_with_headers_of_its_own(cpu):
 
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
-    """One replica with the YAML's resources, the settings laid over, and Serve's own retries."""
+    """The replica has the YAML's resources, changed settings, and Serve's own retries."""
     app = load_app(str(EXAMPLE))
 
     built = app.built("unique", {"artifact": None})
@@ -404,7 +404,7 @@ def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_pa
 
 
 def test_a_key_that_is_trusted_gets_as_far_as_a_replica(tmp_path: Path):
-    """The control of the test above: with trust in the key it goes on."""
+    """Control of the test above: with a trusted key, the build continues."""
     mine = new_key()
     app = dataclasses.replace(load_app(APP), trust=trusting(mine))
 
@@ -588,7 +588,7 @@ def test_a_key_out_of_its_scope_is_refused_before_anything_is_compiled(tmp_path:
 
 
 def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path):
-    """It says so first, and with what is required it goes on."""
+    """The build reports the missing facts first. With these facts it continues."""
     key = new_key()
     trust = trusting(key, require=frozenset({("builder", "https://ci/*")}))
 
@@ -616,7 +616,7 @@ class BoastingStarts(Starts):
 
 @pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
 def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
-    """What the code of a model puts into the facts under this name is dropped."""
+    """Facts of this name from the model's code are dropped."""
     (tmp_path / "none").mkdir()
     starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
 
@@ -629,7 +629,10 @@ def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, s
 
 
 def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
-    """The round trip is signed, what is published is not; then it gets its first signature."""
+    """The copy for the round trip is signed, the published artifact is not.
+
+    `sign` then signs it.
+    """
     (tmp_path / "none").mkdir()
     starts = Starts(tmp_path / "none", round_trip(), round_trip())
     left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
@@ -653,7 +656,7 @@ def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
 def test_an_unsigned_artifact_is_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, if_published: str, problem: str
 ):
-    """Not for a store where replicas look, and nothing is compiled before that is said."""
+    """A store of replicas is refused, before anything is compiled."""
     monkeypatch.chdir(tmp_path)
     app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
 
@@ -692,12 +695,12 @@ WORKFLOW = "https://github.com/acme/app/.github/workflows/build.yml@refs/heads/m
     ],
 )
 def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, said: Any):
-    """Only by variables whose meaning is that CI's own, and what is given wins."""
+    """Only variables with a certain meaning in this CI count. Given options win."""
     assert read_provenance(environ, **given) == said
 
 
 @pytest.mark.parametrize("text", ["a\nb", "x" * 1001])
 def test_an_origin_is_one_line(text: str):
-    """It is shown in terminals, and compared."""
+    """An origin is shown in terminals and compared, so it has one line."""
     with pytest.raises(ConfigError, match="source is not a line"):
         read_provenance({}, source=text)

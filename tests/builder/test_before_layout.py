@@ -75,7 +75,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @torch.inference_mode()
 def eager() -> dict[str, torch.Tensor]:
-    """Return what the applications answer when nothing is compiled."""
+    """Return the answers of the applications without compiled code."""
     import layout_app
 
     torch.manual_seed(0)

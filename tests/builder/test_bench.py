@@ -26,7 +26,10 @@ RUN: dict[str, Any] = {
 
 
 def test_parity_is_a_row_and_a_figure_of_its_own():
-    """What the checks against eager cost is told apart from the proof; none without entries."""
+    """The cost of the checks against eager is separate from the proof.
+
+    Without entries it is absent.
+    """
     cold = {**RUN, "mode": "cold", "verdict": "off", "parity_s": 0.0, "stages": {"proving": 0.5}}
     stages = {"proving": 0.5, "parity": 0.25}
     warm = {**RUN, "mode": "warm", "verdict": "full_hit", "parity_s": 0.25, "stages": stages}

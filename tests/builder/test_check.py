@@ -188,7 +188,7 @@ def test_settings_that_nothing_reads_are_a_warning(written):
 
 
 def test_an_application_that_does_not_warm_up_is_a_problem(written):
-    """Without the mixin there is nothing to build."""
+    """Without the mixin, nothing can be built."""
     source = "@serve.deployment\nclass Scorer: ...\n\napp = Scorer.bind()\n"
 
     assert one_problem(written(source))[1] == "no deployment uses WarmupMixin"
@@ -249,7 +249,7 @@ def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fi
 
 
 def test_the_yaml_says_how_many_requests_there_are_at_once(written):
-    """Its option is the one that counts, above and below what the code says."""
+    """The option in the YAML counts, whether above or below the value in the code."""
     inputs = with_inputs("shape_grid(self.score, self.buckets, concurrency='batch')")
 
     assert found(written(inputs, max_ongoing_requests=8)) == Checked()
@@ -267,7 +267,7 @@ def test_the_yaml_says_how_many_requests_there_are_at_once(written):
     ],
 )
 def test_what_the_source_does_not_say_is_no_problem(written, inputs, more):
-    """Only running the class would tell, so nothing is said of it."""
+    """Only running the class could show a problem, so `check` reports none."""
     assert found(written(with_inputs(inputs, more=more))).problems == ()
 
 
@@ -327,7 +327,7 @@ def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
     "body", ["yield Input(target='score')", "return self.given()", "raise NotImplementedError"]
 )
 def test_inputs_that_may_come_are_no_problem(written, body):
-    """A generator, another method's answer, and what a subclass has to define."""
+    """Generators, answers of other methods, and methods that a subclass defines are accepted."""
     assert found(written(with_inputs("[]").replace("return []", body))).problems == ()
 
 
@@ -356,7 +356,10 @@ def test_a_batch_that_serve_never_forms_is_a_warning(written):
 
 
 def test_a_sync_handler_is_a_warning(written):
-    """Its model is called from a new thread for each request; one that hands it over is not."""
+    """Serve calls it in a new thread for each request.
+
+    A handler that hands the call over is fine.
+    """
     source = with_inputs("[Input(target='score')]").replace("async def score", "def score")
 
     (warning,) = found(written(source)).warnings
@@ -405,7 +408,7 @@ def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
 
 
 def test_a_class_without_inputs_is_a_problem(written):
-    """It would fail its start after the model is loaded."""
+    """Such a class would fail its start after loading the model."""
     source = (
         "@serve.deployment\nclass Scorer(WarmupMixin):\n    x = torch.compile\n\n"
         "app = Scorer.bind()\n"
@@ -437,12 +440,12 @@ def test_an_app_that_compiles_nothing_is_a_warning(written):
     ],
 )
 def test_an_address_of_no_store_is_a_problem(written, artifact, what):
-    """It is refused where settings are read, before a replica would miss."""
+    """The address is refused when settings are read, before a replica could miss."""
     assert what in one_problem(written(user_config=warmup(artifact=artifact)))[1]
 
 
 def test_a_store_that_cannot_be_read_is_a_problem(written, tmp_path):
-    """What the store says is the problem."""
+    """The error of the store is the problem."""
     (tmp_path / "file").write_text("")
 
     where, what, _ = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/file")))
@@ -467,7 +470,7 @@ def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
 
 
 def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
-    """It is right for `serve run` on one machine, and wrong on most clusters."""
+    """A relative path works for `serve run` on one machine, but not on most clusters."""
     checked = found(written(user_config=warmup(artifact="./artifacts")))
 
     relative, empty = checked.warnings
@@ -555,7 +558,7 @@ def test_a_missing_file_is_exit_code_2(tmp_path):
 
 
 def test_ray_is_not_started(written):
-    """Neither a driver nor any process: the check is one import and a look."""
+    """Neither a driver nor another process starts: `check` only imports and looks."""
     before = ray.is_initialized()  # by tests of replicas in the same process
 
     check(written(), environ={})
@@ -589,7 +592,7 @@ with pathlib.Path("seen").open("a") as seen:
 def test_an_app_that_is_built_is_imported_with_caches_of_its_own(
     written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What it compiles by then takes nothing that an earlier process of the user has left."""
+    """A compile during the import uses nothing that an earlier process of the user left."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "shared"))
     path = written(NOTES_CACHES + textwrap.dedent(GOOD), name="Scorrer")
@@ -606,7 +609,7 @@ def test_an_app_that_is_built_is_imported_with_caches_of_its_own(
 
 @pytest.mark.long
 def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
-    """Where replicas look is theirs to decide; where a build publishes has to be there."""
+    """Replicas may use another store. The store of the build must exist."""
     (tmp_path / "taken").write_text("")
     path = written(user_config=warmup(artifact="s3://bucket/scorer"))
 
@@ -624,7 +627,7 @@ def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
     ids=["all", "working-dir"],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(written, options):
-    """One of them would be ignored."""
+    """One of the options would be ignored."""
     ran = run_check(written(), "--store", "artifacts", *options, command="build")
 
     assert ran.returncode == 2
@@ -636,7 +639,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(written, options):
     ["image_classifier", "image_generator", "speech_to_text", "text_embedder", "text_generator"],
 )
 def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
-    """What the documents tell people to copy passes, before anything is built."""
+    """The examples that the documents recommend pass the check."""
     yaml = Path(f"deployments/{name}/serve.yaml").resolve()
     monkeypatch.chdir(tmp_path)  # the checkout may have a store of an earlier run
 

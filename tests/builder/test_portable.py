@@ -193,7 +193,7 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
 
 
 def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dict[str, Any]:
-    """Return what a replica gives to be packed."""
+    """Return the data that a replica returns for packing."""
     return {
         "fingerprint": {"machine": {"cpu_isa": isa}, "app": app},
         "parts": {"cache": cache},
@@ -201,7 +201,7 @@ def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dic
 
 
 def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
-    """Without the setting an artifact is for this CPU, AVX-512 or not."""
+    """Without the setting, an artifact is for this CPU, with or without AVX-512."""
     cache = packed({"a.so": library(tmp_path, *AVX512)}).read()
     native, portable = warmed_up(cache=cache), warmed_up(cache=cache, cpu="portable")
 
@@ -209,7 +209,7 @@ def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
 
 
 def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
-    """What the replica was compiled for decides, not the option: a YAML can set it too."""
+    """The setting of the replica decides, not the option, because a YAML can set it too."""
     good = packed({"a.so": library(tmp_path, *AVX2)}).read()
     bad = packed({"a.so": library(tmp_path, *AVX512)}).read()
 
@@ -221,7 +221,7 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
 
 
 def test_a_cpu_without_avx2_builds_no_portable_artifact():
-    """It compiled for itself alone; the error says what it lacks."""
+    """The replica compiled only for its own CPU. The error lists the missing features."""
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
 
     with pytest.raises(BuildFailed, match="the CPU of the build does not have avx2 fma"):
@@ -230,7 +230,7 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
 
 @pytest.mark.parametrize(("option", "cpu"), [((), None), (("--portable-cpu",), "portable")])
 def test_the_command_has_the_preset(option: tuple[str, ...], cpu: str | None):
-    """Without the option the deployment's own setting holds."""
+    """Without the option, the deployment's own setting applies."""
     context = build_command.make_context("build", ["app:app", "--store", "s", *option])
 
     assert context.params["cpu"] == cpu
@@ -294,7 +294,7 @@ def test_native_kernels_do(machine: Machine):
 @pytest.mark.slow
 @needs_cpu_kernels
 def test_torch_is_asked_about_avx2_only(portable: Started):
-    """One probe, and no answer about a wider CPU that could be given to another machine."""
+    """One probe runs, and no answer about a wider CPU reaches another machine."""
     assert portable.isa_probes == 1
     assert not any(word.startswith("-mavx512") for line in portable.command_lines for word in line)
 
@@ -302,7 +302,7 @@ def test_torch_is_asked_about_avx2_only(portable: Started):
 @pytest.mark.slow
 @needs_cpu_kernels
 def test_a_portable_artifact_is_warm_on_a_lesser_cpu(lesser: Started):
-    """Both inputs are proven, nothing is compiled, and the numbers are those of eager mode."""
+    """Both inputs are proven, nothing compiles, and the numbers equal those of eager mode."""
     report = lesser.report
 
     assert report["verdict"] == "full_hit", report["artifact"]

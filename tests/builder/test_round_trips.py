@@ -138,7 +138,7 @@ def test_trips_run_beside_each_other_where_there_is_room():
     "on", [Room(1), Room(places=False)], ids=["no free resources", "one waits for its own"]
 )
 def test_trips_run_one_after_the_other_where_there_is_no_room(on: Room):
-    """So no two of them hold a part each of what both need."""
+    """So no two trips each hold a part of the resources that both need."""
     prove(on)
 
     assert on.noted == ["+first", "-first", "+second", "-second", "+third", "-third"]
@@ -190,7 +190,7 @@ def test_a_replica_that_dies_beside_another_is_started_again_alone():
 
 @pytest.mark.slow
 def test_a_replica_that_dies_alone_fails_the_build():
-    """It is not tried again and again, also not after one that died beside another."""
+    """The build does not retry again, not even after an earlier retry."""
     alone, again = Room(1, first=[ReplicaDied("killed")]), Room(second=[ReplicaDied("killed")] * 2)
 
     for on in (alone, again):

@@ -31,7 +31,7 @@ from serve_warm.trust.files import trust_lines
 
 @pytest.fixture
 def real(tmp_path) -> dict[str, bytes]:
-    """Parts whose content is what it should be."""
+    """Parts with valid content."""
     return {"cache": packed_cache(tmp_path / "cache")}
 
 
@@ -51,7 +51,7 @@ def described(tmp_path):
 
 
 def test_verify_says_yes_of_what_is_good(run, source, real):
-    """One line an artifact, with who signed it and how large it is; the exit code is 0."""
+    """One line for each artifact shows signer and size. The exit code is 0."""
     first, manifest = publish(source, deployment="First", raw=real)
     second, _ = publish(source, deployment="Second", raw=real)
 
@@ -115,7 +115,7 @@ def test_verify_looks_at_what_is_packed(run, source):
 
 
 def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
-    """An artifact of an untrusted key is refused; the hint is said once for all of them."""
+    """An artifact of an untrusted key is refused. The hint appears once for all."""
     publish(source, STRANGER, deployment="First", raw=real)
     publish(source, STRANGER, deployment="Second", raw=real)
 
@@ -158,7 +158,7 @@ def test_an_artifact_that_two_keys_signed_is_verified_once(run, source, real, tr
 @pytest.mark.parametrize("command", ["verify", "diff"])
 @pytest.mark.parametrize("options", [[], ["--deployment", "Other"]], ids=["store", "deployment"])
 def test_nothing_there_is_a_no(run, source, described, command, options):
-    """What is not there is neither good nor fitting, so that a mistyped address is noticed."""
+    """An empty store gives the answer no, so that a mistyped address is noticed."""
     if options:
         publish(source)
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
@@ -193,7 +193,7 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 
 
 def test_diff_says_what_is_refused_once(run, source, described, caplog):
-    """What the answer shows is not in the log as well."""
+    """A refusal in the answer is not repeated in the log."""
     publish(source, STRANGER)
     caplog.clear()
 
@@ -213,7 +213,7 @@ def test_diff_shows_the_factors_that_differ(run, source, described):
     assert ended.code == 3
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     equal = len({**MACHINE, **APP}) - 3
-    assert lines[0].startswith("Embedder: none fits on the machine of ")
+    assert lines[0].startswith("Embedder: no artifact fits on the machine of ")
     assert lines[1] == (
         f"{statement}: does not fit: 3 factors differ, {equal} equal, "
         "created 2026-11-20T10:00:00.000000Z"
@@ -241,7 +241,7 @@ def test_diff_shows_all_factors_when_asked(run, source, described):
 
 
 def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
-    """The artifact that is named, of several that fit, is the one that a replica would load."""
+    """If several artifacts fit, the named artifact is the one that a replica would load."""
     for day in ("18", "19", "20"):
         publish(source, created=f"2026-11-{day}T10:00:00.000000Z", on_taken="supersede")
     sign_again(source, [STRANGER], trust=trusting(KEY))
@@ -265,7 +265,7 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
 
 
 def test_diff_says_on_which_gpu_it_was_built(run, source, described):
-    """In a sentence, above the factors, of which a GPU brings several."""
+    """A sentence above the factors names the GPU, because a GPU changes several factors."""
     publish(source, built_for=fingerprint(gpu="NVIDIA A100 sm_80 108 SMs 80 GiB", driver="550"))
     here = fingerprint(gpu="NVIDIA H200 sm_90 132 SMs 140 GiB", driver="580")
 
@@ -290,7 +290,7 @@ def test_diff_says_no_when_one_deployment_has_nothing(run, source, described):
     assert both.code == 3
     assert json.loads(both.out)["takes"] == {"First": statement, "Second": None}
     assert first.code == 0
-    assert f"would take {statement}\n" in first.out
+    assert f"would load {statement}\n" in first.out
 
 
 def test_diff_reads_what_the_others_write(run, source, described):
@@ -324,7 +324,7 @@ def test_diff_reads_what_the_others_write(run, source, described):
     ],
 )
 def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, content):
-    """It is named with what is wrong, in one sentence: exit code 2."""
+    """One sentence names the file and the problem. The exit code is 2."""
     publish(source)
     file = tmp_path / "against.json"
     file.write_text(content)
@@ -340,7 +340,7 @@ def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, 
 
 
 def test_what_the_replica_sets_does_not_count_here(run, source, described):
-    """Threads and modes of a replica are unknown on a machine alone, and so is no difference."""
+    """A plain machine does not know a replica's threads and modes, so they do not count."""
     machine = read_machine(os.environ)
     app = {**read_app(os.environ), "threads": "77"}
     statement, _ = publish(source, built_for=Fingerprint(machine=machine, app=app))
@@ -354,13 +354,13 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
 
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
-        f"Embedder: {statement} fits here, but threads (num_cpus) and {len(app) - 1} more factors "
-        "of the replica were not compared: it can still be a miss"
+        f"Embedder: {statement} fits here, but the command did not compare threads (num_cpus) "
+        f"and {len(app) - 1} more factors of the replica, so the start can still be a miss"
     )
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out
     rows = [" ".join(line.split()) for line in everything.out.splitlines()]
     assert "threads 77 set by the replica" in rows
-    assert "run it with --against and its report" in alone.err
+    assert "pass --against with a replica's report" in alone.err
     assert "threads 77 1" in " ".join(with_app.out.split())
     assert "--against" not in with_app.err
 
@@ -408,13 +408,13 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
     ended = run_process(NO_TORCH, "diff", source.root, "--against", file)
 
     assert (ended.code, ended.err) == (0, "")
-    assert f"would take {statement}\n" in ended.out
+    assert f"would load {statement}\n" in ended.out
 
 
 @pytest.mark.parametrize("program", ["ray", "starlette"])
 @pytest.mark.parametrize("command", ["build", "bench"])
 def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command, program):
-    """One sentence with the package to install, also for a Ray without Serve; no traceback."""
+    """One sentence names the package to install, also for a Ray without Serve. No traceback."""
     absent = NO_RAY.replace('"ray"', repr(program))
 
     ended = run_process(absent, command, "app:app", "--store", source.root)
@@ -427,7 +427,7 @@ def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, comm
 
 
 def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
-    """There torch's own factors are differences, and the others are compared as anywhere else."""
+    """Factors of torch are differences. Other factors are compared as usual."""
     machine = read_machine(os.environ)
     publish(source, built_for=Fingerprint(machine=machine, app=read_app(os.environ)))
 
@@ -445,7 +445,7 @@ def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
 
 
 def test_the_artifact_is_rebuilt_from_its_differences(run, source, described):
-    """What diff counts as equal, different and unknown is every factor of either side, once."""
+    """Equal, different and unknown factors together are all factors of both sides, once."""
     manifest, _ = build(built_for=Fingerprint(machine={"a": "1", "b": "2"}, app={"c": "unknown"}))
     publish(source, built_for=manifest.fingerprint)
     here = {"machine": {"a": "1", "b": "3", "d": "4"}, "app": {"c": "unknown"}}

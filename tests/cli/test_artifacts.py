@@ -90,7 +90,7 @@ def test_inspect_says_that_a_store_is_empty(run, source):
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "diff", "pull", "push", "prune", "sign"])
 def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, command):
-    """A mistyped path is told from a store in which nothing is, with the name that was meant."""
+    """A mistyped path differs from an empty store, and the error suggests the right name."""
     publish(source)
     more = {"pull": [tmp_path / "target"], "push": [tmp_path / "target"]}
     run("keygen", tmp_path / "ci.key")
@@ -155,7 +155,7 @@ def test_a_statement_cannot_write_to_the_terminal(run, source, options):
 
 
 def test_a_broken_statement_cannot_write_to_the_terminal(run, source):
-    """What is said about a statement that cannot be read has none of its control characters."""
+    """A message about an unreadable statement contains no control characters of the statement."""
     payload = json.loads(build()[0].to_statement())
     payload["predicate"]["deployment"] = ESCAPES
     payload["predicate"][ESCAPES] = 1
@@ -237,7 +237,7 @@ def test_a_corrupted_blob_is_not_copied(run, source, target, command):
 
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_an_untrusted_artifact_is_not_copied(run, source, target, command):
-    """What is signed by a stranger ends the copy with exit code 1, and nothing is published."""
+    """An artifact signed by a stranger ends the copy with exit code 1, and nothing is published."""
     publish(source, STRANGER)
 
     failed = run(command, source.root, target.root)
@@ -253,7 +253,7 @@ def test_an_untrusted_artifact_is_not_copied(run, source, target, command):
 
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_what_is_published_is_superseded_only_when_asked(run, source, target, command):
-    """Of a variant with other content the copy says what is there; nothing is ever replaced."""
+    """The copy reports a variant with other content, and never replaces it."""
     there, _ = publish(target, raw={"cache": b"older"}, created="2026-11-19T10:00:00.000000Z")
     publish(source)
     before = objects(target)
@@ -300,7 +300,7 @@ def test_what_is_left_out_of_a_copy_is_said(run, source, target):
 
 
 def test_a_log_has_one_line_for_each_part(run, source, target):
-    """Where stderr is no terminal each part is one line when it was read and one when written."""
+    """Without a terminal, each part has one line after reading and one line after writing."""
     publish(source, deployment="First", raw={"cache": bytes(5_000_000)})
     _, second = publish(source, deployment="Second")
 
@@ -316,7 +316,7 @@ def test_a_log_has_one_line_for_each_part(run, source, target):
 
 
 def test_a_terminal_has_a_bar(source, target, trust_file):
-    """In a terminal there is a bar with bytes on stderr, and stdout is as it is in a pipe."""
+    """In a terminal, stderr shows a bar with bytes. stdout is the same as in a pipe."""
     statement, manifest = publish(source)
     count = manifest.parts[0].stored_bytes
     arguments = [str(trust_file), "pull", str(source.root), str(target.root)]
@@ -368,7 +368,7 @@ def test_parts_are_told_apart(capsys, told, lines):
 
 
 def test_a_log_has_a_line_for_each_stage_of_what_runs_beside_each_other(capsys):
-    """Counters alone give none, wherever they stand, and a long line is one line."""
+    """Changed counters alone make no line, wherever they are. A long line stays one line."""
     with screen.progress() as progress:
         for first, second in (
             ("replaying pass 1, 1/6 inputs", "importing and loading weights"),
@@ -458,7 +458,7 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
 
 @pytest.mark.parametrize("command", ["inspect", "push", "pull"])
 def test_our_errors_are_two_lines_on_stderr(run, target, command):
-    """An error says what was found and what to do, on stderr, without a traceback: exit code 1."""
+    """An error says what was found and what to do, on stderr, without a traceback. Exit code 1."""
     folders = ["https://example.com/artifacts", target.root]
 
     ended = run(command, *folders[: 1 if command == "inspect" else 2])
@@ -519,7 +519,7 @@ def opened_for_writing(fifo: Path) -> int | None:
 
 
 def test_a_full_disk_is_one_sentence(run_process, source, target):
-    """What the system cannot do is told in its words, without a traceback: exit code 1."""
+    """The error shows the system's message without a traceback. Exit code 1."""
     publish(source, raw={"cache": os.urandom(100_000)})
     program = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nmain()"
 

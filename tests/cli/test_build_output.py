@@ -47,7 +47,7 @@ def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
 
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
-    """Of a sync handler, for example: the number of its threads differs from start to start."""
+    """The number of threads in a warning about a sync handler differs from start to start."""
     cold = report("calls from 2 threads", "pgo: on does nothing here", to_proof_s=9.0)
     warm = report("calls from 3 threads", to_proof_s=1.0)
     made = built(cold, warm)
@@ -63,7 +63,7 @@ def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.Capture
 
 
 def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.CaptureFixture[str]):
-    """In a composition a start waits for another deployment, which no artifact of its own helps."""
+    """A start in a composition waits for another deployment, which its own artifact cannot help."""
     cold = report(to_proof_s=12.0, waited_s=4.0)
     warm = report(to_proof_s=10.2, waited_s=9.8)
 
@@ -86,7 +86,7 @@ DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"
     ],
 )
 def test_a_replica_without_a_module_names_it(place: Any, working_dir: str | None, hint: str):
-    """What to do depends on whether its code was brought along."""
+    """The advice depends on whether the build copied the code."""
     on = Cluster(8000, place=place, working_dir=working_dir)
 
     with pytest.raises(BuildFailed) as caught:

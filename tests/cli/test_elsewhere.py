@@ -90,7 +90,7 @@ def store_fixture(tmp_path: Path) -> LocalStore:
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_application_can_be_written_there(system: str, tmp_path: Path) -> None:
-    """Each module and public name is there, and `check` finds what is wrong and nothing else."""
+    """Each module and public name exists, and `check` finds only the real mistake."""
     (tmp_path / "good.py").write_text(APP)
     (tmp_path / "bad.py").write_text(APP.replace('"score"', '"scores"'))
 
@@ -170,7 +170,7 @@ def test_status_is_of_pages_alone() -> None:
 
 @pytest.mark.slow
 def test_inspect_shows_a_store_on_windows(store: LocalStore) -> None:
-    """What is there and what for; not who is to be believed, and it says why."""
+    """It shows the content of the store, but not who is trusted, and says why."""
     as_text = elsewhere(WINDOWS, "inspect", store.root)
     as_json = elsewhere(WINDOWS, "inspect", store.uri, "--json")
 
@@ -191,13 +191,13 @@ def test_inspect_shows_a_store_on_windows(store: LocalStore) -> None:
     [
         ("inspect", 0, "trusted, signed by ci"),
         ("verify", 0, "OK       statements/"),
-        ("diff", 3, "none fits here"),
+        ("diff", 3, "no artifact fits here"),
     ],
 )
 def test_artifacts_are_read_and_believed_on_macos(
     store: LocalStore, trust_file: Path, command: str, code: int, said: str
 ) -> None:
-    """As on Linux: macOS has owners and modes."""
+    """Files have owners and modes on macOS too, as on Linux."""
     program = MAIN + "main()"
 
     ran = elsewhere(MACOS, "-c", program, trust_file, command, store.root)
@@ -260,7 +260,7 @@ print(store.get("a/b/c", max_bytes=9), store.list("link/"), store.list("none/"))
 
 
 def test_windows_lists_no_folder_over_a_link(tmp_path: Path) -> None:
-    """As elsewhere: a link that is followed can form a loop, or show what is outside."""
+    """As on other systems, a followed link could form a loop or lead outside."""
     store = LocalStore(root=tmp_path / "store")
     store.create("a/b/c", b"123")
     store.create("d", b"4")
@@ -274,7 +274,7 @@ def test_windows_lists_no_folder_over_a_link(tmp_path: Path) -> None:
 
 
 def test_a_drive_is_a_folder_on_windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one letter no scheme is; elsewhere it is a misspelt one."""
+    """No scheme has one letter. On other systems, the address counts as misspelt."""
     on_linux = split(r"C:\artifacts")
     monkeypatch.setattr(sys, "platform", "win32")
 
@@ -284,6 +284,6 @@ def test_a_drive_is_a_folder_on_windows_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_this_system_lacks_nothing() -> None:
-    """What the processes above lose is here, so that the tests show something."""
+    """This system has everything that the processes above lack, so the tests prove something."""
     assert os.open in os.supports_dir_fd
     assert hasattr(os, "geteuid")

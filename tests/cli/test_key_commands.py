@@ -43,7 +43,7 @@ def key_file(run, tmp_path):
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
-    """What keygen prints is a trust file that believes what the new key signs."""
+    """The output of keygen is a trust file that trusts signatures of the new key."""
     file = tmp_path / "ci.key"
 
     ended = run("keygen", file, "--name", "new ci", *options)
@@ -61,7 +61,7 @@ def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
 
 
 def test_keygen_names_a_key_after_its_file(run, tmp_path):
-    """Without --name the key is called as the file, without its ending."""
+    """Without --name, the key has the name of the file without its ending."""
     ended = run("keygen", tmp_path / "builder.pem", "--json")
 
     told = json.loads(ended.out)
@@ -85,7 +85,7 @@ def test_keygen_overwrites_nothing(run, key_file):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2K"])
 def test_a_key_has_a_name_that_can_be_shown(run, tmp_path, name):
-    """It stands in the output of inspect and verify: exit code 2, and no key is made."""
+    """The name appears in the output of inspect and verify. Exit code 2, and no key is made."""
     ended = run("keygen", tmp_path / "key", "--name", name)
 
     assert (ended.code, ended.out) == (2, "")
@@ -113,7 +113,7 @@ def test_sign_lets_both_keys_vouch(run, source, key_file):
 
 
 def test_sign_leaves_what_is_signed(run, source, key_file):
-    """Signing again signs only what the key has not signed, and says how many it has."""
+    """A second run signs only artifacts without this key's signature, and counts the others."""
     publish(source, deployment="First")
     run("sign", source.root, "--key", key_file)
     publish(source, deployment="Second")
@@ -141,7 +141,7 @@ def test_several_keys_sign_at_once(run, source, key_file, tmp_path):
 
 
 def test_what_a_stranger_signed_is_not_signed(run, source, key_file):
-    """A signature vouches for all of it: exit code 1, and the store is as it was."""
+    """A signature vouches for the whole artifact. Exit code 1, and the store is unchanged."""
     publish(source, STRANGER)
     before = objects(source)
 
@@ -153,7 +153,7 @@ def test_what_a_stranger_signed_is_not_signed(run, source, key_file):
 
 
 def test_the_public_half_does_not_sign(run, source, key_file):
-    """It is told from a key that others can read, whose mode would have to change."""
+    """The error differs from the error for a key that others can read."""
     publish(source)
 
     ended = run("sign", source.root, "--key", f"{key_file}.pub")
@@ -181,7 +181,7 @@ def ago(days: float) -> str:
 
 @pytest.fixture
 def keys(source) -> dict[str, str]:
-    """Artifacts by what they are, each a variant of its own with a part of its own."""
+    """Artifacts by purpose. Each is a separate variant with its own part."""
     return {
         name: publish(
             source,
@@ -211,7 +211,7 @@ def keys(source) -> dict[str, str]:
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone, why):
-    """A dry run says what the next one removes, and why; the parts go with the statements."""
+    """A dry run shows what the real run removes, and why. Parts go with their statements."""
     before = objects(source)
 
     shown = json.loads(run("prune", source.root, *rules, "--dry-run", "--json").out)
@@ -230,7 +230,7 @@ def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone, wh
 
 
 def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
-    """The table has a row for each, with the reason; what is in use is named."""
+    """The table has a row with a reason for each artifact. Artifacts in use are named."""
     used = tmp_path / "used.json"
     used.write_text(json.dumps([keys["dead"]]))
     source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
@@ -255,7 +255,7 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
 
 
 def test_what_a_replica_here_runs_on_is_kept(run, source, keys, monkeypatch):
-    """The state files of this machine's replicas protect what they name."""
+    """Artifacts named in the state files of this machine's replicas are kept."""
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
     state = StateFile(user_folder("state"), application="a", deployment="d", replica="r")
     state.write({"stage": "READY", "statement": keys["old"]})
@@ -315,7 +315,7 @@ def test_what_reports_name_is_kept(run, source, keys, tmp_path, form):
 def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
     run, source, keys, tmp_path, content
 ):
-    """It is not taken for "nothing is in use": exit code 2, and nothing is removed."""
+    """Such a file does not mean that nothing is in use. Exit code 2, and nothing is removed."""
     file = tmp_path / "used.json"
     file.write_text(content)
     before = objects(source)
@@ -345,7 +345,7 @@ def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
     ids=" ".join,
 )
 def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
-    """What could be misunderstood removes nothing: exit code 2, and an example."""
+    """An ambiguous rule removes nothing. Exit code 2, with an example."""
     before = objects(source)
 
     ended = run("prune", source.root, *options)
@@ -364,7 +364,7 @@ def test_prune_needs_a_store(run, tmp_path):
 
 
 def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):
-    """Without a rule only those parts go that no statement names, and that are a day old."""
+    """Without a rule, only unnamed parts that are a day old are removed."""
     forgotten = source.root / "blobs/sha256" / ("ab" * 32)
     forgotten.write_bytes(b"forgotten")
     recent = source.root / "blobs/sha256" / ("cd" * 32)

@@ -24,7 +24,7 @@ def run(*options: str) -> str:
 
 
 def test_the_documents_tables_are_its_output():
-    """Both tables of the reference, and nothing between them but what each is of."""
+    """Both tables of the reference equal the output, with only a heading between them."""
     tables = [figures.section(figures.METRICS, name)[1] for name in ("metrics", "node metrics")]
 
     out = run("--markdown")
@@ -39,7 +39,7 @@ def test_the_documents_tables_are_its_output():
 
 
 def test_json_has_each_metric_once():
-    """With the name at each endpoint, all labels, and the unit that its name ends in."""
+    """Each metric has its name at each endpoint, all labels, and the unit in its name."""
     rows = {row["node"]: row for row in json.loads(run("--json"))}
 
     assert len(rows) == len(METRICS) + len(node.NODE_METRICS)
@@ -60,7 +60,7 @@ def test_json_has_each_metric_once():
 
 @pytest.mark.parametrize("options", [[], ["--markdown"], ["--json"]])
 def test_each_form_names_every_metric(options: list[str]):
-    """As they are exported, at both endpoints."""
+    """The names are the exported names at both endpoints."""
     words = set(run(*options).replace("`", " ").replace('"', " ").replace(",", " ").split())
 
     for metric in METRICS:
@@ -72,7 +72,7 @@ def test_each_form_names_every_metric(options: list[str]):
 
 
 def test_every_reason_of_a_refusal_is_documented():
-    """In the table of reasons, once each, and no other one."""
+    """The table of reasons contains each reason once, and no other reason."""
     page = figures.MESSAGES.read_text().partition("## Reasons for a refusal\n")[2]
     rows = [line.split("|")[1] for line in page.partition("\n## ")[0].splitlines() if "| `" in line]
 

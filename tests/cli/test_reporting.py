@@ -45,7 +45,7 @@ FACTS: dict[str, Any] = {
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[Path]:
-    """Return the state directory of a replica that is ready, and of one that failed and ended."""
+    """Return the state directory of a ready replica and of a replica that failed and ended."""
     folder = tmp_path / "state"
     names = {"application": "shop", "deployment": "Ranker"}
     ready = node.StateFile(folder, **names, replica="a")
@@ -64,7 +64,7 @@ def run(*options: str) -> str:
 
 
 def test_the_first_line_splits_the_whole_start(replicas: Path):
-    """What is part of another one is not counted twice, and what ran beside takes no time."""
+    """A part inside another part counts once, and parallel work counts no time."""
     lines = run("--state-dir", str(replicas)).splitlines()
 
     assert lines[0] == (
@@ -77,7 +77,7 @@ def test_the_first_line_splits_the_whole_start(replicas: Path):
 
 
 def test_what_came_of_a_seat_is_told(tmp_path: Path):
-    """As a line of a state file, and of a record of another release with more fields."""
+    """The line about a seat comes from a state file, or from a record of a newer release."""
     use = SeatUse(count=1, miss="hung", note="importing app took over 60 s", waiting=0)
     state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({**FACTS, "seat": use.text()})
@@ -91,7 +91,7 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
 
 
 def test_a_replica_that_has_ended_is_told_too(replicas: Path):
-    """With its error: nobody can ask it any more."""
+    """An ended replica is shown with its error, because nobody can ask it any more."""
     lines = run("--state-dir", str(replicas)).splitlines()
 
     first = next(line for line in lines if line.startswith("shop#Ranker b"))
@@ -133,7 +133,7 @@ def test_what_another_release_wrote_is_no_error(tmp_path: Path):
 
 
 def test_a_directory_without_replicas_is_said(tmp_path: Path):
-    """As for every command: exit code 1, what was looked at, and what to do."""
+    """Exit code 1, with the directory that was read and advice."""
     with pytest.raises(StoreError, match="no replica has written to") as caught:
         run("--state-dir", str(tmp_path))
 

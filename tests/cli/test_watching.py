@@ -101,7 +101,7 @@ def rays(page: str) -> str:
 
 
 class Pages(http.server.ThreadingHTTPServer):
-    """Answers one text at every path, or writes whatever bytes it is told to."""
+    """A server that answers one text at every path, or sends the given bytes."""
 
     daemon_threads = True
 
@@ -165,14 +165,14 @@ def test_files_say_all_there_is_to_show(directory, replica):
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, "
         "6 graphs skipped, 7 kernels built, 8 autotuned, 4 fallbacks to eager, 5 refused, "
         "last: recompile of forward (model.py:7): size mismatch; "
-        "warning: compiled calls were made from 2 threads"
+        "warning: compiled calls ran on 2 threads"
     )
 
 
 @pytest.mark.parametrize("kind", ["node", "ray"])
 @pytest.mark.parametrize("stage", list(Stage))
 def test_pages_say_what_files_say(directory, replica, kind, stage):
-    """Of the same replica a page of metrics gives the same facts, as far as it has them."""
+    """For the same replica, a page of metrics gives the same facts, as far as it has them."""
     covered = Coverage(expected=6, proven=6 if stage is Stage.READY else 0)
     report = Report(stage=stage, verdict=Verdict.MISS, covered=covered, inputs_done=4)
     replica("r1", report)
@@ -202,7 +202,7 @@ def test_the_time_to_ready_is_the_one_of_the_metrics(directory, replica):
 
 
 def test_the_time_of_a_start_is_the_one_of_the_metrics(directory, replica):
-    """Both count from the replica's creation, which is before its state file."""
+    """Both times count from the creation of the replica, before its state file exists."""
     start = Report(stage=Stage.REPLAYING, created_boot_s=node.boot_s() - 1000.0, deadline_s=1800.0)
     replica("r1", start)
 
@@ -264,7 +264,10 @@ def test_the_store_is_named_so_that_it_can_be_asked(run, directory, replica, ver
 
 
 def test_entries_that_were_withdrawn_lead_to_who_signed_them(run, directory, replica):
-    """They make a start partial, and fit: why they do not is no question."""
+    """Withdrawn entries make a start partial although the artifact fits.
+
+    `diff` cannot explain this.
+    """
     failed = "parity: app.Net(Tensor float32[1]): it differs from eager by 3.4e+00"
     replica(verdict="partial", store="s3://bucket/scorer", degraded=[failed])
 
@@ -275,7 +278,7 @@ def test_entries_that_were_withdrawn_lead_to_who_signed_them(run, directory, rep
 
 
 def test_pages_count_what_happened_in_traffic(directory, replica):
-    """Counters have another name on a page, and are read all the same; refusals have a reason."""
+    """Counters have other names on a page, and are read too. Refusals have a reason."""
     artifact = dataclasses.replace(FULL.artifact, refused="untrusted")
     replica("r1", dataclasses.replace(FULL, artifact=artifact))
 
@@ -289,7 +292,7 @@ def test_pages_count_what_happened_in_traffic(directory, replica):
 
 
 def test_what_graphs_keep_is_shown(directory, replica):
-    """Of all devices, by files and by pages alike; nothing is said where there is no GPU."""
+    """Sums all devices, from files and pages. Without a GPU nothing is shown."""
     replica("r1", dataclasses.replace(FULL, degraded=(), after_ready=Counts()))
     replica("r2")
     page = page_of(directory)
@@ -303,7 +306,7 @@ def test_what_graphs_keep_is_shown(directory, replica):
 
 
 def test_seats_are_shown(directory, replica):
-    """By files in the replica's words, by pages in figures; nothing is said where none are set."""
+    """Files show the replica's text, pages show numbers. Without seats nothing is shown."""
     hit = SeatUse(count=2, hit=True, import_s=3.0, waited_s=9.0, memory_bytes=1, waiting=1)
     missed = SeatUse(count=1, miss="failed", note="importing app raised ValueError")
     gone = dataclasses.replace(missed, miss="none", note="", problem="no such request")
@@ -344,7 +347,7 @@ def test_a_verdict_is_shown_when_it_is_one(directory, replica, verdict):
 
 
 def test_why_there_is_no_artifact_is_shown_and_what_is_warned_of(directory, replica):
-    """Whoever sees a bare `verdict miss` at night has to find the replica's log first."""
+    """Without this, a bare `verdict miss` would send the reader to the replica's log."""
     rejected = "a: rejected (fingerprint): threads: artifact 1, here 2"
     miss = f"no artifact fits here (1 considered):\n  {rejected}"
     replica("r1", WARM_MISS, reason=miss, store="s3://bucket", warnings=["a sync handler"])
@@ -396,7 +399,7 @@ def earlier_fixture(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.mark.parametrize("stage", [Stage.REPLAYING, Stage.FAILED])
 def test_an_earlier_server_reads_a_state_without_a_verdict(directory, replica, earlier, stage):
-    """It judges the replica as before, and exports no verdict that is 1."""
+    """The earlier server judges the replica as before, and exports no verdict with value 1."""
     report = Report(stage=stage, error="broken" if stage is Stage.FAILED else "")
     replica("r1", report, error=report.error)
 
@@ -416,7 +419,7 @@ def test_an_earlier_server_reads_a_state_without_a_verdict(directory, replica, e
 def test_the_state_of_an_earlier_replica_is_read_without_its_early_verdict(
     directory, earlier, stage
 ):
-    """It says `off` from the start on; that is one at READY alone."""
+    """The earlier release writes `off` from the beginning, which is a verdict only at READY."""
     names = {"application": "app", "deployment": "Embedder", "replica": "r1"}
     file = earlier.StateFile(directory, **names)
     file.write({"stage": stage, "verdict": "off", "error": "x", "metrics": []})
@@ -482,15 +485,18 @@ def test_what_a_node_cannot_read_is_said(directory, replica):
     of_page = observed.of_page(page_of(directory), source="http://x:1/metrics")
 
     assert by_file.condition == "unreadable"
-    assert "half of it" in by_file.event
+    assert "is incomplete" in by_file.event
     assert of_page.troubles == (
-        "http://x:1/metrics cannot read the state of 1 more: see its /readyz?verbose",
+        (
+            "http://x:1/metrics cannot read the state of 1 more replica(s): see /readyz?verbose of "
+            "this server"
+        ),
     )
     assert not of_page.ready
 
 
 def test_the_first_source_of_a_replica_counts(directory, replica, pages):
-    """A replica that several sources show is one replica, with what the richer one says."""
+    """A replica in several sources appears once, with the facts of the richer source."""
     replica("r1", event="from the file")
     same = pages(page_of(directory))
 
@@ -571,7 +577,7 @@ def test_an_address_that_is_none_is_wrong_usage(run, url):
     ],
 )
 def test_a_bad_page_is_a_sentence_and_hides_nothing(run, replica, pages, *, answer, said):
-    """What is wrong with a source is said with its address; the other sources are shown."""
+    """The sentence names the address of the bad source. Other sources are shown."""
     directory = Path(replica("r1").path).parent
     bad = pages(**answer)
 
@@ -623,7 +629,7 @@ def test_a_page_that_does_not_come_is_given_up(pages):
 
 
 def test_a_poisoned_directory_is_a_sentence(run, directory, replica, pages):
-    """A directory that others can write to is not read; it is said how to mend it."""
+    """A directory that others can write to is not read. The message says how to fix it."""
     replica("r1")
     alive = pages(page_of(directory))
     directory.chmod(0o777)
@@ -637,7 +643,7 @@ def test_a_poisoned_directory_is_a_sentence(run, directory, replica, pages):
 
 
 def test_one_application_can_be_asked_for(run, directory, replica):
-    """Others do not count then, and a name that is not there is said with those that are."""
+    """Other applications do not count. An unknown name is reported with the known names."""
     replica("r1")
     replica("r2", Report(stage=Stage.PROVING), app="other")
     asked = ("status", "--state-dir", directory)
@@ -690,7 +696,7 @@ def test_a_start_that_failed_is_shown_after_its_process(run, directory, replica)
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_names_cannot_write_to_the_terminal(run, directory, replica, pages, options):
-    """Whoever wrote a page or a state: nothing in it acts on a terminal."""
+    """No text from a page or a state file acts on the terminal."""
     replica("r1", Report(stage=Stage.FAILED), app=ESCAPES, error=ESCAPES)
     page = pages(page_of(directory).replace("r1", "r2"))
 
@@ -703,7 +709,7 @@ def test_names_cannot_write_to_the_terminal(run, directory, replica, pages, opti
 
 
 def test_a_drawing_cannot_write_to_the_terminal(directory, replica):
-    """Nor in the live view, where names are styled."""
+    """The live view, which styles names, is safe too."""
     replica(f"r{ESCAPES}", Report(stage=Stage.FAILED), app=f"[red]{ESCAPES}", error=ESCAPES)
 
     text = drawing(observed.look(str(directory), ()))
@@ -862,7 +868,7 @@ def test_status_needs_neither_torch_nor_ray(run_process, directory, replica):
 
 
 def test_pages_need_a_package_and_say_so(run_process, pages):
-    """One sentence with what to install, and no traceback."""
+    """One sentence says what to install, without a traceback."""
     program = """
 import importlib.util
 find_spec = importlib.util.find_spec

@@ -41,7 +41,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """What the modules of these tests wait for."""
+    """The event that the modules of these tests wait for."""
     gate = threading.Event()
     monkeypatch.setattr(threading, "gate", gate, raising=False)
     return gate
@@ -79,7 +79,7 @@ def in_background(turns: Turns, threads: ThreadPoolExecutor, name: str) -> Futur
 
 
 def test_modules_that_import_one_another_are_not_met_half_made(turns, threads, gate, module):
-    """Who asks for one while the background makes it gets it whole."""
+    """A thread that imports a module during its background import gets the complete module."""
     left = module("left", "threading.gate.wait(60)\nimport right\nlater = right.later - 1")
     right = module("right", "import left\nlater = 2")
 
@@ -149,7 +149,7 @@ def test_it_is_not_begun_before_it_is_ready(turns, threads):
 
 
 def test_what_is_given_up_is_not_begun(turns):
-    """Whoever gave it up imports by himself, and is not held up."""
+    """After giving up, the caller imports itself and does not wait."""
     given_up = threading.Event()
     given_up.set()
 
@@ -158,7 +158,7 @@ def test_what_is_given_up_is_not_begun(turns):
 
 
 def test_a_module_that_raises_holds_nobody_up(turns, threads, module):
-    """The next import goes on, and meets the error for itself."""
+    """The next import continues, and gets the error itself."""
     broken = module("broken", "raise KeyError('broken')")
 
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_module_that_raises_holds_nobody_up(turns, threads, module):
 
 
 def test_what_waits_lets_go_of_a_background_that_needs_its_lock(threads, gate, module, monkeypatch):
-    """Neither waits for the other for ever, whatever lock it is: the import goes on beside it."""
+    """Neither thread waits forever, whatever lock it is: the import continues in parallel."""
     turns = Turns(stuck_s=MOMENT_S)
     lock = threading.Lock()
     monkeypatch.setattr(threading, "lock", lock, raising=False)
@@ -280,7 +280,7 @@ print(os.waitstatus_to_exitcode(status))
     ],
 )
 def test_user_code_does_as_ever_meanwhile(program, tmp_path, module):
-    """Logging can be set up, and what is forked has whole modules and no turns to wait for."""
+    """Logging can be set up, and a forked child has complete modules and no waits."""
     module("slow", "import logging\nthreading.gate.wait(60)\nlogging.getLogger('s')\nlater = 7")
     module("theirs", "import logging\nclass Handler(logging.StreamHandler): pass")
 
@@ -324,7 +324,7 @@ def test_nothing_is_left_behind(module):
 
 @pytest.fixture
 def told() -> list[Any]:
-    """What the modules of a test were when it was called back about them, in order."""
+    """The states of the modules at each callback, in order."""
     return []
 
 
@@ -343,7 +343,7 @@ def test_a_module_is_told_of_when_it_is_imported(module, told):
 
 
 def test_a_module_that_is_there_is_told_of_at_once(module, told):
-    """Whoever asks need not know; the same call is made once however often it is asked for."""
+    """The caller need not know whether the module is loaded. Equal calls run once."""
     there = importlib.import_module(module("there", "later = 1"))
 
     for _ in range(2):
@@ -366,7 +366,7 @@ def test_who_only_looks_for_a_module_is_no_import(module, told):
 
 
 def test_an_import_that_fails_is_not_told_of(module, told, gate):
-    """The next one that succeeds is."""
+    """The callback runs after the next successful import."""
     name = module("fails_first", "if not threading.gate.is_set(): raise KeyError('not yet')")
     when_imported(name, told.append)
 
@@ -410,7 +410,7 @@ def test_what_a_call_raises_fails_the_import(module, told):
 
 
 def test_who_asks_in_the_middle_of_an_import_waits_for_it(threads, module, gate, told):
-    """Nobody is told of a half-made module, however that import began before."""
+    """No callback gets a half-loaded module, however the import began."""
     name = module("half", "threading.gate.wait(60)\nlater = 1")
     importing_it = threads.submit(importlib.import_module, name)
     while name not in sys.modules:
@@ -426,7 +426,7 @@ def test_who_asks_in_the_middle_of_an_import_waits_for_it(threads, module, gate,
 
 
 def test_who_asks_from_inside_of_a_module_is_told_later(threads, module, told):
-    """A module that waits for itself does not hang, and is told of when it is whole."""
+    """A callback from inside the module's own import runs later, without a deadlock."""
     source = "threading.ask('inside')\nlater = 1"
     came = threading.Event()
 

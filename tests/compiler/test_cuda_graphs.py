@@ -116,7 +116,7 @@ WEIGHT, X = torch.ones(1), torch.ones(2, 3)
 
 
 def test_a_capture_that_lacks_memory_is_made_once_more():
-    """What is free is given back before it; of a second try that goes well nothing is said."""
+    """Free memory is returned before the retry. A successful retry is not reported."""
     plain = Plain()
     manager, events, _ = hooked(trees("", fails=[out_of_memory()], plain=plain))
 
@@ -148,13 +148,13 @@ def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
     assert plain.runs == 3
     [event] = events
     assert (event.kind, event.function) == ("skip", "CUDA graph of compile 0/3")
-    assert event.reason == f"no graph for [{event.signature}], its capture failed: {why}"
+    assert event.reason == f"no graph for [{event.signature}], because its capture failed: {why}"
     assert "2, 3" in event.signature
     assert not manager.roots[7]
 
 
 def test_other_functions_of_that_manager_are_captured_as_ever():
-    """And so are those of other managers."""
+    """Functions of other managers are captured as before too."""
     module = trees("", fails=[not_permitted()], plain=Plain())
     manager, events, _ = hooked(module)
     manager.ids_to_funcs[8] = manager.ids_to_funcs[7]
@@ -168,7 +168,7 @@ def test_other_functions_of_that_manager_are_captured_as_ever():
 
 
 def test_what_runs_in_no_way_raises_and_is_tried_again():
-    """Not having memory for it now is no reason to do without a graph later."""
+    """Missing memory now does not prevent a later graph."""
     fails = [out_of_memory() for _ in range(2)]
     manager, events, _ = hooked(trees("", fails=fails, plain=Plain(out_of_memory())))
     manager.warmed_up_functions.add(7)
@@ -194,7 +194,7 @@ def test_a_run_before_the_capture_that_lacks_memory_leaves_nothing_behind():
 
 
 def test_a_function_that_writes_to_its_inputs_is_not_run_again():
-    """It may have written before it failed; what it leaves behind is undone all the same."""
+    """The function may have written before the failure. The capture's state is still reset."""
     plain = Plain()
     manager, events, _ = hooked(trees("", fails=[out_of_memory()], plain=plain))
     manager.ids_to_funcs[7].mutated_input_idxs = [1]
@@ -207,7 +207,7 @@ def test_a_function_that_writes_to_its_inputs_is_not_run_again():
 
 
 def test_an_error_of_the_model_is_no_failed_capture():
-    """A run before a capture is excused for memory alone: what the model raises is the caller's."""
+    """A run before a capture may fail only for lack of memory. Errors of the model are raised."""
     plain = Plain()
     manager, events, _ = hooked(trees("", fails=[RuntimeError("shapes differ")], plain=plain))
 
@@ -248,7 +248,7 @@ def test_a_capture_in_another_thread_names_both():
     stranger.join()
 
     assert events[0].reason == ""
-    assert events[1].reason == "captured in thread 'my-pool_0', earlier ones in 'MainThread'"
+    assert events[1].reason == "captured in thread 'my-pool_0', but earlier graphs in 'MainThread'"
     assert events[1].thread != events[0].thread
 
 
@@ -269,7 +269,7 @@ def of_one_thread() -> Any:
 
 
 def test_every_thread_has_graphs_of_its_own():
-    """In a torch that lets one thread capture alone, maybe the one that has loaded the artifact."""
+    """In older torch, only one thread can capture, possibly the thread that loaded the artifact."""
     module = of_one_thread()
     hooked(module)
     found: list[Any] = []
@@ -292,7 +292,7 @@ def test_every_thread_has_graphs_of_its_own():
 
 @pytest.mark.parametrize("imports", [True, False])
 def test_what_a_thread_held_for_its_graphs_is_not_freed_twice(imports: bool):
-    """In torch 2.11 the end of a thread gives back a reference to it that nobody had taken."""
+    """In torch 2.11, the end of a thread drops a reference that was never taken."""
     here, held = of_one_thread(), []
     hooked(here)
 
@@ -406,7 +406,7 @@ def only_entry(folder: Path) -> dict[str, Any]:
 
 
 def test_without_cuda_there_are_no_pools():
-    """And nothing of CUDA is asked for."""
+    """The function queries no CUDA device."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: tests/gpu measures its pools")
 
@@ -415,7 +415,7 @@ def test_without_cuda_there_are_no_pools():
 
 
 def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
-    """What is no graph's is held and in no pool; a device that nothing was put on is left out."""
+    """Memory outside graphs is in no pool. An unused device is left out."""
     two_gpus(
         monkeypatch,
         [
@@ -436,7 +436,7 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
 def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend: str):
-    """It would raise, and a start would fail for a figure."""
+    """The allocator would raise an error, and a start would fail for a figure."""
     two_gpus(monkeypatch, None, backend=backend)
 
     assert cuda_graphs.pool_bytes() == {}
@@ -444,7 +444,7 @@ def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend
 
 
 def test_a_capture_by_graph_trees_waits_for_one_that_began_before_them():
-    """Who captures when they are imported has not their lock, which torch has from 2.13 on."""
+    """A capture that is running when they are imported lacks torch's lock (from 2.13 on)."""
     module = trees("")
     module.graph_capture_lock = threading.Lock()
     manager, _, _ = hooked(module)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """Does what a GPU would be told to do, and is seen at it by this process' watch."""
+    """Makes the calls of a GPU visible to the watch of this process."""
 
     def __init__(self) -> None:
         watch = watch_process()
@@ -133,7 +133,7 @@ def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
     ids=["capture", "skip", "build", "tune"],
 )
 def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
-    """What a request has to wait for moves its own counter, and nothing else."""
+    """Work that a request waits for counts only in the counters after READY."""
     replica = OnDevice()
     start = warm_up(replica)
     before = figures(start.report())
@@ -158,7 +158,7 @@ def test_a_kernel_in_traffic_is_an_event_with_its_name():
 
 
 def test_memory_is_measured_after_the_proof_and_after_captures(monkeypatch: pytest.MonkeyPatch):
-    """Not at each look, which would cost some ms: only when a graph may have taken more."""
+    """A measurement costs some ms, so memory is measured only when a graph may have taken more."""
     segments = [{"device": 0, "segment_pool_id": (0, 1), "total_size": 2_000_000}]
     looks: list[str] = []
     replica = OnDevice()

@@ -82,7 +82,7 @@ said["graphs"] = len(graphs)
 
 @pytest.mark.long
 def test_another_process_finds_what_the_profile_says(named: dict[str, Any], tmp_path: Path):
-    """Modules and functions with closures have one name, wherever hashes are salted otherwise."""
+    """Modules and closures have the same name in processes with different hash salts."""
     first = in_a_process(COMPILED, tmp_path, PYTHONHASHSEED="1")
     second = in_a_process(COMPILED, tmp_path, PYTHONHASHSEED="2")
 
@@ -123,7 +123,7 @@ said["back"] = graphs_made()
 
 @pytest.mark.slow
 def test_the_profile_is_read_anew_from_where_the_caches_are(tmp_path: Path):
-    """What was compiled before an artifact came does not keep its profile from being read."""
+    """A compile before the artifact arrived does not prevent a new read of the profile."""
     said = in_a_process(READ_ANEW, tmp_path)
 
     assert said == {
@@ -178,13 +178,13 @@ if "closure_hash" in CodeId.__dataclass_fields__:  # in torch 2.11 closures are 
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process says whose user has named the job."""
+    """The output of a process whose user has set the job id."""
     return in_a_process(NAMED, tmp_path_factory.mktemp("named"), TORCH_COMPILE_JOB_ID="mine")
 
 
 @pytest.mark.slow
 def test_a_job_id_that_is_set_stays(named: dict[str, Any]):
-    """Whoever has named the job, and shares its profile otherwise, finds it under that name."""
+    """A job id set by the user is kept."""
     assert named["key"] == "mine:None:"
 
 
@@ -203,7 +203,7 @@ def test_a_name_tells_what_torchs_own_tells(named: dict[str, Any]):
 
 
 def test_a_torch_without_profiles_is_named(named: dict[str, Any]):
-    """Where the mechanism is missing nothing is changed and nothing fails: the answer says why."""
+    """If torch lacks the mechanism, nothing changes or fails, and the answer says why."""
     assert named["why"].startswith("torch 2.")
     assert "cannot keep a profile of dynamic sizes" in named["why"]
     assert not named["forced"]

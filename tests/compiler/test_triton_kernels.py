@@ -41,7 +41,7 @@ def kernel(folder: Path, name: str) -> None:
 
 
 def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
-    """What an artifact brought was built elsewhere."""
+    """Kernels from an artifact were built elsewhere, so they do not count."""
     kernel(tmp_path, "of the artifact")
     built = triton_kernels.Built()
     built.look_at(tmp_path)
@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
 
 
 def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
-    """A load that fails starts over in a new directory, and time was spent all the same."""
+    """A failed load continues in a new directory, but its builds still count."""
     built = triton_kernels.Built()
     built.look_at(tmp_path / "first")
     kernel(tmp_path / "first", "new")
@@ -80,7 +80,10 @@ def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
 def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A kernel remembers the path of its source; what was found lies beside it, and travels."""
+    """A kernel stores the path of its source.
+
+    The results are next to the source, and move with it.
+    """
     from torch._inductor.runtime import triton_heuristics as heuristics
 
     watch_process()
@@ -116,7 +119,7 @@ def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
 
 
 def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
-    """An autotuner is made when its module is imported: what it was told then does not count."""
+    """An autotuner is made when its module is imported, so later settings would not apply."""
 
     class Autotuner:
         cache_results = False
@@ -147,7 +150,7 @@ def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
 
 
 class Measured:
-    """Inductor's tuner, without a device: what it measures is known."""
+    """Inductor's tuner with known measurements, without a device."""
 
     def __init__(self, *blocks: int, descends: bool = False, filename: str | None = None) -> None:
         self.fn = SimpleNamespace(__name__="triton_poi_0", fn="source")
@@ -176,7 +179,7 @@ def result(block: int) -> Any:
 
 
 class Block:
-    """A configuration, as equal to another one as its text."""
+    """A configuration that equals another configuration with the same text."""
 
     def __init__(self, size: int, *, descended: bool = False) -> None:
         self.size, self.found_by_coordesc = size, descended
@@ -187,7 +190,7 @@ class Block:
 
 
 def hooked(*found: Block, best: Any = None) -> tuple[type[Measured], list[Any]]:
-    """Return a tuner of its own, hooked, and where its events go; `found` is what is cached.
+    """Return a hooked tuner and its events. `found` is the cached result.
 
     `best` is what stands in the file beside the kernel.
     """
@@ -216,7 +219,7 @@ def test_only_what_is_measured_is_a_tuning():
 
 @pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])
 def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
-    """Where it ended, it began, or went from: torch 2.11 forgets it in these three cases."""
+    """Version 2.11 of torch forgets the result of a descent in these three cases."""
     tuner, _ = hooked(Block(256, descended=True))
     loaded = tuner(*blocks, descends=True)
 
@@ -324,7 +327,7 @@ def test_the_interpreter_builds_and_keeps_nothing(launched: dict[str, Any], kern
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Each hand-written kernel, launched twice by the interpreter, and what is cached then."""
+    """Each hand-written kernel, launched twice by the interpreter, and the cached results."""
     cache = tmp_path_factory.mktemp("interpreted")
     answer = answer_of(
         "handwritten.py",
@@ -341,7 +344,7 @@ TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
 
 @pytest.mark.slow
 def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
-    """They are in an artifact, and once it has landed, at another path, they are built no more."""
+    """Kernels for absent GPUs are in the artifact, and are not built again at another path."""
     triton, store = require_folder("triton", TRITON), MemoryStore()
     cold_folder, warm_folder = tmp_path / "cold", tmp_path / "warm"
     warm_folder.mkdir(mode=0o700)
@@ -363,14 +366,14 @@ def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
 
 
 def identities(folder: Path) -> set[tuple[str, int, int]]:
-    """Return the binaries in a cache directory, each with what is another file's for another."""
+    """Return the binaries in a cache directory, with their identity in other files."""
     found = (file for file in folder.rglob("*") if file.suffix in triton_kernels.BINARY_SUFFIXES)
     return {(file.name, file.stat().st_ino, file.stat().st_mtime_ns) for file in found}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"x"', "{}", '{"child_paths": null}', "{" * 9])
 def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
-    """As an archive that cannot be unpacked: the start compiles."""
+    """The artifact is refused like a broken archive, and the start compiles."""
     kernel(tmp_path / "triton", "add")
     (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
 

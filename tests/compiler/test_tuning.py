@@ -56,7 +56,7 @@ def test_an_entry_of_level_2_is_not_tuned_again(built: tuple[Path, dict[str, Any
 
 
 def test_another_graph_with_the_same_product_measures_nothing(built: tuple[Path, dict[str, Any]]):
-    """A graph that is not in the cache is compiled; what was measured is kept by its operands."""
+    """The new graph is compiled, but measurements are stored by operands."""
     folder, _ = built
 
     other = ask(folder, "start", level=1, other=True)

@@ -75,7 +75,7 @@ def change(seen: Watch, action: Callable[[], Any]) -> Counts:
 
 
 def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
-    """What is compiled for the first time is named with its input, and has no guard to blame."""
+    """The event names the input, and has no failed guard."""
     model = compiled(double)
 
     counted = change(seen, lambda: model(torch.ones(2, 3)))
@@ -164,7 +164,7 @@ def test_a_guard_on_a_long_text_is_cut(seen: Watch):
 
 
 def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
-    """In the proof torch quotes its guards in what it raises."""
+    """In the proof, torch quotes its guards in the error."""
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
 
@@ -179,7 +179,7 @@ def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
 
 
 def test_the_recompile_limit_is_an_event(seen: Watch):
-    """Where Dynamo gives up and stays eager, that is counted once, and not as a compile."""
+    """If Dynamo gives up and stays eager, one event is counted, and no compile."""
     model = compiled(double)
 
     counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
@@ -278,7 +278,7 @@ def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
 
 
 def test_forbid_raises_on_an_unseen_shape(seen: Watch):
-    """In the proof a compile is an error, and none is made."""
+    """In the proof, a compile is an error, and nothing is compiled."""
     model = compiled(double)
     model(torch.ones(2))
     before = seen.counts()
@@ -290,7 +290,7 @@ def test_forbid_raises_on_an_unseen_shape(seen: Watch):
 
 
 def test_forbid_raises_on_what_was_never_called():
-    """In the proof a first compile is an error as well."""
+    """In the proof, a first compile is an error too."""
     model = compiled(double)
 
     with forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
@@ -298,7 +298,7 @@ def test_forbid_raises_on_what_was_never_called():
 
 
 def test_forbid_lets_a_seen_shape_through():
-    """What is compiled works in the proof as it does without."""
+    """Compiled shapes work in the proof as they do outside."""
     model = compiled(double)
     model(torch.ones(2))
 
@@ -321,7 +321,7 @@ def test_forbid_ends_with_its_block(seen: Watch):
 
 
 def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
-    """What would run eagerly without a word is found by the proof, and left as it was after it."""
+    """The proof detects code that runs eagerly, and leaves it unchanged."""
     model = compiled(double)
     for n in range(1, RECOMPILE_LIMIT + 2):
         model(torch.ones(n))
@@ -336,7 +336,7 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
 
 
 def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
-    """A handler that catches what the proof raises, and answers something else, is not proven."""
+    """If a handler catches the error of the proof and answers, the input is not proven."""
     model = compiled(double)
 
     def handler() -> str:
@@ -395,7 +395,7 @@ def test_after_ready_a_declared_shape_works(seen: Watch):
 
 
 def test_allowing_again_compiles_again(seen: Watch):
-    """What was refused is compiled as soon as it may be: a refusal spoils nothing."""
+    """A refused compile works as soon as compiling is allowed again."""
     model = compiled(double)
     seen.forbidden = lambda event: LookupError(event.signature)
     with pytest.raises(LookupError):
@@ -437,7 +437,7 @@ def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
 
 
 def test_a_wrapper_of_a_compiled_function_is_not_taken_for_it():
-    """`functools.wraps` gives it all attributes, and what it is called with is its own affair."""
+    """`functools.wraps` copies all attributes, but the wrapper's own calls are not compiled."""
     ours = serve_warm.compile(fresh(double), level=3)
     wrapper = functools.wraps(ours)(lambda x: x)
 
@@ -468,7 +468,7 @@ class Empty:
 
 
 class Naming(Empty):
-    """Calls what is compiled at the top of its module, through a function there."""
+    """Names a compiled function at the top of its module, through a function."""
 
     async def embed(self, x: torch.Tensor) -> torch.Tensor:
         return module_level(x)
@@ -511,7 +511,7 @@ def test_something_compiled_is_found_from_the_owner(where: str):
 
 
 def test_an_app_that_compiles_nothing_reaches_nothing():
-    """Neither what else its module compiles, nor an object with every attribute, is its own."""
+    """Neither other compiled code of the module nor an object with every attribute counts."""
     owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
     owner.itself = owner
 
@@ -522,7 +522,7 @@ def test_an_app_that_compiles_nothing_reaches_nothing():
 
 
 class Everything:
-    """Has every attribute that it is asked for, as Serve's DeploymentHandle has."""
+    """Has every attribute, like Serve's DeploymentHandle."""
 
     def __getattr__(self, name: str) -> Everything:
         return self
@@ -582,7 +582,7 @@ class Codec(torch.nn.Module):
     ids=["disabled", "compiled"],
 )
 def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
-    """What captures among several methods is seen, since its outputs have to be copied."""
+    """One method with CUDA graphs among several is found, because its outputs must be copied."""
     owner = SimpleNamespace(model=Codec())
     owner.model.encode = first(owner.model.encode)
     owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
@@ -612,7 +612,7 @@ def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
 
 
 def test_the_missing_compiler_is_named(tmp_path: Path):
-    """What was looked for is said, and what to install."""
+    """The error names the command that was searched for, and the package to install."""
     if torch.cuda.is_available():
         pytest.skip("with a GPU a C++ compiler is not required")
 
@@ -629,7 +629,7 @@ def test_the_missing_compiler_is_named(tmp_path: Path):
     ],
 )
 def test_a_wrong_cxx_is_named_and_to_be_corrected(tmp_path: Path, named: str, trouble: str):
-    """Nobody is told to install a compiler, or to set what is set already."""
+    """The advice does not say to install a compiler, or to set a variable that is set."""
     if torch.cuda.is_available():
         pytest.skip("with a GPU a C++ compiler is not required")
     (tmp_path / "text").touch(mode=0o600)
@@ -708,7 +708,7 @@ def test_what_was_just_made_is_not_swept(tmp_path: Path):
 
 
 def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
-    """What has the right name and may be somebody else's doing is left alone."""
+    """A folder with the right name that another user may have made is left alone."""
     dead = left_behind(tmp_path)
     age(dead)
     dead.parent.chmod(0o777)
@@ -820,7 +820,7 @@ print(torch.compile(torch.nn.Softmax(-1), dynamic=False)(torch.zeros(2, 4)).sum(
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="headers are for kernels of the CPU")
 def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
-    """What lies in torch's folder of a known name reaches torch's kernels, and none of ours."""
+    """A file in torch's known folder reaches torch's kernels, but not serve_warm's."""
     runs = iter(range(9))
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -907,7 +907,7 @@ def pinned(order: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")
 @pytest.mark.parametrize("order", ["early", "late"])
 def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
-    """Pinned before torch or after it, AVX2 is what is chosen, compiled for and in the key."""
+    """AVX2 is chosen, compiled for and in the key, if pinned before or after importing torch."""
     completed = pinned(order)
 
     shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
@@ -929,12 +929,15 @@ def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it is a mistake in the configuration, said in one sentence."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
 
-    with pytest.raises(ConfigError, match="is for Linux x86_64, and this is Linux aarch64"):
+    with pytest.raises(ConfigError, match="works only on Linux x86_64, but this is Linux aarch64"):
         pin_portable_cpu()
 
 
 def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch):
-    """It could not run the kernels: it says what it lacks and compiles for itself."""
+    """The CPU could not run such kernels.
+
+    The result lists missing features, and torch uses this CPU.
+    """
     before = list(sys.meta_path)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
 
@@ -976,7 +979,7 @@ def test_an_entry_that_torch_cannot_read_is_found_at_load_or_is_a_miss(
 
 
 def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
-    """A call that has no library is torch.compile's, and its graph overwrites what it returned."""
+    """A call without a library goes to torch.compile, whose graph overwrites earlier results."""
     owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 

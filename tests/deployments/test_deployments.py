@@ -231,7 +231,7 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path, monkeypatch):
 
 @pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
 def test_the_gpu_is_asked_for_in_sight(path):
-    """One GPU of Ray's, and a device and mode that the application is given: all in the file."""
+    """The file itself requests one GPU from Ray, and passes a device and a mode."""
     app = load_app(str(path))
 
     [built] = app.built("any", {}).deployments

@@ -44,7 +44,7 @@ def test_noise_of_a_seed_does_not_depend_on_its_batch():
 
 
 def test_an_image_is_the_same_alone_and_in_a_padded_batch(replica):
-    """Three requests go into the bucket of four; each gets the image that it gets alone."""
+    """Three requests form a batch of four. Each gets the image that it gets without the others."""
     together = replica.generate([1, 2, 3], [7, 8, 9])
     alone = replica.generate([2], [8])
 
@@ -53,7 +53,7 @@ def test_an_image_is_the_same_alone_and_in_a_padded_batch(replica):
 
 
 def test_label_and_seed_each_change_an_image(replica):
-    """Both reach the model: an image that ignores one of them is a wrong answer."""
+    """An image that ignores the label or the seed is a wrong answer."""
     image, other_label, other_seed = replica.generate([1, 2, 1], [7, 7, 8])
 
     assert (image - other_label).abs().max() > 1e-3
@@ -85,7 +85,10 @@ def test_guidance_emphasises_what_a_class_changes(replica):
 
 
 def test_pixels_become_a_png():
-    """-1 is black, 1 is white, what is beyond is cut, and rows are rows."""
+    """-1 is black and 1 is white.
+
+    Other values are cut. Rows of the tensor are rows of the image.
+    """
     from PIL import Image
 
     pixels = torch.full((3, 2, 4), -1.0)
@@ -111,7 +114,7 @@ def test_pixels_become_a_png():
     ],
 )
 def test_a_bad_request_is_answered_with_what_is_wrong(body: bytes, problem: str):
-    """One line for each, before the model sees it."""
+    """Each bad request gets a line about its problem, before the model sees it."""
     cls = ImageGenerator.func_or_class
     without_model = cls.__new__(cls)
 

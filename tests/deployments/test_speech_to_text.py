@@ -33,7 +33,7 @@ LEAVES = b"the client leaves"
 
 
 async def one_a_batch(replica: Any, chunk: Chunk) -> None:
-    """Transcribe a chunk alone. Serve forms batches in a replica, and nowhere else."""
+    """Transcribe a single chunk. Only a replica of Serve forms batches."""
     if chunk.is_wanted:
         await asyncio.to_thread(replica.transcriber.transcribe, [chunk])
 
@@ -124,7 +124,7 @@ def texts_of(answered: str) -> list[str]:
 
 
 def test_a_recording_has_the_text_of_eager(replica):
-    """One chunk, token by token, and then the times of the chunk."""
+    """The output has one chunk, token by token, and then the times of the chunk."""
     status, text = ask(replica, sound(1.5))
 
     events = [json.loads(line) for line in text.splitlines()]
@@ -142,7 +142,7 @@ def test_sounds_change_the_text(replica):
 
 
 def test_a_long_recording_is_cut_into_windows(replica):
-    """Each window has the text that it has alone; the last one may be short."""
+    """Each window has the same text as alone. The last window may be short."""
     whole = sound(4.5)
     parts = [whole[: 2 * SECOND], whole[2 * SECOND : 4 * SECOND], whole[4 * SECOND :]]
 
@@ -178,7 +178,7 @@ def test_float32_is_the_same_sound(replica):
 
 
 def test_a_request_has_its_own_limit_and_never_more_than_the_deployment(replica):
-    """Both limits hold."""
+    """The smaller of both limits applies."""
     few = ask(replica, sound(1), query="max_new_tokens=3")[1]
     many = ask(replica, sound(1), query="max_new_tokens=999")[1]
 
@@ -187,7 +187,7 @@ def test_a_request_has_its_own_limit_and_never_more_than_the_deployment(replica)
 
 
 def test_rows_of_a_batch_have_their_own_texts_and_ends(replica):
-    """Two chunks with other limits in one `generate`: each gets what it gets alone."""
+    """Two chunks with different limits run in one `generate`. Each gets the same text as alone."""
 
     async def together() -> list[list[int]]:
         chunks = [
@@ -240,7 +240,7 @@ def test_a_text_ends_before_its_end_token():
 
 
 def test_a_row_without_a_listener_changes_no_other(replica):
-    """The rest of the batch is made as if it were alone."""
+    """The other rows get the same text as without this row."""
 
     async def together() -> list[list[int]]:
         chunks = [Chunk(wave(sound(1, pitch=pitch)), limit=12) for pitch in (1, 2)]
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_ends_its_chunk(replica):
 
 
 def test_a_client_that_leaves_while_it_sends_is_no_error(replica):
-    """What came before is transcribed, and then the request ends."""
+    """The samples before the disconnect are transcribed, and then the request ends."""
     before_text = ask(replica, sound(1), LEAVES)
     after_text = ask(replica, sound(2), LEAVES)
 
@@ -324,7 +324,7 @@ def test_a_character_of_several_tokens_is_sent_whole(replica):
 
 
 def test_weights_are_the_same_at_every_start():
-    """Two loads have the same weights, and leave the generator of random numbers alone."""
+    """Two loads give the same weights, and do not change the random number generator."""
     torch.manual_seed(7)
     first, second = (load_random(SMALL.shape)[0].state_dict() for _ in range(2))
     drawn = torch.rand(1)
@@ -481,7 +481,7 @@ def test_text_comes_while_the_recording_does(replica):
 
 
 def test_the_declared_input_is_a_recording(replica):
-    """It runs the encoder, a first token and a decode step, in as many slots as there are."""
+    """It runs the encoder, a first token and a decode step, on all slots."""
     [declared] = replica.warmup_inputs()
     status, text = ask(replica, declared.body, query=declared.target.partition("?")[2])
 

@@ -154,7 +154,7 @@ def test_the_cache_keeps_its_place(model, slots):
 
 @pytest.mark.slow
 def test_layers_positions_and_slots_share_compiled_code(model, thread):
-    """One compile for each bucket and one for decode serve every layer, position and slot."""
+    """One compile for each bucket and one for decode are enough for all layers and slots."""
     torch.compiler.reset()
     counter = CompileCounter()
     slots = Slots(
@@ -172,7 +172,10 @@ def test_layers_positions_and_slots_share_compiled_code(model, thread):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_a_step_writes_only_into_what_keeps_its_address(model, step):
-    """What a step changes is a buffer, static to torch: else no graph would be captured."""
+    """A step changes only buffers, which torch treats as static.
+
+    Otherwise torch captures no graph.
+    """
     written: set[int] = set()
     static: set[int] = set()
 
@@ -199,7 +202,10 @@ def test_a_step_writes_only_into_what_keeps_its_address(model, step):
 
 
 def test_with_a_mode_each_step_is_compiled_whole(model):
-    """A step that is to be one CUDA graph has all layers in it, and blocks are left alone."""
+    """A step that becomes one CUDA graph contains all layers.
+
+    Blocks are not compiled separately.
+    """
     whole = compiled(model, mode="reduce-overhead")
 
     owner = SimpleNamespace(model=whole)
@@ -209,7 +215,7 @@ def test_with_a_mode_each_step_is_compiled_whole(model):
 
 
 def test_weights_are_the_same_at_every_start():
-    """Two loads have the same weights, and leave the generator of random numbers alone."""
+    """Two loads give the same weights, and do not change the random number generator."""
     torch.manual_seed(7)
     first, second = load_model(SMALL).state_dict(), load_model(SMALL).state_dict()
     drawn = torch.rand(1)
@@ -367,7 +373,7 @@ def test_a_call_that_fails_gives_its_slot_back(slots, model):
     ids=["empty", "too long", "negative", "too large", "no new tokens", "cache too small"],
 )
 def test_a_request_that_cannot_be_answered_is_told_why_in_one_sentence(request_, expected):
-    """What is empty, too long, no token or more than the cache holds is refused by its numbers."""
+    """The sentence gives the numbers: an empty, too long or invalid prompt, or too many tokens."""
     assert problem(request_) == expected
 
 
@@ -381,7 +387,7 @@ def test_a_request_that_cannot_be_answered_is_told_why_in_one_sentence(request_,
     ids=["least", "longest prompt", "full cache"],
 )
 def test_a_request_at_a_limit_is_answered(request_):
-    """What just fits is not refused."""
+    """A request that exactly reaches a limit is accepted."""
     assert problem(request_) == ""
 
 
@@ -412,7 +418,7 @@ def test_a_body_of_another_form_is_told_why_in_one_sentence(body, why):
 
 
 def test_warmup_prompts_fill_their_buckets_and_decode():
-    """Every bucket has one input, as long as it is, and each goes on to a decode step."""
+    """Every bucket has one input of its full length, and each input also runs a decode step."""
     cls = TextGenerator.func_or_class
     declared = cls.warmup_inputs(cls)
 

@@ -59,7 +59,7 @@ def streamed(stream: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_a_row_does_not_depend_on_its_batch(name: str):
-    """Each prompt of a batch is followed by the tokens that follow it alone."""
+    """Each prompt of a batch gets the same tokens as alone."""
     model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
 
     together = best(model, batch, max_new_tokens=12)
@@ -80,7 +80,7 @@ def test_a_stream_yields_the_tokens_of_generate(model: Any):
 
 
 def test_a_stream_chooses_as_it_is_told(model: Any):
-    """`choose` gets the logits of all rows, and what it returns is what the next step takes."""
+    """`choose` gets the logits of all rows, and the next step takes its result."""
     batch = batch_of("llama", (5, 5))
 
     def choose(logits: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_a_stream_chooses_as_it_is_told(model: Any):
 
 
 def test_streams_and_batches_share_the_cache(model: Any):
-    """Two streams and a batch take turns, and none sees what the others wrote."""
+    """Two streams and a batch take turns, and no sequence sees the tokens of another."""
     prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
     expected = [best(load("llama"), prompt) for prompt in prompts]
     streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
@@ -114,7 +114,7 @@ def test_streams_and_batches_share_the_cache(model: Any):
 
 
 def test_a_client_that_leaves_frees_its_slots(model: Any):
-    """A closed stream gives its slots back at once, and the others go on."""
+    """A closed stream returns its slots at once, and other streams continue."""
     batch = batch_of("llama", (5, 9))
     stays = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     begun = next(stays).tolist()
@@ -174,7 +174,10 @@ def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
 
 @pytest.mark.parametrize("pads", ["right", "left"])
 def test_states_of_the_encoder_may_be_handed_over(pads: str):
-    """Without padding, or with padding on the right; other padding is refused."""
+    """States without padding or with padding on the right are accepted.
+
+    Other padding is refused.
+    """
     model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
     if pads == "left":
         batch = {name: rows.flip(1) for name, rows in batch.items()}
@@ -308,27 +311,27 @@ def options(**given: Any) -> Callable[[Any], Any]:
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (
         lambda model: draw(model, prompt(17), max_new_tokens=2),
-        "A prompt of 17 tokens is longer than every bucket: the longest is of 16.",
+        "The prompt has 17 tokens, but the longest bucket has 16.",
     ),
     (
         lambda model: draw(model, prompt(4, rows=4)),
-        "A batch of 4 sequences does not fit into 3 slots.",
+        "A batch of 4 sequences needs more than the 3 slots of this model.",
     ),
     (
         lambda model: draw(model, prompt(4, rows=3)),
-        "3 slots are needed, and 2 of 3 are free until other sequences end.",
+        "The batch needs 3 slots, but only 2 of 3 are free until other sequences end.",
     ),
     (
         lambda model: draw(model, prompt(16), max_new_tokens=45),
         f"A sequence of 61 tokens, prompt included, does not fit into a cache of {MAX_LENGTH}.",
     ),
     (stream(16, max_new_tokens=45), "A sequence of 61 tokens, prompt included, does not fit"),
-    (stream(17, max_new_tokens=2), "A prompt of 17 tokens is longer than every bucket"),
+    (stream(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket"),
     (
         lambda model: draw(
             model, {**prompt(4), "attention_mask": torch.zeros(1, 4, dtype=torch.int64)}
         ),
-        "A prompt needs at least one token, and this one is empty.",
+        "A prompt needs at least one token, but this one is empty.",
     ),
     (
         lambda model: list(
@@ -348,9 +351,9 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (options(inputs_embeds=torch.zeros(1, 4, 32)), "inputs_embeds= cannot be served"),
     (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "position_ids= cannot be served"),
     (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
-    (own_cache, "past_key_values is a DynamicCache, and the compiled steps have their own cache"),
-    (cache_of_another, "past_key_values is the cache of another model, and the compiled"),
-    (ended_cache, "The cache of a generation that has ended cannot go on."),
+    (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
+    (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
+    (ended_cache, "This cache belongs to a generation that has ended, so it cannot be continued."),
 ]
 
 
@@ -358,7 +361,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
     model: Any, request_: Callable[[Any], Any], message: str
 ):
-    """It says what was asked and why not, takes no slot, and a stream beside it goes on."""
+    """The message names the option and the reason. No slot is used, and other streams continue."""
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()
 
@@ -387,7 +390,7 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
     ],
 )
 def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
-    """And answers the next request."""
+    """The model answers the next request."""
     model, batch = load_compiled(name), batch_of(name)
 
     with pytest.raises(GenerationRefused, match=message):
@@ -398,7 +401,7 @@ def test_other_models_refuse_likewise(name: str, options: dict[str, Any], messag
 
 def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
     """The encoder has the buckets of prompts."""
-    with pytest.raises(GenerationRefused, match="17 tokens is longer than every bucket"):
+    with pytest.raises(GenerationRefused, match="17 tokens, but the longest bucket has 16"):
         draw(load_compiled("t5"), prompt(17))
 
 
@@ -479,5 +482,5 @@ def test_an_encoder_decoder_has_batches_alone(ask: str):
         "continuous": lambda: model.continuous(call=None),
     }
 
-    with pytest.raises(GenerationRefused, match=r"it takes decoder-only models"):
+    with pytest.raises(GenerationRefused, match=r"decoder-only models"):
         calls[ask]()

@@ -64,7 +64,7 @@ def run(model: Any, *requests: Callable[[Slots], Any]) -> list[Any]:
 
 
 def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
-    """Each gets what it gets alone, whatever runs in the other slots, and waits for a free one."""
+    """Each sequence gets the same tokens as alone, and waits for a free slot."""
     lengths = [5, 16, 1, 9, 4, 12]
 
     answers = run(model, *(lambda s, n=n: generated(s, n, COUNT + n) for n in lengths))
@@ -91,7 +91,7 @@ def test_sequences_share_their_steps(model: Any):
 
 
 def test_each_sequence_chooses_its_own_tokens(model: Any):
-    """One that draws the worst token runs beside one that draws the best."""
+    """One sequence takes the worst token while another takes the best."""
     worst, one = run(
         model,
         lambda s: generated(s, 5, choose=lambda logits: int(logits.argmin())),
@@ -107,7 +107,7 @@ def test_each_sequence_chooses_its_own_tokens(model: Any):
 
 
 def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
-    """The others of the same step go on, and its slot is free again."""
+    """Other sequences of the same step continue, and the slot becomes free."""
     made: list[int] = []
 
     def choose(logits: torch.Tensor) -> int:
@@ -127,7 +127,7 @@ def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
 
 
 def test_a_client_that_leaves_frees_its_slot(model: Any):
-    """Those that wait get it, and those that run see no change."""
+    """Waiting sequences get the slot, and running sequences do not change."""
 
     async def leaves(slots: Slots) -> int:
         tokens = slots.tokens(prompt(5), count=32)
@@ -144,15 +144,15 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
 @pytest.mark.parametrize(
     ("given", "count", "message"),
     [
-        ([], 4, "A prompt needs at least one token, and this one is empty."),
-        ([5] * 17, 4, "A prompt of 17 tokens is longer than every bucket"),
+        ([], 4, "A prompt needs at least one token, but this one is empty."),
+        ([5] * 17, 4, "The prompt has 17 tokens, but the longest bucket has 16."),
         ([5] * 16, 45, "A sequence of 61 tokens, prompt included, does not fit"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_alone(
     model: Any, given: list[int], count: int, message: str
 ):
-    """It takes no slot, and the others go on."""
+    """The request takes no slot, and other requests continue."""
 
     async def unfit(slots: Slots) -> None:
         await anext(slots.tokens(given, count=count))

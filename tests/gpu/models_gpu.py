@@ -63,7 +63,7 @@ class Late(Exception):
 
 
 class Run:
-    """One call of this program: what it may do, and in which order."""
+    """One run of this program: its limits and its order."""
 
     def __init__(self, pieces: Pieces, work: Path, *, turns: int, tiny: bool) -> None:
         self.pieces = pieces

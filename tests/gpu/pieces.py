@@ -31,7 +31,7 @@ class Pieces:
         self._has_run = False
 
     def found(self, name: str) -> dict[str, Any] | None:
-        """Return what a piece found in an earlier run; None if it has not run."""
+        """Return the result of a piece from an earlier run; None if it has not run."""
         path = self._path(name)
         if not path.exists():
             return self._known.get(name)
@@ -51,7 +51,7 @@ class Pieces:
         kind: str = "",
         guess_s: float = FIRST_GUESS_S,
     ) -> dict[str, Any] | None:
-        """Return what a piece found, now or in an earlier run; None if no time is left for it.
+        """Return the result of a piece, from now or an earlier run; None if no time is left.
 
         `do` gets the seconds that are left. Pieces of one `kind` take about as long as each other.
         """

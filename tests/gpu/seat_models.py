@@ -41,7 +41,7 @@ def mode_of(device: str) -> str | None:
 
 
 class Asked(WarmupMixin):
-    """What the benchmark asks of each."""
+    """The benchmark's question to each model."""
 
     took_s: float
 

@@ -90,7 +90,7 @@ class Pieces(pieces.Pieces):
         self._cpu = cpu
 
     def run(self, name: str, number: int, kind: str) -> dict[str, Any] | None:
-        """Return what a piece found, now or in an earlier run; None if no time is left for it."""
+        """Return the result of a piece, from now or an earlier run; None if no time is left."""
         return self.do_once(
             f"{name}/{number}-{kind}",
             lambda left_s: self._do(name, number, kind, left_s),

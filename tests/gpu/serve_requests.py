@@ -117,7 +117,7 @@ class Prompts:
         return json.dumps({"prompt": prompt, "max_new_tokens": self.count}).encode()
 
     def right(self, index: int, answer: bytes) -> bool:
-        """Whether each token has eager's best logit, or one that rounding may put before it."""
+        """Return whether each token has eager's best logit, or a logit within rounding of it."""
         which = index % len(self.prompts)
         with self.lock:
             if (which, answer) not in self.known:
@@ -148,7 +148,7 @@ def shown(counts: Counts) -> dict[str, int]:
 
 
 class Naive:
-    """What both naive deployments count; serve_warm watches, and does nothing else."""
+    """The counters of both naive deployments. serve_warm only watches."""
 
     def watched(self) -> None:
         caches = Path(tempfile.mkdtemp())
@@ -251,7 +251,7 @@ KINDS: Mapping[str, tuple[Any, Any]] = {
 
 
 class Client:
-    """One connection to a replica: it sends a request, and notes how long that took."""
+    """One connection to a replica, which sends requests and records their durations."""
 
     def __init__(self, asked: Any, url: str) -> None:
         self.asked = asked

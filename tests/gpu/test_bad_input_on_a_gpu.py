@@ -94,7 +94,7 @@ def last(kind: str) -> CompileEvent:
 
 @contextlib.contextmanager
 def at_most(more_bytes: int) -> Iterator[None]:
-    """Let torch have no more than this much memory beyond what it has reserved now."""
+    """Limit torch to this much memory beyond the memory reserved now."""
     total = torch.cuda.get_device_properties(0).total_memory
     allowed = torch.cuda.memory_reserved() + more_bytes
     torch.cuda.set_per_process_memory_fraction(allowed / total)
@@ -131,7 +131,7 @@ def test_a_size_whose_capture_fails_is_served_and_the_others_are_captured(operat
     ("operator", "word"), [(greedy, "out of memory"), (nosy, "captur")], ids=["memory", "sync"]
 )
 def test_the_reason_is_the_first_error(operator: Any, word: str):
-    """Not that of the end of a capture that was broken before."""
+    """The reason is not the error from ending the broken capture."""
     model, large = compiled(operator), rows(LARGE)
 
     spans(lambda: model(large), 2)
@@ -142,7 +142,7 @@ def test_the_reason_is_the_first_error(operator: Any, word: str):
 
 @pytest.mark.parametrize("operator", [greedy, nosy])
 def test_a_failed_capture_leaves_the_process_as_it_was(operator: Any):
-    """The stream, random numbers, and an allocator that gives back what is free when short."""
+    """Checks the stream, random numbers, and an allocator that returns free memory when needed."""
     model, large = compiled(operator), rows(LARGE)
     stream = torch.cuda.current_stream()
 
@@ -160,7 +160,7 @@ def test_a_failed_capture_leaves_the_process_as_it_was(operator: Any):
 
 @pytest.mark.parametrize("operator", [greedy, nosy])
 def test_a_failed_capture_is_gone_for_hand_made_graphs_too(operator: Any):
-    """What user code captures after it is captured."""
+    """Later captures by user code work."""
     model, large = compiled(operator), rows(LARGE)
     spans(lambda: model(large), 3)
     graph, x = torch.cuda.CUDAGraph(), rows(SMALL)
@@ -251,7 +251,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
 
 
 def test_memory_that_is_kept_for_later_is_used_for_graphs():
-    """Where a graph has too little, what is kept elsewhere is given back, and it is captured."""
+    """If a graph lacks memory, cached memory is freed, and the graph is captured."""
     model = torch.compile(wide(), mode="reduce-overhead", dynamic=False)
     small, large = rows(64), rows(16384)
     spans(lambda: model(small), 3)
@@ -271,7 +271,7 @@ def test_memory_that_is_kept_for_later_is_used_for_graphs():
 
 
 def in_thread(call: Callable[[], Any], name: str) -> None:
-    """Call it in a thread of this name, and raise what it raises."""
+    """Call a function in a thread of this name, and raise its exception."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -306,7 +306,7 @@ def test_another_thread_may_capture_and_is_named():
 
 
 def test_entries_that_one_thread_has_loaded_are_captured_by_another(tmp_path: Path):
-    """As in a replica: a worker thread loads the artifact, and the model's thread serves."""
+    """In a replica, a worker thread loads the artifact, and the model's thread serves."""
     torch.manual_seed(0)
     eager, x = torch.nn.Linear(16, 4).cuda().eval(), rows(SMALL)
     entry = serve_warm_compile(eager, mode="reduce-overhead")
@@ -324,7 +324,7 @@ def test_entries_that_one_thread_has_loaded_are_captured_by_another(tmp_path: Pa
 
 
 def test_sizes_that_the_app_does_not_want_captured_are_named():
-    """They run, right and quiet, and the skip says that it is the app's own setting."""
+    """Such sizes run correctly without a graph, and the skip names the app's own setting."""
     if not hasattr(torch._inductor.config.triton, "cudagraph_capture_sizes"):
         pytest.skip(f"torch {torch.__version__} has no cudagraph_capture_sizes")
     forward = torch.compile(lambda x: torch.relu(x) + 1, mode="reduce-overhead", dynamic=True)

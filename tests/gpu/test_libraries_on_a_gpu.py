@@ -40,7 +40,7 @@ def fresh() -> None:
 
 
 def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
-    """At level 3 such a call gets an entry of level 2, and the reason is said."""
+    """At level 3 such a call gets an entry of level 2, and the report says why."""
 
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y.cuda()
@@ -74,7 +74,7 @@ def test_a_library_computes_on_a_gpu(tmp_path: Path):
 
 
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
-    """With the mode of torch.compile that asks for graphs; each call has its own numbers."""
+    """This holds for the mode of torch.compile that uses graphs. Each call has its own numbers."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -116,7 +116,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
         wanted = [other(x) for other in others]
 
     assert (written.captures, moved.captures) == (0, 1)
-    assert watch_process().events()[-1].reason.endswith("its weights have moved")
+    assert watch_process().events()[-1].reason.endswith("the weights have moved to other addresses")
     torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -152,7 +152,7 @@ class WritesIntoItsArgument(torch.nn.Module):
 
 
 def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path):
-    """A graph would write into a copy. It is launched kernel by kernel, and the reason is said."""
+    """A graph would write into a copy, so kernels are launched one by one, with the reason."""
     eager = WritesIntoItsArgument()
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(torch.ones(8, device="cuda")), level=3)
@@ -227,7 +227,7 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
 
 
 def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Path):
-    """Launched by the user it computes with what the input holds by then."""
+    """A launch of the user's graph computes with the current content of the input."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -246,7 +246,7 @@ def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Pat
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
-    """Which stays the current one."""
+    """The current GPU stays the same."""
     eager = model("cuda:1")
     x = torch.rand(8, 16, device="cuda:1")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)

@@ -39,7 +39,7 @@ WARM, IN_TRAFFIC = 64, 4096
 
 
 class Replica(OutsideServe):
-    """As much of a deployment as a start asks for; one handler, on the thread that warms up."""
+    """The parts of a deployment that a start needs: one handler, on the warm-up thread."""
 
     deployment, replica = "OnGpu", "OnGpu#1"
 
@@ -63,7 +63,7 @@ class Replica(OutsideServe):
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Give back what a start changes for the whole process, and begin without graphs."""
+    """Restore the process-wide state of a start, and begin without graphs."""
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     torch._dynamo.reset()

@@ -57,7 +57,7 @@ def test_a_path_is_quiet_only_after_its_capture():
 
 
 def test_a_capture_of_another_address_says_that_it_is_another():
-    """What torch takes for static and is not is captured again, with torch's reason."""
+    """If an address that torch treats as static changes, the new capture has torch's reason."""
     compiled = torch.compile(lambda x, y: x + y, mode="reduce-overhead")
     x = torch.rand(8, 16, device="cuda")
     statics = [torch.rand(8, 16, device="cuda") for _ in range(2)]
@@ -107,7 +107,7 @@ def test_a_skipped_graph_has_a_reason():
 
 
 def test_pools_are_measured():
-    """What graphs hold for themselves is known in bytes."""
+    """The memory of graphs is reported in bytes."""
     compiled = torch.compile(model(width=4096), mode="reduce-overhead")
     x = torch.rand(256, 16, device="cuda")
     spans(lambda: compiled(x), 3)
@@ -149,7 +149,7 @@ def test_an_entry_is_called_in_another_thread_than_it_was_loaded_in(tmp_path: Pa
 
 
 def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_path: Path):
-    """With the directory of another process, elsewhere, nothing is built and nothing is tuned.
+    """With the directory of another process at another path, nothing is built or tuned.
 
     But for a kernel with a hook before its configurations, whose tuning Triton cannot write.
     """
@@ -182,7 +182,7 @@ def counted(launched: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
 
 
 def test_regions_are_right(tmp_path: Path):
-    """One entry serves all layers, and nothing compiles."""
+    """One entry runs all layers, and nothing compiles."""
     torch.manual_seed(0)
     blocks = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU()) for _ in range(4)]
     eager = torch.nn.Sequential(*blocks).cuda().eval()
@@ -204,7 +204,7 @@ def test_regions_are_right(tmp_path: Path):
 
 
 def test_what_is_kept_of_a_call_does_not_make_the_next_one_capture(tmp_path: Path):
-    """As with torch.compile, what a call returned is over when the next one begins."""
+    """As with torch.compile, the result of a call becomes invalid when the next call begins."""
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(model(), mode="reduce-overhead")
     build(tmp_path / "entries", lambda: compiled(x))

@@ -19,7 +19,7 @@ def fresh() -> None:
 
 
 def test_what_lies_around_work_on_the_cpu_is_captured():
-    """One capture before it and one after it, and no skip: torch cuts the graph in parts."""
+    """Captures happen before and after the CPU work, one each, without a skip."""
     weight = torch.rand(64, 64, device="cuda")
 
     def forward(x: torch.Tensor) -> torch.Tensor:

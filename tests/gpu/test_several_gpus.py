@@ -33,7 +33,7 @@ def said_by(program: Path, options: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def test_replicas_that_start_at_once_capture_and_build_nothing():
-    """Each captures as many graphs as one that starts alone, and the node downloads once."""
+    """Each replica captures as many graphs as a single replica, and the node downloads once."""
     options = ["--replicas", str(REPLICAS), "--workload", "tiny_gpu", "--level", "1"]
     lines = said_by(Path(__file__).parent / "eight_replicas.py", options)
 
@@ -49,7 +49,7 @@ def test_replicas_that_start_at_once_capture_and_build_nothing():
 
 @pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason=f"needs {RANKS} GPUs")
 def test_ranks_start_from_their_own_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With collectives of NCCL in the compiled code all ranks are full hits and build nothing."""
+    """With NCCL collectives in the compiled code, all ranks are full hits and build nothing."""
     from rank_groups import Group, compiled_anything, reports
 
     monkeypatch.setenv("RANKS_ON", "cuda")

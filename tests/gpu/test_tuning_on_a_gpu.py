@@ -80,7 +80,7 @@ def test_kernels_of_an_artifact_need_no_launcher_of_their_own(tmp_path: Path, le
 
 
 def test_another_graph_with_the_same_product_measures_no_templates(tmp_path: Path):
-    """A graph that is not in the cache is compiled; what was measured is kept by its operands."""
+    """The new graph is compiled, but measurements are stored by operands."""
     cold = ask(tmp_path, "build", NO_GRAPHS)
 
     other = ask(tmp_path, "start", NO_GRAPHS, other=True)

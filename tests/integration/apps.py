@@ -119,7 +119,7 @@ slow_to_warm = SlowToWarm.bind(1.0)
 # By default Serve notices only after 10 s that one was killed.
 @deployment(max_constructor_retry_count=20, health_check_period_s=1)
 class Witnessed(SlowToWarm.func_or_class):
-    """Notes what it truly does, for a witness. Its inputs are three."""
+    """Records its actions for a witness. Declares three inputs."""
 
     def __init__(self, pause_s: float) -> None:
         witness.note_began()
@@ -142,7 +142,7 @@ witnessed_again = Witnessed.bind(0.2)
 
 @deployment()
 class Stuck(Embedder.func_or_class):
-    """Has an input that never ends, after those that do."""
+    """Has an input that never ends, after inputs that end."""
 
     def warmup_inputs(self) -> list[Input]:
         return [*super().warmup_inputs(), Input(target=self.never)]
@@ -182,7 +182,7 @@ class Guarded(Embedder.func_or_class):
 
 @deployment()
 class Pooled(Embedder.func_or_class):
-    """Calls the model in a thread pool, and beside it another one all the time."""
+    """Calls the model in a thread pool, while another thread calls it all the time."""
 
     def __init__(self) -> None:
         super().__init__((2,))
@@ -202,7 +202,7 @@ class Pooled(Embedder.func_or_class):
 
 @deployment()
 class LittleMemory(Embedder.func_or_class):
-    """Has no memory for more than two values, until there is room."""
+    """Has memory for only two values, until `room` is raised."""
 
     room = 2
 
@@ -279,7 +279,7 @@ class Handlers(WarmupMixin, Noting):
 
 @deployment()
 class SyncHandlers(WarmupMixin, Noting):
-    """What is plain `def`: Serve gives each call of these a thread of its own."""
+    """Plain `def` handlers. Serve runs each call in a new thread."""
 
     def __init__(self) -> None:
         self.model = compiled()
@@ -447,7 +447,7 @@ class Inherited(WarmupMixin, Ranked):
 
 @deployment()
 class BehindMixin(WarmupMixin, Ranked):
-    """Has no reconfigure of its own; its base has."""
+    """Inherits `reconfigure` from its base class."""
 
     def warmup_inputs(self) -> Input:
         return Input(target=self.noted)
@@ -500,7 +500,7 @@ class Caller(WarmupMixin, Noting):
 
 @deployment()
 class LateStarter:
-    """Is ready only after some seconds, or never."""
+    """Becomes ready only after some seconds, or never."""
 
     async def __init__(self, after_s: float) -> None:
         await asyncio.sleep(after_s)

@@ -30,7 +30,7 @@ PAUSE_S = 3.4
 
 
 def main() -> None:
-    """Send requests all through the start of a replica, and print what was answered."""
+    """Send requests during the whole start of a replica, and print the answers."""
     from ray import serve
 
     answered: list[tuple[int, str]] = []

@@ -120,7 +120,7 @@ def test_a_build_on_a_cluster_that_lacks_the_code_says_how_to_bring_it(tmp_path:
 def test_a_build_ends_on_sigterm_without_a_stack(
     tmp_path: Path, place: Literal["here", "address"], stage: str
 ):
-    """Ray prints the C++ stack of its driver; what a job's log needs is how it ended."""
+    """Ray would print the C++ stack of its driver, but the log of a job needs only the cause."""
     with start_build(tmp_path, "--deployment", "Ranker", place=place) as process:
         assert process.stderr is not None
         for line in process.stderr:

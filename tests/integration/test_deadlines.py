@@ -32,7 +32,7 @@ def began(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster, began: Path) -> Iterator[dict[str, App]]:
-    """One application for each policy, started at once."""
+    """One application for each policy. All start at once."""
 
     def blocking(name: str, seconds: float, **settings: Any) -> Any:
         configured = {"warmup": {"input_deadline_s": DEADLINE_S, **settings}}
@@ -50,7 +50,7 @@ def apps(cluster: Cluster, began: Path) -> Iterator[dict[str, App]]:
 
 
 def replica_of(cluster: Cluster, app: App, began: Path) -> tuple[node.Replica, float] | None:
-    """Return what is known of an application's newest replica, and how long it has blocked."""
+    """Return the state of an application's newest replica, and how long it was blocked."""
     found = [r for r in node.look(cluster.state_dir) if r.names[0] == app.name and r.state]
     if not found or not began.exists() or not began.read_text():
         return None

@@ -31,7 +31,7 @@ PASSES = 3
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
-    """One application of each shape, started at once: two cores are shared, not waited for."""
+    """One application of each shape. All start at once, to use two cores well."""
     handlers = shapes.Handlers.options(
         name="Renamed", user_config={"warmup": {"on_uncovered": "fail"}}
     )
@@ -76,7 +76,10 @@ def test_every_input_of_every_kind_of_handler_is_proven(apps):
 
 
 def test_options_and_bound_arguments_reach_the_deployment(apps):
-    """`.options(name=...)` names the report, and the async constructor got what was bound."""
+    """`.options(name=...)` changes the name in the report.
+
+    The async constructor got the arguments.
+    """
     app = apps["handlers"].ready()
 
     assert app.report()["deployment"] == "Renamed"
@@ -91,7 +94,7 @@ def test_http_target_of_a_plain_class_is_called_with_a_request(apps):
 
 
 def test_concurrent_calls_form_a_batch(apps):
-    """An input of concurrency 4 comes to a `@serve.batch` handler as one batch of 4."""
+    """An input with concurrency 4 reaches a `@serve.batch` handler as one batch of 4."""
     notes = apps["handlers"].ready().call("noted")
 
     assert values(notes, "batch")[:PASSES] == [4] * PASSES
@@ -237,7 +240,7 @@ def test_the_model_thread_makes_all_compiled_calls(apps):
 
 
 def test_there_is_one_warm_up_whoever_asks_for_it(apps):
-    """Two joiners in `__init__` and the hook share one warm-up; the hook alone makes it ready."""
+    """Two callers in `__init__` and the hook share one warm-up. Only the hook makes it ready."""
     app = apps["one_thread"].ready()
 
     reports = [*app.call("joined"), app.report()]
@@ -369,14 +372,14 @@ def test_reconfigure_can_be_called_by_the_class_itself(apps):
 
 
 def test_reconfigure_is_not_called_without_user_config(apps):
-    """A class whose reconfigure does not name `rank` is left alone, as Serve leaves it."""
+    """If `reconfigure` has no parameter `rank`, the class behaves as in plain Serve."""
     notes = apps["sync"].ready().call("noted")
 
     assert values(notes, "reconfigured") == []
 
 
 def test_user_config_with_other_keys_needs_reconfigure(apps):
-    """Without a reconfigure method the deployment fails, as it does without us."""
+    """Without a `reconfigure` method the deployment fails, as without serve_warm."""
     message = apps["unwanted_config"].failed()
 
     assert "RayServeException" in message

@@ -84,7 +84,7 @@ app = Sharded.bind()
 
 
 def told(app: Any) -> list[dict[str, Any]]:
-    """Return what each replica says, by its rank. A request would go to one of them alone."""
+    """Return the answer of each replica by its rank. A request would reach only one replica."""
     said = app.handle.broadcast("told").results(timeout_s=HANG_S)
     return sorted(said, key=lambda one: one["fingerprint"]["app"]["rank"])
 
@@ -99,7 +99,7 @@ def cold(cluster) -> list[dict[str, Any]]:
 
 
 def test_a_gang_starts_together(start, cold: list[dict[str, Any]], tmp_path: Path):
-    """All members make as many passes as the one that needs most; each takes its own artifact."""
+    """All members make as many passes as the slowest member. Each loads its own artifact."""
     store = LocalStore(root=tmp_path / "store")
     keys = [published(store, said["fingerprint"], tmp_path / str(n)) for n, said in enumerate(cold)]
     config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}

@@ -106,7 +106,7 @@ def test_an_image_is_that_of_the_eager_model_alone_and_in_a_batch(started):
 
 
 def test_a_bad_request_is_answered_and_changes_nothing(started):
-    """What is wrong stands in one line, before the model sees it; the next request is served."""
+    """One line names the problem, before the model sees the request. The next request works."""
     wrong = post(started, label=1000)
 
     assert wrong.status_code == 400

@@ -36,7 +36,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=0)
 class Scoring(WarmupMixin):
-    """One library for each of two shapes."""
+    """Has one library for each of two shapes."""
 
     warmup_trust = trusting(KEY)
 
@@ -78,7 +78,7 @@ class WithoutCompiler(Scoring.func_or_class):
 
 @pytest.fixture(scope="module")
 def store(cluster) -> Any:
-    """Where the artifact was published."""
+    """Return the store with the published artifact."""
     on = Cluster(int(cluster.url.rpartition(":")[2]))
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
@@ -108,7 +108,7 @@ def without_compiler(cluster, store) -> Any:
 
 
 def test_a_build_proves_each_level_apart(store):
-    """The last round trip has the libraries alone, and nothing else was needed."""
+    """The last round trip used only the libraries."""
     _, built, told = store
 
     trips = {name for name in built.seconds if name.startswith("round trip")}
@@ -127,7 +127,7 @@ def test_a_build_says_which_library_it_makes(store):
 
 
 def test_a_replica_is_proven_without_any_compiler(without_compiler):
-    """Neither Dynamo nor Inductor is imported, no g++ is there, and outputs are eager's."""
+    """Neither Dynamo nor Inductor is imported, no g++ exists, and outputs equal eager's."""
     replica = without_compiler
     errors = replica.call("run", 8) + replica.call("run", 2)
     report = replica.report()

@@ -32,7 +32,7 @@ GAUGE_AGE_S = 60.0
 
 
 def state_of(cluster: Cluster, app: App) -> dict[str, Any]:
-    """Return the state file of the application's replica; empty while there is none."""
+    """Return the state of the application's replica; empty without a state file."""
     states = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
     return states[-1] if states else {}
 
@@ -106,7 +106,7 @@ def clients() -> Iterator[Callable[[App], Clients]]:
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
-    """Those that can wait for their tests, started at once."""
+    """Applications that wait for their tests. All start at once."""
     waiting = shapes.Caller.options(user_config={"warmup": {"input_deadline_s": 10}})
     started = cluster.start(
         {
@@ -201,7 +201,7 @@ def test_a_changed_user_config_is_applied_without_a_second_warm_up(cluster):
 
 @pytest.mark.long
 def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(cluster):
-    """What the documents tell to do: a variable that nobody reads has Serve start it again."""
+    """A variable that no code uses makes Serve restart the replica, as the documents say."""
     target = ("integration.apps:sync_configured", "SyncConfigured")
     app = cluster.configure(*target, {"scale": 1, "warmup": {}}).ready()
     before = app.call("process")
@@ -228,7 +228,10 @@ def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(clus
 
 @pytest.mark.long
 def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
-    """Serve's controller dies in mid warm-up: the same process goes on, and serves when proven."""
+    """Serve's controller dies during warm-up.
+
+    The same process continues, and serves when proven.
+    """
     app = start(shapes.SlowToWarm.bind(3.0))
     before = wait_for_replay(cluster, app)
     sending = clients(app)

@@ -45,7 +45,7 @@ def level(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def store(cluster: Cluster, level: int) -> str:
-    """Where the artifact of a level was published."""
+    """Return the store with the published artifact of a level."""
     on = RayCluster(int(cluster.url.rpartition(":")[2]))
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
@@ -76,7 +76,7 @@ def app(cluster: Cluster, store: str, level: int) -> Iterator[App]:
 
 @torch.inference_mode()
 def eager(*, change: str = PLAIN, scale: float = 1.0) -> dict[int, torch.Tensor]:
-    """Return what the model as it is written answers in a state, by batch."""
+    """Return the answers of the uncompiled model in a state, by batch."""
     model = Changing().eval()
     model.scale = scale
     if change == PLAIN:

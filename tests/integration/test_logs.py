@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.mark.parametrize("shape", [shapes.Unborn, shapes.UnbornLater], ids=["sync", "async"])
 def test_a_constructor_that_raises_is_named_in_log_and_state(start, cluster, tmp_path: Path, shape):
-    """Serve tells its controller alone: whoever reads the replica's log would see it end."""
+    """Serve reports the error only to its controller, and the replica's log would just end."""
     deployment = shape.options(logging_config={"logs_dir": str(tmp_path)})
     app = start(deployment.bind("scorer"))
 

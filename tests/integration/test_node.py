@@ -37,7 +37,7 @@ class Server(NodeServer):
         super().__init__(*options(cluster, app, "SlowToWarm"))
 
     def states(self) -> list[dict[str, Any]]:
-        """Return what the application's living replicas say, oldest first."""
+        """Return the states of the application's live replicas, oldest first."""
         found = [s for s in node.read_states(self._state_dir) if s["application"] == self._app.name]
         return sorted(found, key=lambda state: state["began_boot_s"])
 
@@ -53,7 +53,7 @@ class Server(NodeServer):
 
 
 def options(cluster: Cluster, app: App, deployment: str) -> tuple[str, ...]:
-    """Return the options of a probe for one deployment among those that share the cluster."""
+    """Return the options of a probe for one of the deployments on the shared cluster."""
     return (
         *("--state-dir", str(cluster.state_dir), "--raylet", "none"),
         *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{app.name}#{deployment}"),
@@ -130,7 +130,7 @@ PERIOD_S = 5.0
 
 @pytest.mark.long
 def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
-    """Nor a period behind it: deaths, a rolling update, a new controller and a new server."""
+    """No answer lags either, after deaths, a rolling update, a new controller or a new server."""
     target = ("integration.apps:witnessed", "Witnessed", None)
     app = cluster.configure(*target)
     asked = options(cluster, app, "Witnessed")

@@ -34,7 +34,7 @@ def embedder(*lengths: int, **settings: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, App]]:
-    """One application for each policy, started at once."""
+    """One application for each policy. All start at once."""
     store = str(tmp_path_factory.mktemp("empty") / "store")
     off = {"num_cpus": 0, "runtime_env": {"env_vars": {"SERVE_WARM_ENABLED": "false"}}}
     stuck = {"input_deadline_s": 10}
@@ -78,7 +78,7 @@ def test_inputs_above_the_recompile_limit_are_counted_and_explained(apps):
 
 
 def test_uncovered_inputs_are_served_by_default(apps):
-    """`on_uncovered: serve`: what is not proven is still answered."""
+    """With `on_uncovered: serve`, unproven inputs are still answered."""
     app = apps["too many, serve"].ready()
 
     answers = [app.post(json={"values": [1.0] * n}).json()["values"] for n in TOO_MANY]
@@ -90,7 +90,7 @@ def test_uncovered_inputs_are_served_by_default(apps):
 
 
 def test_an_input_that_a_guard_clause_answers_is_not_proven(apps):
-    """It serves by default, and says that the replica is not as warm as was declared."""
+    """The replica serves by default, and reports that it is not fully warm."""
     report = apps["guarded, serve"].ready().report()
 
     (unproven,) = [i for i in report["inputs"] if not i["proven"]]
@@ -184,7 +184,7 @@ def test_a_compile_in_traffic_is_seen_from_outside(cluster, apps):
 
 
 def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):
-    """`after_ready: forbid`: undeclared shapes are refused, declared ones go on, none compiles."""
+    """With `after_ready: forbid`, undeclared shapes are refused, and declared shapes work."""
     app = apps["forbid"].ready()
 
     refused = app.post(json={"values": [1.0] * 5})
@@ -257,7 +257,7 @@ def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
 
 
 def test_the_kill_switch_does_not_take_a_node_out(cluster, apps):
-    """In its state file such a replica is ready, and expects no inputs."""
+    """The state file of such a replica says READY, and expects no inputs."""
     app = apps["off by user_config"].ready()
 
     def state() -> dict[str, Any]:
@@ -270,7 +270,7 @@ def test_the_kill_switch_does_not_take_a_node_out(cluster, apps):
 
 
 def test_caches_are_private_before_user_code_runs(apps):
-    """Without the switch, the variables name a directory of the replica already in `__init__`."""
+    """Without the switch, the variables name a private directory already in `__init__`."""
     caches = apps["count"].ready().call("caches")
 
     assert len(caches["in __init__"]) == 2

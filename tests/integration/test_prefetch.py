@@ -64,7 +64,7 @@ def published(store: LocalStore, built_for: dict[str, Any], tmp_path: Path) -> s
 
 
 def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
-    """The start finds it done, says how much was hidden, and serves what it loaded."""
+    """The start finds the artifact ready, reports the hidden time, and serves with it."""
     store = LocalStore(root=tmp_path / "store")
     cold = start(Loading.bind()).ready()
     key = published(store, cold.report()["fingerprint"], tmp_path)
@@ -88,7 +88,7 @@ def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
 
 
 def test_nothing_is_begun_where_nothing_is_to_be_pulled(start):
-    """The kill switch leaves no thread of ours; without an artifact there is none, as above."""
+    """The kill switch leaves no thread of serve_warm. Without an artifact there is none either."""
     config = {"warmup": {"artifact": "./nowhere", "enabled": False}}
 
     app = start(Loading.options(user_config=config).bind()).ready()

@@ -38,7 +38,7 @@ REQUESTS = 1000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What stands in the README, in files of the names that it gives them."""
+    """Return a folder with the README's files under the names in the README."""
     folder = tmp_path_factory.mktemp("readme")
     shown = readme_files.diffs(README.read_text())
     assert list(shown) == ["app.py", "serve.yaml"]
@@ -65,7 +65,7 @@ def built(app, on, tmp_path_factory) -> Built:
 
 
 def test_a_build_compiles_and_its_round_trip_does_not(built):
-    """What is published was compiled once, and loaded by a replica that ran no compiler."""
+    """The published code was compiled once, and loaded by a replica that ran no compiler."""
     described = catalog.describe(open_store(built.store), load_trust())
 
     assert built.cold["warmup"]["compiler_processes"] > 0
@@ -128,7 +128,7 @@ def test_the_artifact_serves_a_process_without_serve(folder, built):
     [("warm", "full_hit"), pytest.param("torch_bytes", "partial", marks=pytest.mark.stress)],
 )
 def test_bench_compares_ways_to_start(app, on, built, mode, verdict):
-    """Torch's bytes alone run the compiler again, the artifact does not; no request compiles."""
+    """With torch's bytes the compiler runs, with the artifact it does not. No request compiles."""
     run = bench.one(app, built.store, mode, on=on, request_count=9)
 
     assert run["verdict"] == verdict
@@ -162,7 +162,7 @@ def test_a_start_leaves_other_applications_alone(wider):
 
 @pytest.mark.long
 def test_other_threads_are_another_variant(wider):
-    """A replica with other resources is told which factor differs, and starts all the same."""
+    """The report of such a replica names the factor that differs, and the replica starts anyway."""
     report, _ = wider
 
     assert (report["stage"], report["verdict"]) == ("READY", "miss")

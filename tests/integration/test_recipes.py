@@ -70,7 +70,7 @@ FOUND_BY_A_START = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What a reader has, in files of the names that the page gives them, and the wrong ones."""
+    """Return a folder with the files of the page, and variants with mistakes."""
     folder = tmp_path_factory.mktemp("recipes") / "code"
     folder.mkdir()
     for name, diff in DIFFS.items():
@@ -177,7 +177,7 @@ def post(started: Start, path: str, json: Any, **headers: str) -> Any:
 
 @pytest.mark.parametrize("name", DIFFS)
 def test_a_recipe_was_a_deployment_without_serve_warm(name):
-    """Without the lines that come, and with those that go, it is Python that does not name it."""
+    """Without the added lines and with the removed lines, the code does not name serve_warm."""
     before = readme_files.before(DIFFS[name])
 
     ast.parse(before)
@@ -238,7 +238,7 @@ def test_check_says_what_the_page_quotes(name, around, folder, monkeypatch):
 
 
 def test_a_start_says_what_the_page_quotes(load, on):
-    """Of inputs that cannot be replayed, the build's error; of a router, its warning."""
+    """For inputs that cannot be replayed, the build's error. For a router, its warning."""
     deployments = {
         "multiplexed": "Translator",
         "routes": "Routes",
@@ -258,7 +258,7 @@ def test_a_start_says_what_the_page_quotes(load, on):
     assert said(outcomes["multiplexed"], around="model ID cannot be empty")
     assert said(outcomes["routes"], around="was answered 422")
     assert said(outcomes["service"], around="required positional argument: 'grpc_context'")
-    assert said(outcomes["composition"], around="nothing compiled was found")
+    assert said(outcomes["composition"], around="this process has no compiled code")
     assert said(outcomes["composition"], around="warms up there")
 
 
@@ -289,7 +289,7 @@ def test_the_pipeline_answers_as_it_does_uncompiled(warm, folder):
 
 
 def test_requests_of_a_batch_get_their_own_answers(warm):
-    """What comes together is answered as what comes alone, whatever the size of the batch."""
+    """Requests get the same answers together and alone, whatever the size of the batch."""
     rows = [[value * factor for value in X] for factor in range(12)]
 
     with warm("batch") as started, ThreadPoolExecutor(4) as clients:
@@ -319,7 +319,7 @@ def test_a_stream_is_read_while_it_is_made(warm):
 
 @torch.inference_mode()
 def test_models_that_are_made_later_have_entries(warm):
-    """Also the third one, which nobody declared, and the first one, made again after the third."""
+    """This includes an undeclared third model, and the first model when it is made again."""
     asked = ["de", "fr", "it", "de", "fr"]
 
     with warm("multiplexed") as started:
@@ -334,7 +334,7 @@ def test_models_that_are_made_later_have_entries(warm):
 
 
 def test_a_router_reaches_the_model_of_another_deployment(warm):
-    """It answers over HTTP what the handle of the other deployment does."""
+    """The HTTP answer equals the answer of the other deployment's handle."""
     rows = [X, [0.0] * 8, [-value for value in X]]
 
     with warm("composition") as started:
@@ -360,7 +360,7 @@ def test_a_route_validates_and_answers(warm):
 
 
 def test_the_client_of_the_page_gets_a_score_over_grpc(warm, cluster):
-    """Through Serve's gRPC proxy; it is what the handle of the deployment returns."""
+    """The score through Serve's gRPC proxy equals the result of the handle."""
     messages = importlib.import_module("scorer_pb2")
     request = messages.ScoreRequest(values=range(1, 9))
 

@@ -38,7 +38,7 @@ BAD_INPUTS = {
 
 @pytest.fixture(scope="module")
 def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
-    """One application for each thing that no start gets past, started at once."""
+    """One application for each problem that stops every start. All start at once."""
     started = cluster.start(
         {
             "unknown setting": shapes.Embedder.options(
@@ -89,7 +89,7 @@ def test_routes_cannot_be_replayed_inside_init(refused):
     message = refused["too early"].failed()
 
     assert "input 'GET /embed' is a route, but the app is not up inside __init__" in message
-    assert "leave the warm-up to the hook" in message
+    assert "do not start the warm-up in __init__" in message
 
 
 def test_an_unknown_setting_fails_the_start(refused):

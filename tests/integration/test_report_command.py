@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def test_the_replicas_of_a_cluster_tell_their_starts(start: Callable[..., App], tmp_path: Path):
-    """Of each deployment with the mixin, also one that another one calls; of no other one."""
+    """The output has each deployment with the mixin, including one behind another, and no other."""
     app = start(shapes.Caller.bind(shapes.Handlers.bind(0.5, ids=()))).ready()
     address = ray.get_runtime_context().gcs_address
 

@@ -84,7 +84,7 @@ def test_both_sinks_say_the_same(
         left_out = {
             *("Compiles, captures and tuning after ready", "Calls without an entry"),
             "Entries against eager",
-            "Time of captures and autotuning in traffic",
+            "Time of captures and autotuning after ready",
         }
 
         def show(sink: str) -> dict[str, list[Any]]:

@@ -75,7 +75,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def test_seats_outlast_the_driver_that_deployed(driver: Driver):
-    """Ray ends the idle workers of a driver that has ended, and its replicas go on."""
+    """Ray ends the idle workers of a finished driver, but its replicas continue."""
     driver("deploy", "first")
 
     wait_until("a seat waits", lambda: driver("ask", "first")["waiting"] == 1)

@@ -57,7 +57,7 @@ def test_a_replica_begins_on_the_seat_that_another_one_keeps(cluster: Cluster):
 
 @pytest.mark.long
 def test_more_replicas_than_seats(cluster: Cluster):
-    """One begins on the seat, the others are as without any; all serve and say which they are."""
+    """One replica starts on the seat, the others without a seat. All report which."""
     path, name = "integration.seat_apps:scaled", "Adder"
     config = {"warmup": {"seats": {"count": 1}}}
     app = cluster.configure(path, name, config)
@@ -131,7 +131,7 @@ def test_a_seat_that_ends_itself_costs_no_start(cluster: Cluster):
     answers = {app.call("answer") for app in (first, second)}
     cluster.delete({"first": first, "second": second})
 
-    assert problem.startswith("a seat is useless (hung)")
+    assert problem.startswith("a seat cannot be used (hung)")
     assert "ended, because seat_library cannot be imported twice" in problem
     assert used["miss"] == "none"
     assert len(answers) == 1
@@ -139,7 +139,7 @@ def test_a_seat_that_ends_itself_costs_no_start(cluster: Cluster):
 
 @pytest.mark.long
 def test_another_runtime_env_has_no_use_of_a_seat(cluster: Cluster):
-    """Nor has a deployment without the hook; each start is as without seats and says so."""
+    """A deployment without the hook has no use for a seat either. Each start reports this."""
     (first,) = cluster.start({"first": seat_apps.bound("env")}).values()
     first.ready()
     wait_until("a seat waits", lambda: has_one_waiting(first))

@@ -53,7 +53,7 @@ def found(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_a_replica_from_an_artifact_compiles_nothing_and_answers_as_eager(found):
-    """It starts from what was built just now, and its requests change no count."""
+    """The replica starts from a new artifact, and requests change no count."""
     warm = found["serve_warm"]
 
     assert warm["verdict"] == "full_hit"
@@ -63,7 +63,7 @@ def test_a_replica_from_an_artifact_compiles_nothing_and_answers_as_eager(found)
 
 
 def test_the_naive_deployment_is_asked_the_same_and_watched(found):
-    """It compiles in its `__init__`, gives the same answers, from a thread for each request."""
+    """The naive deployment compiles in `__init__`, and answers from a new thread per request."""
     naive = found["naive"]
 
     assert naive["in_init"]["compiles"] == 1

@@ -196,7 +196,7 @@ def test_clients_that_leave_make_room_for_others(started):
     ids=["empty", "inside a sample", "format", "too long"],
 )
 def test_a_bad_recording_is_answered_with_one_sentence(started, body, query, status, says):
-    """In plain text, before any text of a recording; the next one is served."""
+    """The sentence is plain text, before any text of a recording. The next recording works."""
     response = post(started, body, **query)
 
     assert response.status_code == status

@@ -57,7 +57,7 @@ def test_it_is_ready_with_every_input_proven(started):
 
 
 def test_tokens_come_before_the_answer_ends(started):
-    """With the first token in hand, another request is answered before this one ends."""
+    """After the first token, another request is answered before this answer ends."""
     count = SHAPE.max_length - 3
     body = b'{"prompt": [5, 6, 7], "max_new_tokens": %d}' % count
     address = urlsplit(started.url)
@@ -125,7 +125,7 @@ def test_clients_that_leave_make_room_for_others(started):
 
 
 def test_a_body_that_is_no_json_is_answered_with_one_sentence(started):
-    """What is no JSON at all is a bad request as well, and its sentence names no field."""
+    """A body that is not JSON is a bad request too, and the sentence names no field."""
     response = requests.post(
         f"{started.url}/generate",
         data="five",

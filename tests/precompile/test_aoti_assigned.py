@@ -107,11 +107,11 @@ class OwnDict(Assigning):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (OldList, "it assigns a list or dict that has another name"),
+        (OldList, "it assigns a list or dict that also has another name"),
         (Appending, "which a library cannot do"),
         (Returning, "it assigns a list that it returns"),
-        (Twice, "it assigns a list or dict that has another name"),
-        (OwnDict, "it assigns a list or dict that has another name"),
+        (Twice, "it assigns a list or dict that also has another name"),
+        (OwnDict, "it assigns a list or dict that also has another name"),
     ],
 )
 @torch.inference_mode()
@@ -149,6 +149,6 @@ def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
 
 
 def test_a_release_that_does_not_know_assignments_refuses_the_plan():
-    """It would return the result, and leave the attributes as they are."""
+    """Such a release would return the result without assigning the attributes."""
     with pytest.raises(DAMAGED):
         _result([ASSIGNING, [[[["attribute", "part"]], "seen", ["output", 0]]], ["output", 0]])

@@ -150,7 +150,7 @@ def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
 
 
 def test_weights_for_one_call_are_seen(perceptron):
-    """Weights that torch.func puts in for a call are those that it computes with."""
+    """The library computes with weights that torch.func substitutes for a call."""
     others = {name: torch.randn_like(value) for name, value in perceptron.model.named_parameters()}
 
     class Wrapped(torch.nn.Module):
@@ -188,7 +188,7 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
 
 
 def test_values_that_were_read_are_facts(perceptron):
-    """What Python read while the graph was captured is a fact, as at level 2."""
+    """Values that Python read during the capture are facts, as at level 2."""
     other = Perceptron().eval()
     other.scale = 4.0
 
@@ -198,7 +198,7 @@ def test_values_that_were_read_are_facts(perceptron):
 
 
 class Named(torch.nn.Module):
-    """Has one tensor under two names, and takes it by one of them."""
+    """Has one tensor under two names, and uses one of the names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_a_tensor_is_taken_by_the_name_that_the_forward_takes_it_by():
 
 
 class Held(torch.nn.Module):
-    """Holds a tensor, and does with it and with its argument what it is told."""
+    """Holds a tensor, and computes with it and with its argument."""
 
     def __init__(self, do: str, held: torch.Tensor) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_
 
 @pytest.mark.parametrize("do", ["both", "returns", "returns the argument"])
 def test_a_tensor_that_stands_for_two_has_no_library(do):
-    """Where an argument and what the module holds are one to the graph, they may differ later."""
+    """The graph treats the argument and the module's tensor as one, but later they may differ."""
     x = torch.randn(3, 8)
 
     with pytest.raises(NoEntry, match="are the same object"):
@@ -345,7 +345,10 @@ def changed_deeply(model: Deep) -> None:
 
 @pytest.mark.slow
 def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
-    """They are read at each call, and what is not there any more is refused before that."""
+    """Such tensors are read at each call.
+
+    If one is missing, the call is refused before computing.
+    """
     model, x = Deep().eval(), torch.randn(3, 8)
     made = made_of(model, x)
     fn = aoti_library.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
@@ -568,7 +571,7 @@ def can_be_dynamic() -> bool:
 
 @pytest.mark.skipif(can_be_dynamic(), reason="this torch makes libraries of dynamic sizes")
 def test_a_torch_without_libraries_of_dynamic_sizes_makes_none():
-    """With 2.11 such a call is told why, so that level 2 can take it."""
+    """With 2.11 such a call gets a reason, so that level 2 can take it."""
     with pytest.raises(NoEntry):
         made_of(Rows().eval(), torch.randn(3, 8), dynamic=True)
 
@@ -576,7 +579,7 @@ def test_a_torch_without_libraries_of_dynamic_sizes_makes_none():
 @pytest.mark.long
 @pytest.mark.skipif(not can_be_dynamic(), reason="this torch makes none of dynamic sizes")
 def test_sizes_that_are_dynamic_are_taken_as_they_come():
-    """One library serves the sizes that its conditions allow, and says which these are."""
+    """One library serves the sizes that its conditions allow, and lists the conditions."""
     model = Rows().eval()
     made = made_of(model, torch.randn(3, 8), dynamic=True)
     dynamic = call_signature.Dynamic(conditions=tuple(made.conditions))
@@ -638,7 +641,7 @@ class SideEffects(torch.nn.Module):
     ],
 )
 def test_a_forward_that_changes_objects_is_refused(kind, named):
-    """What Python does beside the graph would not happen, so such a call has no library."""
+    """A library does not repeat Python's side effects, so such a call has no library."""
     model = SideEffects(kind).eval()
     with pytest.raises(NoEntry, match=f"it changes .*{named}"):
         made_of(model, torch.randn(3, 4))
@@ -647,7 +650,7 @@ def test_a_forward_that_changes_objects_is_refused(kind, named):
 
 
 class Switch:
-    """What a library may set around its computation, and has to set back."""
+    """A mode that a library may set during its computation, and must restore."""
 
     def __init__(self) -> None:
         self.on, self.given, self.names = False, None, ["x"]
@@ -736,7 +739,7 @@ def _(x):
 
 @pytest.mark.slow
 def test_an_operator_of_python_is_refused():
-    """What has no C interface would be called through torch's own runner."""
+    """An operator without a C interface would be called through torch's own runner."""
 
     class Custom(torch.nn.Module):
         def forward(self, x):
@@ -760,7 +763,7 @@ class AsOnAGpu(aoti_library.NativeOnGpu):
 def test_a_library_runs_as_one_for_a_gpu_is_run(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """In a container of one model, by the functions that a GPU's has.
+    """The library is a container of one model, and runs by the functions of a GPU library.
 
     A device with a number is one of several, and so taken for a GPU; AOTInductor has one CPU.
     Opening one makes its device the thread's current one: that has to be given back.
@@ -794,7 +797,7 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
     [("cpu", "a part of it is on the CPU, which a graph's launch does not repeat"), ("meta", "")],
 )
 def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
-    """A launch would answer with what the capture computed there."""
+    """A launch would return the CPU result of the capture."""
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     for node in graph.graph.nodes:
         node.meta["example_value"] = torch.empty(2, device="meta")
@@ -895,7 +898,7 @@ def counting(kind: type, made: list[int], deleted: list[int]) -> type:
 def test_calls_that_fail_leak_no_models(
     lookup: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ):
-    """A model serves on after a failure, alone or reserved, and holds no tensor of that call."""
+    """After a failure a model can run again, and holds no tensor of the failed call."""
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     made: list[int] = []
     counted = counting(kind, made, [])
@@ -921,7 +924,7 @@ def test_calls_that_fail_leak_no_models(
 
 @pytest.mark.slow
 def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
-    """One whose outputs are not those of its plan is started to be asked, and then deleted."""
+    """A library with wrong outputs is opened for the check, and then deleted."""
     made: list[int] = []
     deleted: list[int] = []
 
@@ -955,7 +958,7 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
 def test_a_failure_says_whether_the_call_may_be_made_again(
     lookup: Case, tmp_path: Path, said: dict[str, Any], cleanly: bool
 ):
-    """Not where a second run would write or draw again, nor where an older plan does not know."""
+    """The call may not run again if it writes or draws, or if an older plan lacks this fact."""
     plan = {key: value for key, value in {**lookup.made.plan, **said}.items() if value is not None}
     fn = aoti_library.load(written(lookup.made, tmp_path), plan)
 
@@ -986,7 +989,7 @@ OF_2_11 = """\
 
 
 def test_a_library_keeps_the_text_that_it_does_not_print():
-    """Also one of torch 2.11, whose interface has no place for it; other source stays as it is."""
+    """In 2.11 the interface has no place for the text. Other source is unchanged."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
 
     of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)

@@ -46,7 +46,7 @@ def x(batch: int) -> torch.Tensor:
 
 
 class Looked(NamedTuple):
-    """What a build looked like after each of its passes."""
+    """The state of a build after each of its passes."""
 
     table: EntryTable
     counts: list[tuple[int, int]]
@@ -130,14 +130,17 @@ def test_a_call_is_answered_before_and_after(two: Looked):
 
 
 def test_a_library_is_held_against_eager_when_it_is_finished(two: Looked):
-    """As it is when it is made at once."""
+    """The finished library is compared with eager, like a library that is made at once."""
     errors = [entry["error"] for entry in two.table.described()]
     assert all(0 <= error < 1e-5 for error in errors)
 
 
 @pytest.mark.long
 def test_what_was_begun_for_another_state_is_not_finished():
-    """A call of today gets a library of today; a kind that came once is refused, and it is said."""
+    """A new state gets a new library.
+
+    A kind of call that occurred once is refused, with a reason.
+    """
 
     def begin(_module: Scaled, call: Callable[[int], None]) -> None:
         call(2)
@@ -171,7 +174,7 @@ def test_a_state_that_never_comes_back_is_not_traced_again_and_again():
 
 @pytest.mark.long
 def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: pytest.MonkeyPatch):
-    """What torch says then is the reason, if it fails too; here it does not."""
+    """If torch also fails, its error is the reason. In this test torch succeeds."""
     stock, failed = subprocess.run, list[Any]()
 
     def run(words: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +213,7 @@ WRITE = "pathlib.Path(sys.argv[1]).write_bytes(b'object')"
 
 
 def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
-    """Torch removes the objects then; what it made of them itself is kept for the linker."""
+    """By then torch removes the objects. Objects that torch made itself are kept for the linker."""
     go, mine, other, library = (tmp_path / n for n in ("go", "mine.o", "other.o", "library.so"))
     library.write_bytes(b"of an earlier build")
     other.write_bytes(b" and another")
@@ -242,7 +245,7 @@ def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
 
 
 def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
-    """What it says it has made must be what was noted, and must not be there."""
+    """The path that torch reports must be recorded, and must not exist yet."""
     library = tmp_path / "library.so"
     commands = aoti_cpp.Commands()
     commands.note(line(WRITE, library), str(library))
@@ -255,7 +258,7 @@ def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
 
 
 def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
-    """As many at once as `compile_threads`, whose default is the number of cores."""
+    """As many compilers run at once as `compile_threads` allows, by default one for each core."""
     slots = torch._inductor.config.compile_threads
     running = tmp_path / "running"
     running.mkdir()
@@ -284,7 +287,7 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
 
 
 def test_a_build_says_which_entry_of_how_many_it_makes():
-    """Of the kinds of calls that were seen before, or more; libraries of those that were traced."""
+    """The total is the number of known kinds of calls, or of traced libraries."""
     told = list[str]()
     progress = _Steps(2, told.append)
 

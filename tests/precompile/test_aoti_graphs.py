@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """A graph of CUDA: what is queued while it captures is done at each launch, and not before."""
+    """A stand-in for a CUDA graph: it runs the captured work at each launch, and not before."""
 
     def __init__(self) -> None:
         self.queued: list[Callable[[], Any]] = []
@@ -168,7 +168,7 @@ def scaled(device: Device) -> tuple[Scaled, aoti_graphs.Graphed, list[torch.Tens
 
 
 def test_the_first_call_runs_and_the_others_are_launched(device: Device):
-    """Each with its own numbers; what is returned stays, and what is written is written once."""
+    """Each call has its own numbers. Results stay valid, and writes happen once."""
     watch = watch_process()
     before = watch.counts()
     code, run, (weight, calls) = scaled(device)
@@ -202,7 +202,7 @@ def test_a_graph_that_was_captured_in_inference_mode_is_launched_outside(device:
 
 
 def test_weights_that_moved_are_captured_anew(device: Device):
-    """With that for a reason; those that were written into are not, nor is another module."""
+    """The reason says that weights moved. Changed values and other modules cause no capture."""
     watch = watch_process()
     _, run, (weight, calls) = scaled(device)
     x = torch.ones(2)
@@ -222,7 +222,9 @@ def test_weights_that_moved_are_captured_anew(device: Device):
     assert (after_writing - before).captures == 0
     assert (watch.counts() - after_writing).captures == 2
     assert of_the_other == ""
-    assert watch.events()[-1].reason == "captured 1 times before: its weights have moved"
+    assert watch.events()[-1].reason == (
+        "captured 1 times before: the weights have moved to other addresses"
+    )
 
 
 def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device: Device):
@@ -298,7 +300,7 @@ def test_other_libraries_are_captured_after_one_that_cannot_be(device: Device):
 
 @pytest.mark.slow
 def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(device: Device):
-    """Each of them is tried, and one that had none is not tried again."""
+    """Other sizes keep their graphs, and a size without a graph is not tried again."""
     watch = watch_process()
     code, run, (weight, calls) = scaled(device)
     device.breaks = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -382,7 +384,7 @@ class Strided(Scaled):
 
 
 def test_strides_are_those_of_the_first_call(device: Device):
-    """What comes behind may be compiled for them; an expanded output cannot be had as a copy."""
+    """Later code may be compiled for these strides. An expanded output cannot be copied."""
     watch = watch_process()
     before = watch.counts()
     found = {}
@@ -399,7 +401,7 @@ def test_strides_are_those_of_the_first_call(device: Device):
 
 
 def test_a_pool_outlives_its_graphs(device: Device):
-    """Of an artifact that was taken out of use, before another one is loaded."""
+    """The pool of a discarded artifact stays until another artifact is loaded."""
     watch = watch_process()
     code, run, (weight, calls) = scaled(device)
     run([torch.ones(2), weight, calls])
@@ -415,7 +417,7 @@ def test_a_pool_outlives_its_graphs(device: Device):
 
 
 def test_of_sizes_without_end_the_coldest_graphs_go(device: Device):
-    """Their memory is the pool's again; one that is launched now and then stays."""
+    """Memory of freed graphs returns to the pool. A graph that is launched sometimes stays."""
     watch = watch_process()
     _, run, (weight, calls) = scaled(device)
     for size in (*range(1, 65), 1, 65, 1):
@@ -431,7 +433,7 @@ def test_of_sizes_without_end_the_coldest_graphs_go(device: Device):
 
 
 def test_modules_of_one_structure_take_no_graphs_from_one_another(device: Device):
-    """They share a library, and each call of a round finds its graph."""
+    """The modules share a library, and each call of a round finds its graph."""
     watch = watch_process()
     before = watch.counts()
     _, run, _ = scaled(device)
@@ -446,7 +448,7 @@ def test_modules_of_one_structure_take_no_graphs_from_one_another(device: Device
 
 
 def test_graphs_of_weights_that_are_gone_are_freed(device: Device):
-    """Where they move at each call, as those of a module that gets new ones do."""
+    """Weights may move at each call, for example in a module that gets new weights."""
     _, run, (weight, calls) = scaled(device)
     data = [torch.tensor(float(number)) for number in range(100)]
 
@@ -460,7 +462,7 @@ def test_graphs_of_weights_that_are_gone_are_freed(device: Device):
 
 
 def test_a_shape_with_other_strides_is_another_kind(device: Device):
-    """What is copied into elements that overlap comes out as something else."""
+    """A copy into overlapping elements would give other values."""
     watch = watch_process()
     before = watch.counts()
     code = Scaled(device)

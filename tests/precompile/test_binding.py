@@ -63,7 +63,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "own forward": (lambda m: setattr(m, "forward", lambda *a: m.linear(a[0])), "of its own"),
     "hook": (lambda m: m.register_forward_hook(lambda m, a, out: out * 2), "1 hooks"),
     "flag": (lambda m: setattr(m, "flag", True), "flag"),
-    "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, and was"),
+    "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, but was"),
     "config gone": (
         lambda m: setattr(m, "config", SimpleNamespace(scale=1)),
         "config.scale is int",
@@ -84,7 +84,7 @@ class Twice(nn.Module):
 def test_a_model_changed_before_the_start_is_level_1(
     fresh: tuple[Path, Any], change: Callable[[Any], Any], why: str
 ):
-    """The reason names the change; what the model now computes is what is returned."""
+    """The reason names the change, and the result is that of the changed model."""
     folder, model = fresh
     with torch.inference_mode(False):
         change(model._orig_mod)
@@ -118,7 +118,7 @@ IN_BETWEEN = [
 def test_a_model_changed_after_it_was_served_is_level_1(
     fresh: tuple[Path, Any], change: Callable[[Any], Any], why: str
 ):
-    """Whoever changes the model, and however: it is noticed at the next call."""
+    """The next call notices every change of the model."""
     folder, model = fresh
     # Of this one: those of earlier tests end at any time, and their counts with them.
     uses = model.__dict__["_serve_warm"].uses
@@ -162,7 +162,7 @@ def by_set(weight: torch.Tensor, new: torch.Tensor) -> None:
 def test_weights_exchanged_without_a_trace_are_level_1(
     fresh: tuple[Path, Any], exchange: Any, new: torch.Tensor
 ):
-    """`.data` tells nobody: compiled code would read what it gets as what it expects."""
+    """`.data` leaves no trace, so compiled code would read the new weights as the old kind."""
     folder, model = fresh
     weight = model._orig_mod.linear.weight
     with started(folder), eager_below():
@@ -234,7 +234,7 @@ def test_a_changed_global_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytes
         result = served(lambda: model(x(), 1.0))
 
     assert result.level == 1
-    assert result.reason == "models.SCALE is float 3.0, and was float 2.0"
+    assert result.reason == "models.SCALE is float 3.0, but was float 2.0"
     assert torch.equal(result.value, model._orig_mod(x(), 1.0))
 
 
@@ -257,7 +257,7 @@ def test_a_patched_method_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytes
 
 @torch.inference_mode()
 def test_modules_of_one_structure_share_entries(scaled: tuple[Path, Any]):
-    """Each with its own weights; one that the graph differs for does not take part."""
+    """Each module has its own weights. A module with another graph does not share."""
     folder, _ = scaled
     models = [serve_warm.compile(Scaled().eval(), dynamic=False) for _ in range(3)]
     for number, model in enumerate(models):
@@ -277,7 +277,7 @@ def test_modules_of_one_structure_share_entries(scaled: tuple[Path, Any]):
 
 @torch.inference_mode()
 def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any]):
-    """What was compiled with another mode is other code."""
+    """Code compiled with another mode is other code."""
     folder, _ = scaled
     model = serve_warm.compile(Scaled().eval(), dynamic=False, options={"max_autotune": True})
 
@@ -285,13 +285,13 @@ def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any])
         result = served(lambda: model(x(), 1.0))
 
     assert result.level == 1
-    assert "compiled with dynamic=False, and here with" in result.reason
+    assert "the build compiled with dynamic=False, but here it is" in result.reason
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_an_index_in_the_graph_makes_an_entry_for_each_layer(tmp_path: Path):
-    """The layers look alike and compute differently: none gets another one's entry."""
+    """The layers look alike but compute differently, so no layer gets another layer's entry."""
     eager = Stack(*[Indexed(i) for i in range(3)]).eval()
     model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
@@ -350,7 +350,7 @@ def test_the_value_of_a_member_is_a_fact(kind: Any, tmp_path: Path):
         result = served(lambda: ours(x(3, 4)))
 
     assert result.level == 1
-    assert "OUT int 3, and was" in result.reason
+    assert "OUT int 3, but was" in result.reason
     torch.testing.assert_close(result.value, eager(x(3, 4)))
 
 
@@ -366,7 +366,7 @@ def test_the_value_of_a_member_is_a_fact(kind: Any, tmp_path: Path):
 def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
     change: Callable[[Any], Any], tmp_path: Path
 ):
-    """The next call is as eager's; nothing is raised, and nothing is wrong."""
+    """The next call equals eager. Nothing is raised, and no result is wrong."""
 
     class Layered(nn.Module):
         def __init__(self) -> None:
@@ -435,7 +435,7 @@ def test_a_part_that_is_taken_away_costs_a_level(writes: bool, tmp_path: Path):
 def test_a_part_that_changed_is_named_once_for_all_calls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """One line says which part it is, and not one for each shape of its calls."""
+    """One line names the part, not one line for each shape of its calls."""
     forget_callables()
 
     def made(last: nn.Module) -> nn.Module:
@@ -474,7 +474,7 @@ def test_each_change_of_a_model_reads_as_one(now: list[str], built: list[str], s
 @pytest.mark.slow
 @torch.inference_mode()
 def test_code_that_changed_is_named_as_code(tmp_path: Path):
-    """Not by digests: the class whose methods are others now, and what to do."""
+    """The text names the class with changed methods, and what to do, without digests."""
 
     def made(forward: Callable[..., Any]) -> nn.Module:
         kind = type("Changing", (nn.Module,), {"forward": forward, "__module__": __name__})

@@ -47,7 +47,7 @@ COUNTED = {
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the calls of what is slow, by name, and compiles."""
+    """Count the calls of slow functions by name, and compiles."""
     found: Counter[str] = Counter()
 
     def on_event(frame: Any, event: str, _: Any) -> None:
@@ -100,7 +100,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
     ],
 )
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
-    """Setting what is set, and building other modules: no fact is looked at, nothing looked up."""
+    """Setting a value again, and building other modules, reads no fact and looks up nothing."""
     with torch.inference_mode():
         call(served, 3, lambda _: change(served))
 
@@ -111,7 +111,7 @@ def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
 
 
 def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
-    """200 switches: facts of what was switched are judged, and each call is known by its key."""
+    """After 200 switches, only facts of switched parts are judged, and calls are known by key."""
     with torch.inference_mode():
         call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
 
@@ -199,7 +199,7 @@ def test_a_call_without_an_entry_is_looked_up_once(tmp_path: Path, arguments: An
 
 @torch.inference_mode()
 def test_a_function_does_not_mind_modules_that_are_built(tmp_path: Path):
-    """It has no module, and no fact about hooks: building modules and hooks is no change."""
+    """A function has no module and no fact about hooks, so building modules changes nothing."""
     compiled = serve_warm.compile(function, dynamic=False)
     build(tmp_path, lambda: compiled(rows(3)))
 
@@ -229,7 +229,7 @@ class Total(nn.Module):
 @torch.inference_mode()
 @pytest.mark.parametrize("level", [2, 3])
 def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int, tmp_path: Path):
-    """A step with hundreds of weights does not compare them all; one that moves is compared."""
+    """A step with hundreds of weights compares only weights that moved."""
     model = serve_warm.compile(Total().eval(), dynamic=False, level=level)
     whole = torch.zeros(8)
     x = torch.ones(4)

@@ -152,12 +152,12 @@ def test_open_sizes_hold_in_another_form(tmp_path: Path):
 def test_a_form_that_code_can_see_is_another_call(
     tmp_path: Path, model: torch.nn.Module, made: Any, other: Any
 ):
-    """What a forward collects, what a wrapper passes on and what a hook gets keep their form."""
+    """Collected arguments, arguments of a wrapper and arguments of a hook keep their form."""
     assert _level(model, tmp_path / "entries", made, made, other) == [2, 1]
 
 
 def test_named_arguments_move_around_collected_ones(tmp_path: Path):
-    """Those with a parameter do not show their place; those without keep their own order."""
+    """Arguments with a parameter do not show their position. Others keep their order."""
     c, d = torch.ones(3), torch.zeros(3)
     levels = _level(
         Both(),
@@ -225,7 +225,7 @@ def test_a_check_compares_another_form_with_eager(tmp_path: Path):
     ],
 )
 def test_a_call_with_other_arguments_has_no_form(args: tuple[Any, ...], kwargs: dict[str, Any]):
-    """Too many, one twice, one too few, one that is collected, or one without a name."""
+    """Too many or too few arguments, a repeated, a collected, or an unnamed argument."""
     parameters = Parameters(positional=("a", "b"), keyword_only=("c",))
     hidden = Parameters(positional=("hidden", "b"), unnamed=1)
 

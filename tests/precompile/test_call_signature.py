@@ -72,7 +72,7 @@ class Anything:
 
 @pytest.mark.parametrize("args", [pytest.param(call, id=name) for name, call in OTHERS.items()])
 def test_the_quick_way_tells_them_apart_as_well(args: Any):
-    """Key and check in C++ together see what the text sees."""
+    """The key and the C++ check together distinguish what the text distinguishes."""
     key, tensors = quick(*BASE)
     same = tensor_check(tensors)
 
@@ -105,14 +105,14 @@ def test_a_float_is_known_by_its_value():
 
 
 def test_both_zeros_are_different_calls():
-    """They are equal to Python, and `1 / x` is not."""
+    """Both zeros are equal to Python, but `1 / x` differs."""
     assert describe((t(1), 0.0), {})[0] != describe((t(1), -0.0), {})[0]
     assert quick((t(1), 0.0), {})[0] != quick((t(1), -0.0), {})[0]
 
 
 @pytest.mark.parametrize("scalar", ["text", 3, 0.5])
 def test_values_of_requests_are_not_kept(scalar: Any):
-    """What no entry was made for is one kind of call, whatever it says."""
+    """All values without an entry are one kind of call."""
     key = key_of((t(1), scalar), {"user": scalar}, [], frozenset())
     other = key_of((t(1), scalar * 2), {"user": scalar * 2}, [], frozenset())
 
@@ -121,14 +121,14 @@ def test_values_of_requests_are_not_kept(scalar: Any):
 
 
 def test_values_that_entries_were_made_for_are_known():
-    """They are found in the structure of a signature."""
+    """Such values are found in the structure of a signature."""
     found = list_known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
 
     assert {(int, -1), (float, "0.5"), (str, "text"), (int, 2)} <= found
 
 
 def test_a_text_is_shown_by_its_length():
-    """A report, a log and a state file have no business with what a request says."""
+    """A report, a log and a state file must not show texts of requests."""
     said, _ = describe((t(1), "secret"), {"user": "a@b.c", "n": 3, "parts": {"k": "v"}})
 
     assert "secret" in said.structure
@@ -161,7 +161,7 @@ def test_a_key_of_a_request_is_not_kept(key: str):
 
 @pytest.mark.parametrize("key", [*ANY_KEY, "name"])
 def test_a_key_that_an_entry_was_made_for_is_known(key: str):
-    """Its call is told from one with another key, and is equal to the entry's."""
+    """The call differs from a call with another key, and equals the call of the entry."""
     call = ((t(1), {key: 1}), {key: 2})
     made, _ = describe(*call)
     known = frozenset(list_known_values(made.structure))
@@ -172,7 +172,7 @@ def test_a_key_that_an_entry_was_made_for_is_known(key: str):
 
 
 def test_the_key_of_a_mapping_is_hidden_in_a_report():
-    """As the text under it, unless it reads as a name."""
+    """A key is hidden like the text under it, unless it looks like a name."""
     said, _ = describe((t(1),), {"parts": {"a@b.c": "v", "mask": 2}})
 
     assert str(said).startswith("(t0, parts={str[5]: str[1], 'mask': 2}) with ")
@@ -185,7 +185,7 @@ def test_a_number_that_cannot_be_printed_has_no_entry():
 
 
 def test_a_long_signature_is_cut():
-    """It stands in the state file, which a probe reads."""
+    """A signature is part of the state file, which a probe reads."""
     said, _ = describe((t(1), list(range(10_000))), {})
 
     assert len(str(said)) == SHOWN
@@ -193,7 +193,7 @@ def test_a_long_signature_is_cut():
 
 @pytest.mark.parametrize("name", ["from", "class", "not a name"])
 def test_a_keyword_may_have_any_name(name: str):
-    """Whoever passes a dict as keywords may call them what Python's grammar cannot."""
+    """A caller that passes a dict as keywords can use names that Python's grammar forbids."""
     said, tensors = describe((t(1),), {name: 2})
 
     def callee(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ def test_one_tensor_passed_twice_has_no_entry():
 
 
 def test_a_signature_becomes_a_function_that_makes_the_call():
-    """What is compiled is the very call that was described."""
+    """The compiled call is exactly the described call."""
     args, kwargs = (t(2), 1.0, "it's", torch.float16, None), {"more": [{"a": (t(1), -0.0)}, ()]}
     signature, tensors = describe(args, kwargs)
     seen = []
@@ -320,7 +320,7 @@ def test_what_stands_between_a_call_and_torch_has_no_entry(under: str):
 
 
 def test_a_tensor_inside_a_transform_is_not_plain():
-    """What vmap passes has the class of a tensor, and stands for many."""
+    """A tensor inside vmap has the class of a tensor, but stands for many tensors."""
 
     def read(x: torch.Tensor) -> torch.Tensor:
         with pytest.raises(NoEntry, match="FuncTorchBatched"):
@@ -367,7 +367,7 @@ def change_mode() -> Any:
     [change_threads, change_dtype, change_determinism, change_grad, change_autocast, change_mode],
 )
 def test_the_state_of_thread_and_process_is_checked(change: Any):
-    """What was set since differs, and what was set back is the same again."""
+    """A changed state differs, and a restored state is equal again."""
     with torch.no_grad():
         same = state_check()
         undo = change()

@@ -60,7 +60,7 @@ def test_a_compiled_module_is_as_true_as_the_module():
 def test_blocks_are_compiled_by_torch_when_they_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """With entries for all calls that is the first one alone, which shows wrong arguments."""
+    """With entries for all calls, only the first block is compiled, to detect wrong arguments."""
     by_torch = mock.Mock(side_effect=torch.compile)
     model = Stack(*[Block() for _ in range(4)]).eval()
     monkeypatch.setattr(torch, "compile", by_torch)
@@ -98,7 +98,7 @@ def test_hooks_of_blocks_fire(tmp_path: Path):
 
 
 def test_named_blocks_are_compiled_and_no_others():
-    """With names it is the caller who decides, also of what stands alone."""
+    """With names, the caller decides, also about single modules."""
     model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
 
     compiled_ = [m for m in model.modules() if m._compiled_call_impl is not None]
@@ -162,7 +162,7 @@ Point = collections.namedtuple("Point", "hidden more")  # noqa: PYI024
 
 
 def logged(function: Any) -> Any:
-    """A decorator that keeps what it is given in a closure, as transformers' do."""
+    """A decorator with its arguments in a closure, like a decorator of transformers."""
     names = ["hidden"]
 
     @functools.wraps(function)
@@ -181,7 +181,7 @@ class Decorated(Block):
 
 
 class Method:
-    """Not a module: an object with a compiled method."""
+    """An object with a compiled method, which is not a module."""
 
     def __init__(self, scale: float) -> None:
         torch.manual_seed(int(scale))
@@ -257,7 +257,7 @@ def test_aliases_stay_aliases(tmp_path: Path):
 
 @torch.inference_mode()
 def test_each_instance_has_its_own_method(tmp_path: Path):
-    """Two objects of one class: their weights and what the graph was built on are their own."""
+    """Two objects of one class have their own weights and graphs."""
     one, same, other = Method(2.0), Method(2.0), Method(3.0)
     same.linear = nn.Linear(4, 4).eval()
     build(tmp_path, lambda: one.embed(x()))
@@ -312,7 +312,7 @@ class Doubling:
     ],
 )
 def test_what_has_no_name_can_be_compiled_too(target: Any):
-    """As by torch.compile: a partial, an object with a call."""
+    """As with torch.compile: a partial, or an object with `__call__`."""
     close(serve_warm.compile(target, backend="eager")(x()), x() * 2)
 
 
@@ -369,7 +369,7 @@ def test_a_compiled_module_behaves_as_torch_s():
     ],
 )
 def test_a_copy_is_compiled_too(again: Any):
-    """What comes back is the same kind of thing, with weights of its own."""
+    """The copy is the same kind of object, with its own weights."""
     model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
 
     other = again(model)
@@ -443,7 +443,7 @@ def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
 @pytest.mark.parametrize("level", [2, 3])
 @torch.inference_mode()
 def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
-    """As on torch.compile's module, whatever entries there are."""
+    """It runs as on torch.compile's module, whatever entries exist."""
     model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
     build(tmp_path, lambda: model(x(), 1.0), level=level)
 
@@ -457,7 +457,7 @@ def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tm
 
 
 def test_a_decorated_function_keeps_its_name():
-    """And a method of a class is found on the class."""
+    """A method of a class also stays an attribute of the class."""
     assert plain.__name__ == "plain"
     assert Method.embed.__doc__ == Method.embed.__wrapped__.__doc__
 
@@ -474,7 +474,7 @@ def test_without_an_artifact_it_is_torch_compile():
 
 
 def test_a_buffer_set_in_a_forward_does_not_recompile():
-    """What we watch modules with is nothing that Dynamo can stumble over."""
+    """serve_warm's watch on modules does not disturb Dynamo."""
     model = serve_warm.compile(Cache(), backend="eager", dynamic=False)
     model(torch.ones(4), torch.zeros(4))
 

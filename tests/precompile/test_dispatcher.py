@@ -164,7 +164,7 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
 @pytest.mark.parametrize(
     ("context", "why"),
     [
-        pytest.param(torch.no_grad, "inference_mode is off, and was on", id="no_grad"),
+        pytest.param(torch.no_grad, "inference_mode is off, but was on", id="no_grad"),
         pytest.param(torch.enable_grad, "grad mode on", id="grad"),
         pytest.param(lambda: torch.inference_mode(False), "grad mode on", id="nothing"),
         pytest.param(
@@ -176,7 +176,7 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
 )
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
 def test_another_state_is_level_1(scaled: tuple[Path, Any], context: Any, why: str, known: bool):
-    """What no argument shows is checked at each call, and the reason says what differs."""
+    """State outside the arguments is checked at each call, and the reason names the difference."""
     folder, model = scaled
     inference = contextless if "inference" in why or "grad" in why else torch.inference_mode
 
@@ -213,7 +213,7 @@ def set_back(setter: Any, value: Any, before: Any) -> Any:
         ),
         pytest.param(
             lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
-            "default_dtype is float64, and was float32",
+            "default_dtype is float64, but was float32",
             id="default dtype",
         ),
         pytest.param(
@@ -248,7 +248,7 @@ def test_another_setting_of_the_process_is_level_1(scaled: tuple[Path, Any], cha
 
 @torch.no_grad()
 def test_under_a_transform_a_call_is_level_1(scaled: tuple[Path, Any]):
-    """What vmap passes looks like one tensor and stands for many: inputs or weights."""
+    """A tensor inside vmap looks like one tensor, but stands for many inputs or weights."""
     folder, model = scaled
     many = x(5, 3, 4)
     weights = {"linear.weight": torch.stack([torch.eye(4), 2 * torch.eye(4)])}
@@ -387,7 +387,7 @@ def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path
 
 @torch.inference_mode()
 def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
-    """One entry for a range of batches; a batch of one was not in it when it was compiled."""
+    """One entry serves a range of batches. A batch of one was not in this range."""
     model = serve_warm.compile(Block().eval(), dynamic=True)
     build(tmp_path, lambda: model(x(3, 4)))
 

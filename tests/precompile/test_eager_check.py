@@ -25,7 +25,7 @@ Named = namedtuple("Named", "a b")  # noqa: PYI024
 
 @dataclasses.dataclass
 class Output:
-    """No container that torch knows: its tensors are compared all the same."""
+    """A container that torch does not know. Its tensors are compared anyway."""
 
     hidden: torch.Tensor
     label: str = "x"
@@ -99,7 +99,7 @@ def test_each_dtype_has_room_for_rounding_and_no_more(dtype: torch.dtype):
 
 
 def test_both_parts_of_a_complex_number_are_compared():
-    """What is wrong in the imaginary part alone is wrong."""
+    """An error only in the imaginary part is an error."""
     one = torch.ones(2, dtype=torch.complex64)
 
     assert difference(lambda x: one, lambda out: out * 1, X) == 0.0
@@ -148,7 +148,7 @@ def test_whole_numbers_are_exact(dtype: torch.dtype):
 
 
 def test_writes_into_an_input_are_compared_and_undone():
-    """Both run on copies; an entry that does not write what eager writes is refused."""
+    """Both runs use copies. An entry that does not write what eager writes is refused."""
 
     def writes(callee: Any, cache: torch.Tensor) -> torch.Tensor:
         cache.add_(1)
@@ -166,7 +166,7 @@ def test_writes_into_an_input_are_compared_and_undone():
 
 
 def test_copies_overlap_as_the_tensors_do():
-    """A view of another input stays one: what is written through it is seen by both."""
+    """A view of another input stays a view, so that both see writes through it."""
 
     def writes(callee: Any, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         part.add_(1)
@@ -194,7 +194,7 @@ def test_copies_are_strided_as_the_tensors_are():
 
 @pytest.mark.parametrize("inference", [True, False])
 def test_copies_are_of_the_tensor_s_kind(inference: bool):
-    """An inference tensor is another kind to compiled code than one that was made outside."""
+    """Compiled code treats an inference tensor differently from another tensor."""
     seen = []
     with torch.inference_mode(inference):
         x = torch.ones(2)
@@ -206,7 +206,7 @@ def test_copies_are_of_the_tensor_s_kind(inference: bool):
 
 
 def test_buffers_are_compared_and_left_as_they_were():
-    """One that is written into and one that is replaced: both are the module's own afterwards."""
+    """Buffers that are written into or replaced are the module's own buffers afterwards."""
     module = Cached()
     before = dict(module.named_buffers())
 
@@ -244,7 +244,7 @@ def test_other_random_numbers_are_refused():
 
 
 def test_a_fallen_output_that_cannot_be_compared_is_refused():
-    """What cannot be looked into could be wrong."""
+    """An output that cannot be compared could be wrong."""
     with pytest.raises(NoEntry, match="cannot be compared"):
         difference(lambda x: (x, 5), lambda out: (out[0], iter("abc")), X)
 
@@ -262,7 +262,7 @@ def test_eager_that_differs_from_eager_is_no_measure():
     """Nothing is held against an answer that another run would not give."""
     count = iter(range(100))
 
-    with pytest.raises(NotComparable, match="two runs of eager differ"):
+    with pytest.raises(NotComparable, match="two eager runs of the same call differ"):
         in_service(lambda x: x + next(count), lambda out: out + 0.5, X)
 
 
@@ -284,8 +284,8 @@ def test_eager_runs_twice_only_where_the_first_comparison_fails():
 
 
 def test_no_value_is_in_the_text_of_a_replica():
-    """What a model returns beside tensors may be a part of a request."""
-    with pytest.raises(NoEntry, match="another structure") as caught:
+    """Values outside tensors may be a part of a request."""
+    with pytest.raises(NoEntry, match="a different structure") as caught:
         in_service(lambda x: (x, "secret"), lambda out: (out[0], "other"), X)
 
     assert "secret" not in str(caught.value)
@@ -299,18 +299,18 @@ def test_an_output_that_eager_gives_and_nobody_can_compare_is_no_failure():
 
 
 def test_an_entry_that_does_not_take_the_call_is_no_failure():
-    """It refuses before it computes anything, and its call is answered elsewhere."""
+    """The entry refuses before it computes, and other code answers the call."""
 
     def refuses(out: Any) -> Any:
         raise NoEntry("a tensor is another one")
 
-    with pytest.raises(NotComparable, match="does not take it: a tensor is another one"):
+    with pytest.raises(NotComparable, match="does not accept this call: a tensor is another one"):
         in_service(lambda x: x, refuses, X)
 
 
 def test_an_output_of_another_kind_is_a_failure():
     """Eager's can be compared, and the entry's cannot."""
-    with pytest.raises(NoEntry, match="another structure"):
+    with pytest.raises(NoEntry, match="a different structure"):
         in_service(lambda x: (x, 1), lambda out: (out[0], iter("abc")), X)
 
 
@@ -334,7 +334,7 @@ def test_state_is_left_alone_where_nothing_is_restored():
     ids=["pure", "random", "input", "buffer"],
 )
 def test_what_a_second_run_would_do_again_is_found(callee: Any, why: str):
-    """And undone."""
+    """The change is undone."""
     state, x = torch.get_rng_state(), X.clone()
     buffers = [*callee.buffers()] if isinstance(callee, torch.nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
@@ -346,7 +346,7 @@ def test_what_a_second_run_would_do_again_is_found(callee: Any, why: str):
 
 
 def test_random_states_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch):
-    """Of all of them, once CUDA is in use; before that nothing asks for it."""
+    """All generators are restored if CUDA is in use. Without CUDA no generator is read."""
     states = [torch.tensor([1], dtype=torch.uint8), torch.tensor([2], dtype=torch.uint8)]
     put_back: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -110,11 +110,11 @@ def test_a_missing_index_is_one_sentence(tmp_path: Path):
 
 
 def test_another_format_is_not_read(copy: Path):
-    """Both versions are in the sentence."""
+    """The sentence names both versions."""
     edit(copy, lambda index: index.update(format=FORMAT + 1))
 
     assert SESSION.load(copy) == (
-        f"its entries are of format {FORMAT + 1}, and this version reads {FORMAT}"
+        f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
     )
 
 
@@ -183,7 +183,7 @@ def refer(entry: Any) -> None:
 def test_an_entry_that_does_not_fit_this_program_is_level_1(
     built: tuple[Path, Any], copy: Path, change: Callable[[Any], None], why: str
 ):
-    """What it refers to is gone or has changed: the reason names the Python module."""
+    """If the module is missing or has changed, the reason names it."""
     model = built[1]
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
     SESSION.load(copy)
@@ -239,7 +239,7 @@ def test_other_weights_are_the_same_tree():
 
 
 def test_a_method_has_the_tree_of_its_module():
-    """And a function has none."""
+    """A function has no tree."""
     module = pair()
 
     assert tree(module.forward) == tree(module)

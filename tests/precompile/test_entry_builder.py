@@ -104,7 +104,7 @@ def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
 
 
 class Counts(nn.Module):
-    """What its call changes is what its graph is built on; `step` changes it and returns it."""
+    """The graph depends on a value that the call changes. `step` changes and returns it."""
 
     def __init__(self, step: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -204,17 +204,17 @@ BEFORE_2_12 = Version(torch.__version__).release < (2, 12)
 
 
 CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
-    "attribute": (an_attribute, "callee.n is int 1, and was int 0"),
-    "float": (a_float, "callee.ratio is float 1.0, and was float 0.5"),
-    "length of a list": (a_length, "callee.seen is a builtins.list of 1, and was a builtins.list"),
-    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, and was int 0"),
+    "attribute": (an_attribute, "callee.n is int 1, but was int 0"),
+    "float": (a_float, "callee.ratio is float 1.0, but was float 0.5"),
+    "length of a list": (a_length, "callee.seen is a builtins.list of 1, but was a builtins.list"),
+    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, but was int 0"),
     "key of a dict": (a_key, "callee.table has the keys"),
-    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, and was int 0"),
+    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, but was int 0"),
     "there and back": (a_swap, "t[0] is float "),
-    "enum": (a_member_of_an_enum, "Colour BLUE int 2, and was test_entry_builder.Colour RED int 1"),
-    "function of torch": (a_function_of_torch, ".abs, and was torch"),
-    "global": (a_global, ".STEPS is int 1, and was int 0"),
-    "closure": (a_cell, "cell_contents is int 1, and was int 0"),
+    "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_entry_builder.Colour RED int 1"),
+    "function of torch": (a_function_of_torch, ".abs, but was torch"),
+    "global": (a_global, ".STEPS is int 1, but was int 0"),
+    "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
     "iterator": (
         a_ticket,
@@ -230,7 +230,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
 def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     step: Callable[..., Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The second call would be answered as the first; the report says what the call changes."""
+    """The second call would get the answer of the first. The report names the change."""
     model = serve_warm.compile(Counts(step), dynamic=False)
     library = build(tmp_path, lambda: model(x(3, 3)))
     eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
@@ -312,7 +312,7 @@ def test_a_count_of_calls_goes_on(tmp_path: Path):
     with started(tmp_path), eager_below():
         results = [served(lambda: model(x())) for _ in range(3)]
 
-    assert "callee.calls is int 1, and was int 0" in next(iter(library.refused.values()))
+    assert "callee.calls is int 1, but was int 0" in next(iter(library.refused.values()))
     assert [r.level for r in results] == [1, 1, 1]
     assert model._orig_mod.calls == 3
     assert torch.equal(results[-1].value, x() @ x().T)
@@ -347,7 +347,7 @@ class Phases(nn.Module):
 
 @torch.inference_mode()
 def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
-    """The entry fitted when it was made and does not any more; the other one is kept."""
+    """The entry fitted when it was made, but no longer fits. The other entry is kept."""
     model = serve_warm.compile(Phases(), dynamic=False)
     library = build(
         tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
@@ -359,7 +359,7 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
         second = served(lambda: model(x(3, 3), first=False))
 
     (why,) = library.refused.values()
-    assert "between calls: callee.length is int 5, and was int 1" in why
+    assert "between calls: callee.length is int 5, but was int 1" in why
     assert (first.level, second.level, second.reason) == (2, 1, why)
     assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
     assert [name for name in library.to_files() if name.startswith("entry")] == [
@@ -369,7 +369,7 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
 
 @torch.inference_mode()
 def test_a_build_withdraws_nothing_of_an_earlier_one(tmp_path: Path):
-    """What was changed since then is found by whoever loads that one."""
+    """A process that loads an earlier entry detects later changes itself."""
     first, second = (serve_warm.compile(Phases(), dynamic=False) for _ in range(2))
     before = build(tmp_path / "first", lambda: first(x(3, 3), first=False))
     first._orig_mod.length = 5
@@ -405,7 +405,7 @@ def test_what_was_looked_at_anew_is_withdrawn_too(change: Any, tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_refused_call_leaves_the_buffers_of_the_build_as_they_were(tmp_path: Path):
-    """Comparing an entry with eager is a rehearsal: the call itself is what is seen."""
+    """The comparison with eager must leave no trace. Only the call itself changes buffers."""
     model = serve_warm.compile(Totals(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
 
@@ -451,7 +451,7 @@ def test_with_gradients_nothing_is_made(tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_graph_break_is_named_with_its_line(tmp_path: Path):
-    """What torch says of it first names neither the call nor the place."""
+    """The first line of torch's error names neither the call nor the place."""
 
     def breaking(x: torch.Tensor) -> torch.Tensor:
         print("here")  # noqa: T201 - a graph break

@@ -73,7 +73,7 @@ def test_a_value_is_told_from_its_likes(one: Any, other: Any):
 
 @pytest.mark.parametrize("value", [math.nan, {1, 2, 3}, "a'\"\n", (1, (None, ...)), 2**70])
 def test_a_value_is_equal_to_itself(value: Any):
-    """What reads equal at a start is served, not a number's identity."""
+    """Values that are equal at a start match, even if their identities differ."""
     assert literal(value) == literal(value) is not None
 
 
@@ -97,7 +97,7 @@ def test_what_is_not_plain_has_no_text(value: Any):
     ids=["set", "deleted", "item set", "item gone", "inserted", "none", "of another type"],
 )
 def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
-    """What was built into the graph is another now: the reason names where it stands."""
+    """A value that is built into the graph has changed, and the reason names its place."""
     callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
     known = says(callee, value_at(path, 2))
 
@@ -123,13 +123,13 @@ def test_a_value_of_a_module_is_a_fact():
         (value_at("callee.method().x", 1), "method"),
         (value_at("G['somewhere'].x", 1), "somewhere"),
         (value_at("t0.x", 1), "t0"),
-        (value_at("", 1), "no fact can express it"),
+        (value_at("", 1), "which no fact can express"),
         (value_at("callee.thing", object()), "not a plain value"),
         (Guard(path="callee.a", kind="DUPLICATE_INPUT", value=torch.ones(1), argument="t0"), "t0"),
     ],
 )
 def test_a_value_that_no_file_can_say_stops_the_entry(guard: Guard, why: str):
-    """A guard on a value may not be lost: without it the code would be run on another one."""
+    """A lost guard on a value would let the code run with another value."""
     with pytest.raises(NoEntry, match=why):
         says(SimpleNamespace(thing=object()), guard)
 
@@ -175,7 +175,7 @@ def test_a_value_is_found_by_the_number_of_its_key():
     ids=lambda guard: f"{guard.kind} {guard.path}",
 )
 def test_a_guard_that_no_fact_can_say_stops_the_entry(guard: Guard):
-    """No guard is dropped: what it protects would be answered wrongly."""
+    """No guard is dropped, because the protected call would get a wrong answer."""
     callee = SimpleNamespace(thing=thing, a={}, kinds={})
 
     with pytest.raises(NoEntry):
@@ -188,7 +188,7 @@ ABOUT = {"DYNAMIC_INDICES": "t0", "EMPTY_NN_MODULE_HOOKS_DICT": "callee._forward
 
 @pytest.mark.parametrize("kind", CHECKED_ELSEWHERE)
 def test_guards_that_may_go_are_listed_with_their_reason(kind: str):
-    """What the dispatcher checks at each call is no fact about an object."""
+    """Guards that the dispatcher checks at each call are not facts about objects."""
     assert (
         says(SimpleNamespace(), Guard(path=ABOUT.get(kind, ""), kind=kind, value=None)) == Facts()
     )
@@ -259,7 +259,7 @@ def test_a_length_is_one_of_a_type():
     callee.sizes = (1,)
 
     assert known.broken(callee) == (
-        "callee.sizes is a builtins.tuple of 1, and was a builtins.list of 1"
+        "callee.sizes is a builtins.tuple of 1, but was a builtins.list of 1"
     )
 
 
@@ -268,7 +268,7 @@ class Sentinel:
 
 
 def test_two_objects_that_become_one_break_a_fact():
-    """`self.mode is STRICT` is no guard of Dynamo's, and decides all the same."""
+    """Dynamo has no guard for `self.mode is STRICT`, but the result depends on it."""
     callee = SimpleNamespace(mode=Sentinel(), strict=Sentinel())
     guards = [
         Guard(path=f"callee.{name}", kind="TYPE_MATCH", value=value)
@@ -333,7 +333,7 @@ def test_code_behind_a_decorator_of_torch_is_not_torch_s():
 
 
 def test_what_dynamo_does_not_look_into_stops_the_entry():
-    """Nothing protects what a function behind `allow_in_graph` does."""
+    """Nothing protects the code of a function marked with `allow_in_graph`."""
     guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=mine)
 
     with pytest.raises(NoEntry, match="does not trace it"):
@@ -355,14 +355,14 @@ CONSTANT = 3
 def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """`assume_constant_result` holds for a process, and a start is another one."""
+    """`assume_constant_result` holds for one process, and a start is another process."""
     known = collect([], None, names={}, results=[(constant, (), {}, 3)])
 
     before = known.broken(None)
     monkeypatch.setitem(globals(), "CONSTANT", 4)
 
     assert before == ""
-    assert known.broken(None).endswith("constant returns int 4, and returned int 3")
+    assert known.broken(None).endswith("constant returns int 4, but returned int 3")
 
 
 def test_two_names_of_one_tensor_stay_one():
@@ -393,7 +393,7 @@ def add(x: int, y: int = 1) -> int:
     ],
 )
 def test_a_function_is_more_than_its_name(one: Any, other: Any):
-    """Two lambdas of one function have one name: what they do is in the fact as well."""
+    """Two lambdas of one function have one name, so the fact includes their code."""
     callee = SimpleNamespace(act=one)
     known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=one))
 
@@ -522,14 +522,14 @@ def test_a_module_that_is_gone_breaks_its_facts():
 
 
 def test_a_name_is_only_given_where_it_leads_back():
-    """What is found again in another process is module and name; a local function is not."""
+    """Another process finds an object by module and name, but not a local function."""
     assert locate(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
     assert locate(math) == ("math", "")
     assert locate(lambda: 1) is None
 
 
 def test_a_guard_of_an_unknown_kind_stops_the_entry():
-    """What a later torch protects by it is not known here, and may be a number."""
+    """The meaning of a new guard kind is unknown, and could be the value of a number."""
     guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
 
     with pytest.raises(NoEntry, match="guard of kind SOMETHING_NEW_MATCH"):

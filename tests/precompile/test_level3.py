@@ -138,7 +138,7 @@ def test_what_is_set_is_set_on_the_module():
 
 
 def test_a_pickle_is_handed_over_again():
-    """What comes back is a module of level 3 with the same arguments."""
+    """The unpickled object is a module of level 3 with the same arguments."""
     model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
 
     again = pickle.loads(pickle.dumps(model))
@@ -150,7 +150,7 @@ def test_a_pickle_is_handed_over_again():
 
 
 def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
-    """It is a module of its own, with hooks of its own, and its calls keep their level."""
+    """The wrapper is a module with its own hooks, and its calls keep their level."""
     model = serve_warm.compile(Net().eval(), level=3)
     build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
     with started(tmp_path, load_library=stand_in.load), torch.inference_mode():
@@ -167,7 +167,7 @@ def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
 
 
 def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
-    """It is answered by the library, by level and in the report; another one by torch.compile."""
+    """The library answers the known call, and torch.compile answers another call."""
     model = serve_warm.compile(Net().eval(), level=3)
     library = build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
     with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
@@ -175,7 +175,7 @@ def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
 
     assert [entry["level"] for entry in library.described()] == [3]
     assert (known.level, known.compiles) == (3, 0)
-    assert (other.level, other.reason) == (1, "no entry for this call; there are 1 for others")
+    assert (other.level, other.reason) == (1, "no entry for this call, but 1 for other calls")
     assert torch.equal(other.value, x(5) @ model.linear.weight)
     assert len(stand_in.opened) == 1
 
@@ -228,7 +228,7 @@ def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["function", "decorated", "method"])
 def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries, tmp_path: Path):
-    """As at level 2, in each way of handing them over."""
+    """All ways of passing a callable work, as at level 2."""
 
     class Owner:
         @serve_warm.compile(level=3)
@@ -269,7 +269,7 @@ def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
 
 
 def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, tmp_path: Path):
-    """The same model handed over at level 2 does not take what was made for level 3."""
+    """The same model passed at level 2 does not use what was made for level 3."""
     light = serve_warm.compile(Net().eval(), level=3)
     build(tmp_path, lambda: light(x()), level=3, make_library=stand_in.make)
     model = serve_warm.compile(Net().eval())
@@ -303,7 +303,7 @@ def test_a_call_that_changes_its_own_ground_has_no_entry(
 
 @pytest.mark.parametrize("level", [0, 1, 4, "3"])
 def test_another_level_is_refused(level: Any):
-    """The sentence names those that there are."""
+    """The sentence names the existing levels."""
     with pytest.raises(ConfigError, match="level="):
         serve_warm.compile(Net(), level=level)
 
@@ -312,7 +312,7 @@ def test_another_level_is_refused(level: Any):
     "arguments", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
 )
 def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch):
-    """With torch alone a block's result is gone when the next block reads it."""
+    """With torch, the result of a block becomes invalid when the next block reads it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
 
@@ -333,7 +333,7 @@ def test_regions_have_no_graphs_that_are_asked_for_everywhere(monkeypatch: pytes
 
 
 def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    """Where there is nothing to capture, `max-autotune` asks for its templates alone."""
+    """Without a GPU nothing is captured, and `max-autotune` only uses its templates."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
 
@@ -353,7 +353,7 @@ def test_regions_have_no_libraries():
 
 @pytest.fixture
 def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
-    """The files of one library, and what it was made for."""
+    """The files of one library, and its call."""
     model = serve_warm.compile(Net().eval(), level=3)
     build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
     return tmp_path / "entries", model
@@ -373,7 +373,7 @@ def test_what_was_written_is_read(written: tuple[Path, Any]):
 def test_a_damaged_library_is_not_opened(
     damage: str, written: tuple[Path, Any], stand_in: EagerLibraries
 ):
-    """It is executed when it is opened: its digest is looked at before, and level 1 serves."""
+    """Opening executes the library, so its digest is checked first. Level 1 serves instead."""
     folder, model = written
     [file] = folder.glob("library_*")
     data = file.read_bytes()
@@ -389,7 +389,10 @@ def test_a_damaged_library_is_not_opened(
 
 
 def test_both_parts_are_loaded_together(stand_in: EagerLibraries, tmp_path: Path):
-    """One folder has entries of level 2, the other libraries; a bad one does not stop the other."""
+    """One folder has entries of level 2, the other libraries.
+
+    A bad folder does not affect the other.
+    """
     light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))
@@ -435,7 +438,7 @@ MIXED = [{"level": 3}, {"level": 1}]
     ],
 )
 def test_each_level_has_a_round_trip(stored: Any, entries: Any, parts: Any):
-    """Libraries alone where every call has one: then torch's compiler must not be imported."""
+    """If every call has a library, one trip has only libraries, without torch's compiler."""
     trips = plan(dict.fromkeys(stored, b""), entries)
 
     assert [(trip.parts, trip.without_compiler) for trip in trips] == parts
@@ -464,7 +467,7 @@ BELOW = [{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph brea
     ],
 )
 def test_libraries_that_need_more_are_not_published(other: Any, says: str):
-    """What the last round trip is for; the app's own imports are not ours to forbid."""
+    """The last round trip detects this. The app's own imports are allowed."""
     accept(report(), without_compiler=True)
     accept(report(compiler_imported="app"), without_compiler=True)
     accept(report(**other))
@@ -492,7 +495,7 @@ def test_an_artifact_with_an_entry_that_differs_is_not_published():
     ],
 )
 def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any, only: bool):
-    """Not where libraries are asked for in everything that is compiled."""
+    """Not if everything that is compiled requests libraries."""
     for other in list(SESSION.dispatchers):
         SESSION.dispatchers.discard(other)
     model = serve_warm.compile(Net().eval(), level=level)
@@ -513,7 +516,7 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
     ],
 )
 def test_what_is_in_the_store_says_whether_the_compiler_is_imported_early(built: Any, only: bool):
-    """Beside `__init__` nothing else is known of what the app will ask for."""
+    """During `__init__`, only the store shows whether the app will need the compiler."""
     statements = [
         SimpleNamespace(
             readable=SimpleNamespace(manifest=SimpleNamespace(facts={"entries": entries}))
@@ -580,7 +583,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 @pytest.mark.long
 def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
-    """Neither Dynamo nor Inductor is imported, and there is no g++; the numbers are the build's."""
+    """Neither Dynamo nor Inductor is imported, no g++ exists, and the numbers equal the build's."""
     folder, built = program
 
     start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
@@ -600,7 +603,7 @@ def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, 
     start = in_a_process(folder, "start", BATCH="5")
 
     assert sorted(start["levels"]) == [1, 3]
-    assert "no entry for this call; there are 2 for others" in start["reasons"]
+    assert "no entry for this call, but 2 for other calls" in start["reasons"]
     assert (start["imported"], start["compiles"]) == (True, 1)
 
 
@@ -627,7 +630,7 @@ print("compiles", (watch.counts() - before).compiles)
 
 @pytest.mark.slow
 def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
-    """What is imported in the middle of a proof compiles nothing before its end."""
+    """A compiler that is imported during a proof compiles nothing before its end."""
     process = subprocess.run(
         [sys.executable, "-c", FORBIDDEN],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -641,7 +644,7 @@ def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.Sequential()])
 def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
-    """Also a module of no length, which is not true, and one that has none, which raises."""
+    """This includes a module with length 0, which is false, and one whose length raises."""
     model = serve_warm.compile(module, level=3)
 
     with torch.inference_mode(), eager_below():

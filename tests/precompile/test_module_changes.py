@@ -234,7 +234,7 @@ def test_what_comes_back_fits_again(layer: Any):
 
 
 def test_another_order_of_an_ordered_dict_is_seen(layer: Any):
-    """`move_to_end` leaves the version of the dict as it was; also of one that grew."""
+    """`move_to_end` does not change the version of the dict, not even of a dict that grew."""
     layer.order = collections.OrderedDict(a=1)
     watch = watch_of(layer, "callee.order", "DICT_KEYS_MATCH")
     layer.order["b"] = 2
@@ -261,7 +261,7 @@ def test_a_hook_is_seen_however_long_it_takes_to_be_registered(layer: Any):
     watch.refresh()
 
     assert (between, noticed) == ("", True)
-    assert watch.why_broken(0) == "callee has 1 hooks, and had 0"
+    assert watch.why_broken(0) == "callee has 1 hooks, but had 0"
 
 
 def test_a_hook_that_is_removed_is_seen(layer: Any):
@@ -275,7 +275,7 @@ def test_a_hook_that_is_removed_is_seen(layer: Any):
     watch.refresh()
 
     assert (before, noticed) == (True, True)
-    assert watch.why_broken(0) == "callee has 0 hooks, and had 1"
+    assert watch.why_broken(0) == "callee has 0 hooks, but had 1"
 
 
 def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
@@ -355,11 +355,11 @@ def test_a_class_stays_watched_although_it_changes_during_looks(layer: Any):
 
     assert not watch.unchanged()
     watch.refresh()
-    assert watch.why_broken(0) == "callee.size is int 5, and was int 4"
+    assert watch.why_broken(0) == "callee.size is int 5, but was int 4"
 
 
 def test_the_same_value_again_is_no_change(layer: Any):
-    """`eval()` before each call sets each flag to what it is."""
+    """`eval()` before each call sets each flag to its current value."""
     layer.eval()
     watch = FactWatch(
         layer,
@@ -408,7 +408,7 @@ def test_a_class_that_is_assigned_is_seen_within_a_second(layer: Any):
 
 
 def test_a_dict_that_is_assigned_is_seen_within_a_second(layer: Any):
-    """As pickling does, and nobody else."""
+    """Only pickling assigns a whole `__dict__`."""
     now = 0.0
     watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH", clock=lambda: now)
     before = watch.unchanged()
@@ -419,7 +419,7 @@ def test_a_dict_that_is_assigned_is_seen_within_a_second(layer: Any):
     watch.refresh()
 
     assert (before, noticed, watch.unchanged()) == (True, True, True)
-    assert watch.why_broken(0) == "callee.rate is int 3, and was int 2"
+    assert watch.why_broken(0) == "callee.rate is int 3, but was int 2"
 
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, property, staticmethod], ids=lambda w: w.__name__)
@@ -464,8 +464,8 @@ def test_entries_of_one_callable_are_told_apart(layer: Any):
     watch.refresh()
     second = [watch.why_broken(0), watch.why_broken(1)]
 
-    assert first == ["callee.rate is int 3, and was int 2", ""]
-    assert second == ["", "callee.rate is int 2, and was int 3"]
+    assert first == ["callee.rate is int 3, but was int 2", ""]
+    assert second == ["", "callee.rate is int 2, but was int 3"]
 
 
 @pytest.mark.slow
@@ -483,7 +483,7 @@ def test_weights_that_were_replaced_are_not_kept(layer: Any):
 
 
 def test_a_failing_property_breaks_a_fact_and_raises_nothing():
-    """What the user's code raises is a reason, not the end of a request."""
+    """An error of user code is a reason, and does not end a request."""
 
     class Moody:
         good = True
@@ -506,7 +506,7 @@ def test_a_failing_property_breaks_a_fact_and_raises_nothing():
 
 
 def test_code_of_a_function_is_watched(layer: Any):
-    """A decorator keeps what it wraps in a cell."""
+    """A decorator keeps the wrapped function in a closure cell."""
     watch = watch_of(layer, "callee.act", "CLOSURE_MATCH")
 
     layer.act.__closure__[0].cell_contents = lambda: 5

@@ -104,7 +104,7 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 )
 @torch.inference_mode()
 def test_another_recurrent_layer_is_a_miss(settings: dict[str, Any], folder: Path):
-    """Each of these makes another graph."""
+    """Each of these changes makes another graph."""
     model = Recurrent(seed=1, **settings).eval()
     compiled = serve_warm.compile(model, dynamic=False)
 

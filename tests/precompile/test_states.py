@@ -98,7 +98,7 @@ class Switched(nn.Module):
 @pytest.mark.parametrize("part", [nn.Identity(), linear(1)], ids=["one structure", "two"])
 @torch.inference_mode()
 def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Module, tmp_path: Path):
-    """It comes first in the build, with the same arguments."""
+    """The refused state comes first in the build, with the same arguments."""
     model = serve_warm.compile(Switched(part).eval(), dynamic=False)
 
     library = build(tmp_path, lambda: model(x()), model._orig_mod.ready, *[lambda: model(x())] * 2)
@@ -203,7 +203,7 @@ def of_another_class(model: Any) -> Iterator[None]:
 def test_a_structure_that_comes_back_is_level_2_again(
     change: Callable[[Any], Any], at_the_start: bool, tmp_path: Path
 ):
-    """Meanwhile the model is one that no entry was made for, also at the start."""
+    """In between, the model has no entry, also at the start."""
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     inner = model._orig_mod
@@ -369,7 +369,7 @@ def test_a_call_in_the_middle_of_an_assignment_hides_it_from_no_later_one(
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """Make calls at once, each in a thread, and return what they return."""
+    """Make calls at once, each in a thread, and return the results."""
     together = threading.Barrier(len(calls))
 
     def begin(call: Callable[[], Any]) -> Any:
@@ -465,7 +465,7 @@ def test_weights_that_are_frozen_after_the_start_stay_level_2(doubled: Path):
 
 @torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
-    """Its entry is for one answer; with the other one it is level 1, and level 2 again later."""
+    """The entry is for one answer. The other answer runs at level 1, and then level 2 again."""
     model = serve_warm.compile(Asking().eval(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
     eager, states = Asking().eval(), (True, False, True)
@@ -526,7 +526,7 @@ def test_what_is_looked_for_once_a_second_is_seen_by_a_call(
 @pytest.mark.parametrize("level", [2, 3])
 @torch.inference_mode()
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
-    """As in eager: at level 1 torch's own module around the model would fire it once more."""
+    """At level 1, torch's own module around the model would run the hook twice."""
     model = serve_warm.compile(Layered().eval(), level=level, dynamic=False)
     build(tmp_path, lambda: model(x()), level=level)
 
@@ -633,7 +633,7 @@ FLAGS: dict[str, Flag] = {
 def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(
     doubled: Path, flag: Flag, known: bool
 ):
-    """Level 1 while it is another one, and level 2 within a second of its coming back."""
+    """Level 1 while the flag differs, and level 2 within a second after it is restored."""
     get, put, other = flag
     now = 0.0
     model = serve_warm.compile(Doubled().eval(), dynamic=False)

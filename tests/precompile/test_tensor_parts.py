@@ -99,7 +99,7 @@ class Scaled(torch.Tensor):
 
 
 class Other(Scaled):
-    """Has the same parts."""
+    """A class with the same parts."""
 
 
 def weight(seed: int = 0, *, kind: type = Scaled, **metadata: Any) -> Any:
@@ -174,7 +174,7 @@ CHANGES: dict[str, tuple[Callable[[Net], Any], str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 @torch.inference_mode()
 def test_changed_parts_are_a_miss(name: str, folder: Path):
-    """In a fresh process: each of these is in the graph, and the whole tensor shows none of it."""
+    """In a fresh process: the graph depends on each of these, but the whole tensor hides them."""
     change, reason = CHANGES[name]
     model = Net(weight(1)).eval()
     change(model)
@@ -248,7 +248,7 @@ def test_a_global_that_a_dispatch_reads_is_a_fact(folder: Path, monkeypatch: pyt
         after = served(lambda: compiled(x()))
 
     assert (before.level, after.level) == (2, 1)
-    assert "FACTOR is float 5.0, and was float 1.0" in after.reason
+    assert "FACTOR is float 5.0, but was float 1.0" in after.reason
     torch.testing.assert_close(after.value, before.value * 5)
 
 
@@ -272,7 +272,7 @@ def test_new_code_of_a_class_is_a_miss(folder: Path, monkeypatch: pytest.MonkeyP
 
 @torch.inference_mode()
 def test_the_file_of_a_dispatch_is_known_where_torch_found_the_graph_in_its_cache(tmp_path: Path):
-    """A second build runs no code of the class, unless it is told to."""
+    """A second build runs no code of the class, unless the cache is bypassed."""
     found = []
     for number in range(2):
         torch._dynamo.reset()
@@ -284,7 +284,7 @@ def test_the_file_of_a_dispatch_is_known_where_torch_found_the_graph_in_its_cach
 
 
 class WithBuffer(Net):
-    """Returns its weight, and has another one as a buffer."""
+    """Returns its weight, and has another weight as a buffer."""
 
     def __init__(self, given: Any) -> None:
         super().__init__(given)
@@ -296,7 +296,7 @@ class WithBuffer(Net):
 
 @torch.inference_mode()
 def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
-    """What is returned is the model's own tensor, with its class."""
+    """The returned tensor is the model's own tensor, with its class."""
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False)
     table = build(tmp_path, lambda: model(x()))
     fresh = WithBuffer(weight(1)).eval()
@@ -391,7 +391,7 @@ def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
     ids=["lock", "tensor", "module"],
 )
 def test_metadata_without_a_form_of_its_own_is_refused(metadata: dict[str, Any], reason: str):
-    """Its text would be another one in each process."""
+    """The text of such metadata would differ in each process."""
     with pytest.raises(TypeError, match=reason):
         describe_parts(weight(**metadata))
 
@@ -418,7 +418,7 @@ def nearly(value: float) -> float:
 
 @torch.inference_mode()
 def test_a_quantised_model_that_differs_from_eager_says_what_to_do(tmp_path: Path):
-    """An entry that rounds otherwise than eager is not published."""
+    """An entry that rounds differently from eager is not published."""
     model = serve_warm.compile(Net(weight(fn=nearly)).eval(), dynamic=False)
 
     table = build(tmp_path, lambda: model(x()))

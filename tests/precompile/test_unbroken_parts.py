@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Breaking(nn.Module):
-    """Has a part without a break below it."""
+    """Has a part that contains no break."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def reason_of(model: nn.Module, folder: Path) -> str:
 def test_the_reason_names_the_parts_that_have_a_graph(
     parts: list[nn.Module], names: list[str], tmp_path: Path
 ):
-    """The outermost ones. A class inside another one is compiled with it."""
+    """The reason names the outermost parts, because inner classes are compiled with them."""
     reason = reason_of(Model(*parts), tmp_path)
 
     assert "test_unbroken_parts.py:" in reason

@@ -50,7 +50,7 @@ def _(a: torch.Tensor) -> torch.Tensor:
 
 
 class Broken(Scaled):
-    """What a broken entry computes: the same, by an operator that raises later on."""
+    """The same computation as an intact entry, by an operator that can raise later."""
 
     def forward(self, x: torch.Tensor, label: str = "") -> torch.Tensor:
         result: torch.Tensor = fail(super().forward(x, label))
@@ -92,7 +92,7 @@ def fails(process: None) -> Any:  # noqa: F811 - it is given back what a start c
 
 
 def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) -> None:
-    """Ready and proven without the artifact, which one line names with what was raised."""
+    """Check that the replica is ready and proven cold, and that one line names the exception."""
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
     assert report.artifact is not None
@@ -128,7 +128,7 @@ def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
 
 
 class OfItsOwn(BaseException):
-    """What no handler of errors expects, and Python does not know."""
+    """An exception class that neither error handlers nor Python know."""
 
 
 RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, OfItsOwn]
@@ -138,7 +138,7 @@ RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, 
 def test_an_entry_that_raises_no_error_is_refused_once_as_well(
     kind: type[BaseException], broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """What Python raises to end a process, a task or a generator ends no start."""
+    """Exceptions with which Python ends a process, a task or a generator do not end the start."""
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now, Failing.error = True, kind("from the artifact")
@@ -150,7 +150,7 @@ def test_an_entry_that_raises_no_error_is_refused_once_as_well(
 
 
 def test_the_same_entry_is_a_hit_where_it_does_not_raise(broken: Path, tmp_path: Path):
-    """What the tests here forge is loaded and run."""
+    """Control: the forged artifact is loaded and run if it does not raise."""
     begun = start(replica(SIZES), broken, tmp_path)
 
     assert asyncio.run(begun.run()).verdict is Verdict.FULL_HIT
@@ -166,7 +166,7 @@ def test_an_entry_that_raises_fails_the_start_by_policy(broken: Path, tmp_path: 
 
 
 def test_an_input_that_eager_raises_for_is_no_fault_of_the_artifact(good: Path, tmp_path: Path):
-    """It fails the start with its own error, at once: nothing is compiled cold for it."""
+    """The start fails at once with the input's own error, and compiles nothing cold for it."""
     stand_in = replica(SIZES)
     begun = start(stand_in, good, tmp_path)
     made_calls = stand_in.call
@@ -202,7 +202,7 @@ class EndsTheProcess:
 
 
 class Interrupts:
-    """A pickle of it raises what a signal raises."""
+    """A pickle that raises what a signal handler raises."""
 
     def __reduce__(self) -> Any:
         return _interrupt, ()
@@ -245,7 +245,10 @@ def test_a_pickle_that_raises_anything_is_refused(
 
 
 def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):
-    """What torch cannot read is compiled, and named with its reason; the rest is used."""
+    """Code that torch cannot unpickle is compiled, and named with the reason.
+
+    Other entries are used.
+    """
     begun = start(replica(SIZES), with_code(good, tmp_path / "bad", b"no pickle"), tmp_path)
 
     report = asyncio.run(begun.run())

@@ -97,7 +97,7 @@ def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **o
 
 @pytest.fixture(scope="module")
 def profiled(machine: Machine) -> Started:
-    """A start that compiles two batches with `dynamic=None`, and publishes what it learned."""
+    """A start that compiles two batches with `dynamic=None`, and publishes its profile."""
     return start_profiled(machine, [4, 8], load=False, publish=True, headers="shared")
 
 
@@ -132,7 +132,7 @@ def start_tuned(machine: Machine, **options: Any) -> Started:
 
 @pytest.fixture(scope="module")
 def tuned(machine: Machine) -> Started:
-    """A start that measures templates against one another, and publishes what it chose."""
+    """A start that autotunes templates, and publishes the results."""
     return start_tuned(machine, load=False, publish=True, headers="shared")
 
 
@@ -143,7 +143,7 @@ def by_tuned(machine: Machine, tuned: Started) -> Started:
 
 
 def test_the_control_runs_the_compiler(cold: Started):
-    """Without an artifact the same program compiles: what the tests below miss is there to see."""
+    """Without an artifact the same program compiles, so the tests below prove something."""
     report = cold.report
 
     assert cold.outputs >= cold.objects > 0
@@ -156,7 +156,7 @@ def test_the_control_runs_the_compiler(cold: Started):
 
 
 def test_a_warm_start_runs_no_compiler(warm: Started):
-    """Not one, by either count; both inputs are proven, and torch missed nothing."""
+    """Both counts of compiler runs are 0, both inputs are proven, and torch missed nothing."""
     report = warm.report
 
     assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
@@ -212,7 +212,7 @@ def test_torchs_own_bytes_compile_every_kernel_again(from_torch_bytes: Started):
     "name", ["cold", "warm", pytest.param("from_torch_bytes", marks=pytest.mark.long)]
 )
 def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest):
-    """The report's count is the one that was taken on the PATH, for every kind of start."""
+    """The report's count equals the count on the PATH, for every kind of start."""
     started = request.getfixturevalue(name)
 
     assert started.report["warmup"]["compiler_processes"] == started.objects
@@ -233,7 +233,7 @@ def test_the_profile_saves_a_graph(profiled: Started, by_profile: Started):
 
 @pytest.mark.long
 def test_a_profile_is_no_burden_to_who_does_not_use_it(profile_off: Started):
-    """Both graphs are in the artifact: a start without the setting misses neither."""
+    """Both graphs are in the artifact, so a start without the setting misses neither."""
     report = profile_off.report
 
     assert (report["warmup"]["compiles"], report["warmup"]["fx_misses"]) == (2, 0)
@@ -253,7 +253,7 @@ def test_what_the_profile_leads_to_is_in_the_artifact(by_profile_of_one: Started
 
 @pytest.mark.long
 def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned: Started):
-    """Torch's own counter says that it was: a cached graph adds what was counted for it before."""
+    """The counter of torch also adds the build's autotuning when it loads a cached graph."""
     cold, warm = tuned.report["warmup"], by_tuned.report["warmup"]
 
     assert cold["tunings"] == TUNED
@@ -264,7 +264,7 @@ def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned
 
 @pytest.mark.long
 def test_what_no_build_has_tuned_is_tuned_in_traffic(by_tuned: Started):
-    """So the counts of the test above can be others than zero."""
+    """This shows that the counts of the test above can be above zero."""
     assert by_tuned.report["after_ready"]["tunings"] == TUNED
 
 
@@ -302,7 +302,7 @@ def test_no_folder_of_a_known_name_is_used(cold: Started):
 
 
 def test_the_cache_directory_works_at_another_path(cold: Started, warm: Started):
-    """It is built in one directory and used in another, and neither is a known place."""
+    """The directory is used at another path than the path of its build."""
     built, used = Path(cold.said["cache_directory"]), Path(warm.said["cache_directory"])
 
     assert built != used

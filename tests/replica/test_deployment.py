@@ -98,7 +98,7 @@ def test_the_mixin_passes_arguments_on_to_a_base_that_takes_them():
 
 
 def test_a_done_warm_up_can_be_asked_for_from_any_loop():
-    """Also when the loop that it ran on is closed by then."""
+    """The loop of the warm-up may be closed by then."""
     instance = warmup(Model)()
     first = asyncio.run(instance.warm_up())
 
@@ -147,7 +147,7 @@ def test_a_later_setting_is_said_not_to_matter_yet(
     ("wrong", "hint"), [("scor", "did you mean 'score'?"), ("zz", "its methods: __call__, score")]
 )
 def test_a_missing_target_is_answered_by_the_methods_of_the_author(wrong: str, hint: str):
-    """None that the mixin has: no input calls `warm_up` or `warmup_inputs`."""
+    """The hint leaves out methods of the mixin, because no input calls them."""
 
     class Scorer(WarmupMixin):
         def warmup_inputs(self):
@@ -165,7 +165,7 @@ def test_a_missing_target_is_answered_by_the_methods_of_the_author(wrong: str, h
 
 @pytest.mark.slow
 def test_inputs_that_are_late_stop_running():
-    """A warmup_inputs() that missed the deadline does not go on behind a serving replica."""
+    """A `warmup_inputs()` that missed the deadline does not continue in a serving replica."""
     import_compiler()  # seconds, which are not to be part of the deadline
     ended = []
 
@@ -189,7 +189,7 @@ def test_inputs_that_are_late_stop_running():
 
 
 def test_a_refusal_crosses_processes():
-    """Serve pickles what a request raised: the answer is the same, and quotes no argument."""
+    """Serve pickles the exception of a request. The answer is the same, and quotes no argument."""
     event = CompileEvent(
         kind="forbidden",
         function="f (a.py:1)",
@@ -211,7 +211,7 @@ TAGS = itertools.count(1)
 
 
 class Context:
-    """What Serve says to a replica about itself; each is another replica."""
+    """A stand-in for Serve's replica context. Each one is another replica."""
 
     app_name = "app"
     deployment = "Model"
@@ -221,7 +221,7 @@ class Context:
 
 
 class InReplica:
-    """The process of a replica: what Serve says to it, where its state is, and what it made."""
+    """A stand-in for a replica process, with its context, state folder and exports."""
 
     def __init__(self, state: Path) -> None:
         self.context = Context()
@@ -243,7 +243,7 @@ def in_replica_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 
 @pytest.fixture(name="exports")
 def exports_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
-    """Make instances as replicas of Serve, and return what Ray is told of them."""
+    """Make instances as replicas of Serve, and return the metrics that Ray gets."""
     context = Context()
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
@@ -286,7 +286,7 @@ class Inner(WarmupMixin):
     ],
 )
 def test_a_wrong_keyword_of_the_decorator_is_refused_where_it_stands(settings, message):
-    """Not when the replica starts: the module is not imported."""
+    """The error is raised when the module is imported, not when the replica starts."""
     with pytest.raises(ConfigError) as refused:
         warmup(**settings)(Model)
 
@@ -321,7 +321,7 @@ HOSTILE = "user == 'a@b.c' " * 100_000
 @pytest.mark.slow
 @pytest.mark.usefixtures("exports")
 def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):
-    """What user code and torch say, however much, keeps no warm node from being ready."""
+    """Long texts of user code and torch do not make a warm node unready."""
     replica = warmup(Model, enabled=False)().__dict__[ATTRIBUTE]
     asyncio.run(replica.reconfigure(None, rank=None))
     event = CompileEvent(
@@ -437,7 +437,7 @@ def test_a_replica_began_when_it_was_created(in_replica: InReplica):
 def test_nobody_is_told_ready_before_serves_own_hook(
     settings: dict[str, Any], stages: list[str], exports: Exports, tmp_path: Path
 ):
-    """An `__init__` that awaits `warm_up()` has its proof, and goes on with what is left of it."""
+    """An `__init__` that awaits `warm_up()` has its proof, and continues with the rest."""
 
     class Awaiting(Model):
         async def __init__(self) -> None:

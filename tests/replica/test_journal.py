@@ -86,7 +86,7 @@ def test_the_report_says_who_and_what():
 
 
 def test_the_report_says_how_long_it_took_since_the_replica_was_created():
-    """Growing until it is ready, and then for ever what it was then; what is known stays."""
+    """The time grows until READY, and then stays."""
     told: list[Report] = []
     before_unix = time.time()
     created = time.clock_gettime(time.CLOCK_BOOTTIME) - 1000.0
@@ -160,7 +160,7 @@ def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before its artifact", "on its artifact"])
 def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, when: str):
-    """Nobody looks for what the artifact was worth where nothing was served with it."""
+    """Without serving, the worth of the artifact is unknown."""
     replica = StandIn() if when == "before its artifact" else Stuck()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     if when == "before its artifact":
@@ -173,9 +173,9 @@ def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, wh
 
 
 def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
-    """Not an input is missing but a thread is one too many; the event names it."""
+    """The input is declared. The event names the thread that should not call the model."""
     start = warm_up(StandIn(2))
-    reason = "captured in thread 'my-pool_0', earlier ones in 'serve_warm-model_0'"
+    reason = "captured in thread 'my-pool_0', but earlier graphs in 'serve_warm-model_0'"
 
     watch_process().note(
         dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())
@@ -236,7 +236,7 @@ class Suggesting(StandIn):
     ("size", "own_thread", "fix", "declares"),
     [
         (2, False, "concurrent calls on several threads can lose a race", False),
-        (2, True, "the reason names what has changed", False),
+        (2, True, "something changed after the proof", False),
         (7, False, "`async def`", True),
         (7, True, "declare it", True),
     ],
@@ -245,7 +245,7 @@ class Suggesting(StandIn):
 def test_a_compile_in_traffic_is_advised_on_by_its_cause(
     size: int, own_thread: bool, fix: str, declares: bool, caplog: pytest.LogCaptureFixture
 ):
-    """Who is told to declare an input that is declared and proven looks in the wrong place."""
+    """Advice to declare an input that is declared and proven would be wrong."""
     warm_up(replica := Suggesting(2))
     [warmed] = [e for e in watch_process().events()[-1:] if e.signature == "x=float32[2]"]
     seen = dataclasses.replace(
@@ -285,7 +285,7 @@ def test_a_race_that_torch_names_is_no_missing_input(caplog: pytest.LogCaptureFi
 def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
     caplog: pytest.LogCaptureFixture,
 ):
-    """Losing a metric is no reason to lose the replica; it is said once, with the traceback."""
+    """A lost metric does not end the replica. The error is logged once, with the traceback."""
     calls = 0
     told: list[Report] = []
 
@@ -392,7 +392,7 @@ def test_a_credential_that_user_code_repeats_is_nowhere(
 
 
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
-    """One line a stage, with facts that can be searched for."""
+    """Each stage has one line with facts that can be searched for."""
     caplog.set_level(logging.INFO, "serve_warm")
 
     warm_up(StandIn())
@@ -408,7 +408,7 @@ def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
 
 
 class JsonLog(logging.Handler):
-    """What Serve writes with `encoding: JSON`, and as text, by Ray's own formatters."""
+    """The output of Ray's own formatters, with `encoding: JSON` and as text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -443,7 +443,7 @@ def log_fixture() -> Iterator[JsonLog]:
 
 
 def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
-    """One record a stage, with how long the one before took, and one for what came of it."""
+    """Each stage has one record with the time of the stage before, and one has the verdict."""
     replica = StandIn()
     key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
 
@@ -465,7 +465,7 @@ def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: Json
 
 
 def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
-    """Where the artifact was put aside, and again with the verdict at the end."""
+    """The reason appears when the artifact is discarded, and again with the verdict."""
     warm_up(StandIn(), artifact=store.uri)
 
     (put_aside,) = (each for each in log.events() if each["event"] == "artifact")
@@ -490,7 +490,7 @@ def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
 
 
 def test_a_compile_in_traffic_is_fields(log: JsonLog):
-    """What was compiled, for which input, for how long and why."""
+    """The record has the function, the input, the duration and the reason."""
     replica = StandIn(2, 3)
     warm_up(replica)
     replica.owner.model(torch.ones(7))

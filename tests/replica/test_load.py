@@ -132,7 +132,7 @@ def open_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_an_artifact_is_put_where_nobody_can_exchange_it(
     store: LocalStore, tmp_path: Path, open_temporary_folder: Path
 ):
-    """Where others can rename what is in the folder for temporary files, another one is used."""
+    """If others can rename files in the folder for temporary files, another folder is used."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
 
@@ -148,7 +148,7 @@ def test_an_artifact_is_put_where_nobody_can_exchange_it(
 def test_where_every_place_is_open_to_others_nothing_is_loaded(
     store: LocalStore, tmp_path: Path, open_temporary_folder: Path, part: str
 ):
-    """The start goes on cold, below the temporary folder as torch alone would, and says why."""
+    """The start is cold, uses the temporary folder as plain torch does, and says why."""
     replica = StandIn()
     raw = {
         "cache": packed_cache(tmp_path / "built"),
@@ -194,7 +194,7 @@ def test_a_given_directory_is_kept_where_nothing_is_pulled():
 
 
 def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_path: Path):
-    """What the builder's probe was answered is given to this process'."""
+    """This process uses the results of the builder's probe."""
     replica = StandIn()
     facts = {"isa_checks": {"VecAVX2 -mavx2 0123456789ab": True}}
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")}, facts=facts)
@@ -205,7 +205,7 @@ def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_
 
 
 def test_an_empty_store_is_a_miss(store: LocalStore):
-    """The start goes on cold, says why, and is not degraded: it is proven like any other."""
+    """The start is cold, says why, and is proven like any other, so it is not degraded."""
     report = warm_up(StandIn(), artifact=store.uri).report()
 
     assert (report.stage, report.verdict, report.degraded) == (Stage.READY, Verdict.MISS, ())
@@ -230,7 +230,7 @@ def test_an_artifact_for_another_machine_is_a_miss(store: LocalStore):
 
 
 def test_an_artifact_for_other_compile_arguments_is_a_miss(store: LocalStore):
-    """What the app compiles with is part of the fit, and named."""
+    """Compile arguments are a factor, and the miss names them."""
     replica, other = StandIn(), StandIn()
     other.owner.model = compiled(double, dynamic=True)
     publish(store, here(other))
@@ -256,7 +256,7 @@ def test_a_miss_fails_by_policy(store: LocalStore):
 def test_a_damaged_artifact_is_refused(
     store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
 ):
-    """Whatever is not as it was signed is not loaded, and the start goes on cold."""
+    """An artifact that differs from its signature is not loaded, and the start is cold."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     damage(store)
@@ -271,7 +271,7 @@ def test_a_damaged_artifact_is_refused(
 
 
 def test_an_unknown_signer_is_refused(store: LocalStore):
-    """A good signature by somebody else is as good as none."""
+    """A good signature by an unknown key does not count."""
     replica = StandIn(trust=trusting(new_key()))
     publish(store, here(replica))
 
@@ -365,7 +365,7 @@ def test_a_start_that_waits_for_a_store_says_for_which_and_why(store: LocalStore
 
 
 def test_a_mistyped_folder_is_a_miss_that_names_the_right_one(tmp_path: Path):
-    """Nobody is told to build into it: that would make a second store."""
+    """The hint does not recommend a build, because a build would create a second store."""
     (tmp_path / "artifacts" / "statements").mkdir(parents=True)
 
     report = warm_up(StandIn(), artifact=f"file://{tmp_path}/artefacts").report()
@@ -432,7 +432,7 @@ def test_a_miss_says_where_a_relative_path_led(
 
 
 def test_a_miss_in_an_absolute_place_says_nothing_of_folders(tmp_path: Path):
-    """There the address is all there is to say."""
+    """For an absolute address, the message has only the address."""
     start = warm_up(StandIn(), artifact=str(tmp_path / "artifacts"))
     reason = start.report().artifact.reason
 
@@ -453,7 +453,7 @@ def test_an_address_that_is_no_store_is_a_setting_to_correct():
 def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """One bad trust file lets nothing in and takes no replica down."""
+    """One bad trust file lets no artifact in, but stops no replica."""
     write_trust_file(tmp_path / "home", "[[keys")
     move_home(tmp_path / "home", monkeypatch)
     replica = StandIn()
@@ -468,7 +468,7 @@ def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
 
 
 def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_path: Path):
-    """What __init__ compiled was compiled without the artifact: it is named, and no full hit."""
+    """Code compiled in `__init__` was compiled without the artifact, and is named."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     replica.unwatched_compiles_before -= 1

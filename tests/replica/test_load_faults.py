@@ -69,7 +69,7 @@ def uri(
 def started(
     uri: str, caplog: pytest.LogCaptureFixture, pull_deadline_s: float = ENOUGH_S
 ) -> tuple[Report, list[str]]:
-    """Start a replica; returns its report and what it warned of."""
+    """Start a replica, and return its report and warnings."""
     caplog.clear()
     with caplog.at_level(logging.INFO):
         report = warm_up(StandIn(), artifact=uri, pull_deadline_s=pull_deadline_s).report()
@@ -131,7 +131,7 @@ def test_a_replica_is_ready_whatever_becomes_of_a_part(
 def test_a_fault_that_passes_is_not_noticed(
     fault: str, uri: str, fault_proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ):
-    """One bad answer, or one refused connection, costs a moment and not the artifact."""
+    """One bad answer or one refused connection costs a moment, but not the artifact."""
     fault_proxy.times = 1
     if fault != "down":
         fault_proxy.fault = fault
@@ -144,7 +144,7 @@ def test_a_fault_that_passes_is_not_noticed(
 def test_credentials_that_are_refused_are_not_tried_again(
     uri: str, fault_proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ):
-    """Who may not read now may not in a moment either: one list, and on with the start."""
+    """A retry would not help, so the store is listed once, and the start continues."""
     fault_proxy.fault = "403"
     fault_proxy.seen.clear()
 

@@ -21,7 +21,7 @@ def start(app: str, *, prefetch: bool = False, **settings: Any) -> dict[str, Any
 
 
 def test_a_router_imports_no_torch():
-    """It has nothing to prove, and pays for nothing that it does not use."""
+    """A router has nothing to prove, and imports nothing that it does not use."""
     found = start("router")
 
     report = found["report"]
@@ -35,7 +35,7 @@ def test_a_router_imports_no_torch():
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_a_model_that_is_not_compiled_imports_no_compiler(prefetch: bool, tmp_path: Path):
-    """With a store for the whole fleet there is no artifact for it, and none is missed."""
+    """With a store for the whole fleet, such a model has no artifact, and this is no miss."""
     found = start("eager", prefetch=prefetch, artifact=str(tmp_path), on_missing="fail")
 
     report = found["report"]

@@ -15,7 +15,7 @@ from starts import (  # noqa: F401 - fixtures
 
 
 def test_facts_of_a_build_are_json():
-    """They travel in a signed statement."""
+    """The facts are part of a signed statement."""
     start = warm_up(StandIn())
 
     facts = build_facts(start.report())

@@ -128,7 +128,7 @@ def test_a_signed_entry_of_another_computation_is_not_served(
 
 
 def test_what_is_withdrawn_is_replayed_and_proven_again(right: Path, wrong: Path, tmp_path: Path):
-    """What torch.compile answers from then on is warm, and the other entries stay."""
+    """torch.compile then answers these calls, which are warm too. Other entries stay."""
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[2])
     begun = start(stand_in, forged, tmp_path)
@@ -201,7 +201,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def in_a_fresh_process(libraries: Path, tmp_path: Path, **settings: Any) -> dict[str, Any]:
-    """Start a replica that needs no compiler, where there is none; return what it printed."""
+    """Start a replica that needs no compiler on a machine without one, and return its output."""
     question = {"libraries": str(libraries), "folder": str(tmp_path), "settings": settings}
     answer: dict[str, Any] = answer_of("parity_process.py", question, CXX="no-such-compiler")
     return answer
@@ -222,7 +222,7 @@ def test_libraries_are_checked_without_any_compiler(libraries: tuple[Path, Path]
 def test_a_wrong_library_is_served_eagerly_without_a_compiler(
     libraries: tuple[Path, Path], tmp_path: Path
 ):
-    """There is nothing to compile with, and eager is right: the replica serves, degraded."""
+    """Nothing can compile, and eager is correct, so the replica serves degraded."""
     answer = in_a_fresh_process(libraries[1], tmp_path)
 
     report = answer["report"]
@@ -311,7 +311,7 @@ class Noting(torch.nn.Module):
     ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
 )
 def test_a_build_determines_what_may_run_twice(module: torch.nn.Module, why: str, tmp_path: Path):
-    """It stands in the entry's plan: why not, and nothing if it may."""
+    """The entry's plan has the reason, or nothing if a second run is allowed."""
     # As eager draws: other random numbers are another answer, which no entry may give.
     options = {"fallback_random": True}
     model = serve_warm.compile(module.eval(), dynamic=False, options=options)
@@ -324,7 +324,7 @@ def test_a_build_determines_what_may_run_twice(module: torch.nn.Module, why: str
 
 
 def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
-    """Of each entry; the others and the answers are as without a check."""
+    """For each entry, one call in N is checked. Answers are the same as without checks."""
     stand_in = replica([2, 3])
     begun = start(stand_in, right, tmp_path, parity="1/3")
     asyncio.run(begun.run())
@@ -344,7 +344,7 @@ def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
 
 
 def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: Path):
-    """What was checked costs nothing in traffic."""
+    """A checked entry costs nothing more after READY."""
     stand_in = replica([2])
     begun = start(stand_in, right, tmp_path)
     asyncio.run(begun.run())
@@ -388,7 +388,7 @@ class Failing:
 
 
 def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCaptureFixture):
-    """It is answered as without a check, and the log says once why there was none."""
+    """The request gets its answer, and the log says once why there was no check."""
     entry = next(iter(EntryTable.read(right).units.values())).entries[0]
     wrong: list[Any] = []
     checks = entry_checks.Checks(
@@ -424,7 +424,7 @@ def edit_plans(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 def test_what_may_not_run_twice_is_counted_and_not_sampled(
     change: Callable[[dict[str, Any]], Any], right: Path, tmp_path: Path
 ):
-    """Before READY it is checked once all the same, on copies; in traffic never."""
+    """Before READY such a call is checked once, on copies. After READY it is never checked."""
     entries = edit_plans(shutil.copytree(right, tmp_path / "entries"), change)
     stand_in = replica([2])
     begun = start(stand_in, entries, tmp_path, parity="1/1")
@@ -510,7 +510,7 @@ def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tm
 
 
 def test_calls_of_the_model_thread_are_checked_on_it(right: Path, tmp_path: Path):
-    """What torch keeps by thread, such as CUDA graphs, is there."""
+    """Then torch's per-thread state, such as CUDA graphs, exists."""
     with ThreadPoolExecutor(1) as executor:
         stand_in = replica(SIZES)
         model = stand_in.owner.model
@@ -531,7 +531,7 @@ def test_calls_of_the_model_thread_are_checked_on_it(right: Path, tmp_path: Path
 
 
 def test_a_busy_replica_checks_in_traffic(right: Path, tmp_path: Path):
-    """What was never idle for long enough is checked at its next call."""
+    """An entry that never waited for an idle second is checked at its next call."""
     stand_in = replica(SIZES)
     begun = start(stand_in, right, tmp_path)
     asyncio.run(as_serve_does(begun))

@@ -74,7 +74,7 @@ def begun(replica: StandIn, **settings: Any) -> Prefetch:
 
 
 def ended(work: Prefetch) -> Taken | None:
-    """Wait until it has pulled what it can, as an `__init__` that takes long would."""
+    """Wait until the pull has done all it can, like a long `__init__`."""
     return work._taken.result(HANG_S)
 
 
@@ -124,7 +124,7 @@ def fetching(work: Prefetch) -> None:
 
 
 def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path):
-    """The start needs neither the store nor the node's cache, and says what was hidden."""
+    """The start needs neither the store nor the node's cache, and reports the hidden time."""
     replica = StandIn()
     key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
@@ -144,7 +144,7 @@ def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path
 
 
 def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
-    """In the text beside what the start waited for, and in JSON under a name of its own."""
+    """The text shows the hidden time beside the waiting time. JSON has a separate field."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, _ = prefetched(replica, artifact=store.uri)
@@ -172,7 +172,7 @@ def test_what_user_code_compiles_meanwhile_stays_out(store: LocalStore, tmp_path
 def test_a_start_waits_for_what_is_under_way(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """It does not begin a pull of its own beside it."""
+    """The start does not begin a second pull."""
     replica = StandIn()
     raw = {"cache": packed_cache(tmp_path / "built")}
     publish(store, here(replica), raw=raw)
@@ -194,7 +194,7 @@ def test_a_start_waits_for_what_is_under_way(
 def test_a_refused_statement_is_warned_of_once(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """Looking twice at what was read once is one look to whoever reads the log."""
+    """A statement that is read twice is reported once in the log."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     (store.root / "statements" / "Embedder" / "junk.dsse.json").write_bytes(b"junk")
@@ -230,7 +230,7 @@ def other_size(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
 def test_settings_that_change_later_are_those_that_count(
     store: LocalStore, tmp_path: Path, change: Callable[..., dict[str, Any]]
 ):
-    """What was pulled by other settings is thrown away, and the start pulls by its own."""
+    """An artifact pulled with other settings is discarded, and the start pulls again."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
@@ -305,7 +305,7 @@ def test_a_trust_file_that_others_can_write_has_a_reason_of_its_own(
 def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
 ):
-    """An artifact that fits and is refused is not one that does not fit."""
+    """A refused artifact that fits is not reported as a miss."""
     caplog.set_level(logging.INFO, logger="serve_warm")
     replica = StandIn()
     replica._trust = trusting(new_key() if refused == "untrusted" else KEY, max_age_s=60.0)
@@ -319,7 +319,7 @@ def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
 
 
 def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
-    """What the app compiles with is known after `__init__`, and then another variant fits."""
+    """The compile arguments are known only after `__init__`, and may select another variant."""
     replica, other = StandIn(), StandIn()
     other.owner.model = compiled(double, dynamic=True)
     raw = {"cache": packed_cache(tmp_path / "built")}
@@ -338,7 +338,7 @@ def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
 
 
 def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore, tmp_path: Path):
-    """An artifact for what was true before `__init__` is a miss."""
+    """An artifact for the state before `__init__` is a miss."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
@@ -424,7 +424,7 @@ def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
 
 
 def test_an_address_that_is_no_store_is_said_by_the_start():
-    """The user's code does not see it, and the start ends with what is wrong as ever."""
+    """User code does not see the error. The start fails with the usual message."""
     replica = StandIn()
     work, taken = prefetched(replica, artifact="s3://bucket?version=1")
 
@@ -436,7 +436,7 @@ def test_an_address_that_is_no_store_is_said_by_the_start():
 
 @pytest.mark.slow
 def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path: Path):
-    """The deadline of the pull holds for what was begun before it, too."""
+    """The deadline of the pull includes the time before the start."""
     replica = StandIn()
     raw = {"cache": packed_cache(tmp_path / "built")}
     publish(store, here(replica), raw=raw)

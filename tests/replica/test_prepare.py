@@ -75,7 +75,7 @@ def test_inputs_that_are_never_declared_have_a_deadline():
 
 
 def test_a_start_without_inputs_is_late_by_policy():
-    """What has proven nothing may serve where the policy says so, and never looks clean."""
+    """Without proof, the replica may serve if the policy allows it, but it is degraded."""
     report = warm_up(Undecided(), deadline_s=0.2, on_deadline="serve").report()
 
     assert (report.stage, report.verdict, report.covered.expected) == (
@@ -129,7 +129,7 @@ def test_inputs_that_cannot_be_used_fail_the_start(declared: Any, kind: type[Exc
 
 
 def test_inputs_that_are_refused_are_known():
-    """Logs and `warmup_requests()` say what was declared, also where a target does not exist."""
+    """Logs and `warmup_requests()` show the declared inputs, even if a target does not exist."""
     replica = StandIn()
     replica.declared = [Input(target="rank")]
     start = Warmup(replica, WarmupConfig())
@@ -143,7 +143,7 @@ def test_inputs_that_are_refused_are_known():
 def test_the_missing_compiler_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Not after a download and a minute of tracing: the inputs are not even asked for."""
+    """The error comes before a download or a trace, and even before the inputs are read."""
     if torch.cuda.is_available():
         pytest.skip("with a GPU a C++ compiler is not required")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -171,10 +171,10 @@ def test_what_is_not_compiled_by_inductor_needs_no_compiler(
 
 
 def test_cuda_graphs_on_threads_that_end_are_refused():
-    """What was recorded on the thread of one request is lost to the next: it is no replica."""
+    """A graph captured on a request's thread is lost for the next request."""
     error, report, _ = failed(WarmupFailed, Capturing(own_threads=True))
 
-    assert "CUDA graphs belong to the thread that recorded them" in error.message
+    assert "a CUDA graph works only on the thread that captured it" in error.message
     assert "on_model_thread" in error.hint
     assert report.stage is Stage.FAILED
 
@@ -183,7 +183,7 @@ def test_cuda_graphs_on_threads_that_end_are_refused():
     ("others", "said"), [((), "declare inputs that reach it"), (("Encoder",), "(Encoder) warms up")]
 )
 def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str):
-    """It is no error, and its inputs count as ever: a router has nothing to prove."""
+    """This is not an error, and the inputs count: a router has nothing to prove."""
     replica = StandIn()
     replica.owner.model = double
     replica.waits_for = lambda: others
@@ -192,7 +192,7 @@ def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str
 
     assert (report.covered.proven, report.degraded) == (2, ())
     [warning] = report.warnings
-    assert warning.startswith("nothing compiled was found in this process")
+    assert warning.startswith("this process has no compiled code")
     assert said in warning
 
 
@@ -224,7 +224,10 @@ def test_what_user_code_raises_is_redacted():
 
 
 def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
-    """Torch loads what it finds there without a signature; off, there is nothing to say."""
+    """Code comes from this cache without a signature.
+
+    If the cache is off, nothing is said.
+    """
     names = ["TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"]
     for name in names:
         monkeypatch.setenv(name, "1")
@@ -238,7 +241,7 @@ def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_without_a_process_group_are_warned_of():
-    """Such a process starts by itself, as it does where nothing was asked for."""
+    """Such a process starts on its own, as without the setting."""
     asked = warm_up(StandIn(), ranks="together").report()
     not_asked = warm_up(StandIn()).report()
 
@@ -248,7 +251,7 @@ def test_ranks_without_a_process_group_are_warned_of():
 
 
 def test_a_torch_without_profiles_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
-    """The setting does nothing there, and costs nothing: the start is as without it."""
+    """The setting has no effect, and the start is as without it."""
     monkeypatch.delattr("torch._dynamo.pgo.reset_code_state")
 
     report = warm_up(StandIn(), pgo="on").report()

@@ -63,7 +63,7 @@ def test_all_ranks_know_what_each_of_them_says():
 
 
 def test_a_process_by_itself_agrees_with_itself():
-    """Without a process group nothing is asked of anybody."""
+    """Without a process group, no other process is asked."""
     with join() as alone:
         [answer] = together(alone.agree("a word", 1, timeout_s=0))
 
@@ -71,7 +71,7 @@ def test_a_process_by_itself_agrees_with_itself():
 
 
 def test_an_earlier_start_is_not_heard():
-    """What was said in a start that ended is no answer in the next one of the same group."""
+    """Answers of an earlier start do not count in the next start of the same group."""
     store = HashStore()
     for word in ("before", "now"):
         both = [Ranks(rank, 2, store) for rank in range(2)]
@@ -82,7 +82,7 @@ def test_an_earlier_start_is_not_heard():
 
 
 def test_ranks_that_are_out_of_step_fail():
-    """A rank that has come to something else is named, with both things."""
+    """The error names a rank that has reached another step, and both steps."""
     first, second = group(2)
 
     errors = together(
@@ -90,11 +90,11 @@ def test_ranks_that_are_out_of_step_fail():
     )
 
     assert all(isinstance(error, RankFailed) for error in errors)
-    assert errors[0].message == "rank 0 of 2 has come to pass 2, but rank 1 to the proof"
+    assert errors[0].message == "rank 0 of 2 has reached pass 2, but rank 1 has reached the proof"
 
 
 def test_a_failure_is_told_with_the_rank_where_it_began():
-    """Who fails since another one did repeats what that one said."""
+    """A rank that fails because another rank failed repeats the first error."""
     first, second, third = group(3)
     second.say_failed(WarmupFailed("the store is empty"))
 
@@ -108,7 +108,7 @@ def test_a_failure_is_told_with_the_rank_where_it_began():
 
 
 def test_a_rank_that_says_nothing_is_named():
-    """One that has not come so far is waited for until the time is up."""
+    """A rank that has not reached the point is waited for until the time is up."""
     first, _ = group(2)
 
     [error] = together(first.agree("its artifact", 1, timeout_s=0.05))
@@ -118,7 +118,7 @@ def test_a_rank_that_says_nothing_is_named():
 
 
 def test_a_rank_without_a_pulse_is_gone():
-    """One that gave a pulse and stopped is not waited for as long as the start may take."""
+    """A rank that sent a pulse and then stopped is not waited for until the deadline."""
     first, second = group(2, silent_s=0.2)
     ended = threading.Event()
     ended.set()
@@ -131,7 +131,7 @@ def test_a_rank_without_a_pulse_is_gone():
 
 
 def test_a_store_that_is_gone_is_a_sentence():
-    """The exception of a store's client becomes one that says what to do."""
+    """The error of the store's client becomes a sentence with advice."""
 
     class Gone:
         def add(self, key: str, many: int) -> int:
@@ -177,7 +177,7 @@ def test_ranks_replay_and_prove_together(starts: dict[str, list[dict[str, Any]]]
 
 @pytest.mark.slow
 def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
-    """A rank that needs five passes is not left alone in its collectives by one that needs two."""
+    """If one rank needs five passes and another two, both make five."""
     first, second = starts["uneven"]
 
     assert [first["report"]["passes"], second["report"]["passes"]] == [6, 6]
@@ -188,7 +188,7 @@ def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
 
 
 def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[str, Any]]]):
-    """Where one rank compiles in each pass none is proven, and the others name that rank."""
+    """If one rank compiles in each pass, no input is proven, and the others name this rank."""
     first, second = reports(starts["never quiet"])
 
     assert (first["passes"], second["passes"]) == (4, 4)
@@ -201,7 +201,7 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
 
 
 def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, Any]]]):
-    """They would wait for each other in a collective: both say who has what, before any call."""
+    """Both ranks report the differing inputs before any call, instead of a wait in a collective."""
     first, second = starts["other inputs"]
 
     assert first["raised"] == second["raised"] == "ConfigError"
@@ -214,11 +214,11 @@ def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]])
     """`after_ready: forbid` is refused, with the reason."""
     for said in starts["forbidding"]:
         assert said["raised"] == "ConfigError"
-        assert "leaves the others waiting" in said["report"]["error"]
+        assert "the other ranks wait for it" in said["report"]["error"]
 
 
 def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
-    """Where the others do not warm up by themselves none of them is asked, nor waited for."""
+    """If the other ranks do not warm up, no rank is asked or waited for."""
     first, second = reports(starts["alone"])
 
     assert (first["covered"]["proven"], second["covered"]["proven"]) == (2, 3)
@@ -226,7 +226,7 @@ def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
 
 
 def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]]]):
-    """The one that raised names its input, and the other one ends by its word or its silence."""
+    """The failed rank names its input. The other rank ends because of its message or silence."""
     first, second = starts["raising"]
 
     assert second["raised"] == "ReplayFailed"
@@ -260,7 +260,7 @@ def test_a_rank_that_dies_between_passes_is_missed(tmp_path: Path):
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What a group compiled and published at one level, a variant a rank."""
+    """The artifacts that a group compiled and published at one level, one for each rank."""
 
     group: Group
     level: int
@@ -286,7 +286,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.long
 def test_each_rank_starts_from_its_own_artifact(built: Built):
-    """All are full hits, nothing is compiled, what they compute together is right."""
+    """All ranks are full hits, nothing compiles, and the common result is right."""
     warm = built.started(built.store)
 
     assert len({built.variant(0), built.variant(1)}) == 2
@@ -305,7 +305,7 @@ def test_each_rank_starts_from_its_own_artifact(built: Built):
 
 @pytest.mark.long
 def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
-    """With one rank's artifact missing all compile, equally often, and say whose is missing."""
+    """If one rank has no artifact, all compile equally often, and name this rank."""
     shutil.copytree(built.store, tmp_path / "store")
     for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
         path.unlink()
@@ -325,7 +325,7 @@ def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
 
 @pytest.mark.long
 def test_a_policy_that_fails_fails_all_ranks(built: Built, tmp_path: Path):
-    """Under `on_missing: fail` the rank that has its artifact does not wait for the other one."""
+    """With `on_missing: fail`, a rank with an artifact does not wait for a rank without one."""
     shutil.copytree(built.store, tmp_path / "store")
     for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
         path.unlink()

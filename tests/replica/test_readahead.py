@@ -23,7 +23,7 @@ SIZE = 5 * WINDOW_BYTES + 4097
 
 
 class Kernel:
-    """Notes what it is asked for, by inode."""
+    """Records the requested bytes by inode."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, int]] = []
@@ -87,7 +87,7 @@ def test_the_kernel_reads_a_whole_file(tmp_path: Path):
 
 
 def test_each_byte_is_asked_for_once(tmp_path: Path):
-    """In requests that Linux does not cut; a file that two patterns name counts once."""
+    """Requests have sizes that Linux does not cut. A file in two patterns counts once."""
     for name in ("a.bin", "b.bin", "c.txt"):
         (tmp_path / name).write_bytes(bytes(SIZE))
     kernel = Kernel()
@@ -105,7 +105,7 @@ def test_each_byte_is_asked_for_once(tmp_path: Path):
 
 
 def test_the_home_folder_is_the_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where caches of downloads are, whose files are links."""
+    """Downloads are cached in the home folder, as links to files."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "blob").write_bytes(bytes(10))
     (tmp_path / "link.bin").symlink_to("blob")
@@ -134,7 +134,7 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_system_without_the_call_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """MacOS and Windows: nothing is opened, and the start goes on."""
+    """On macOS and Windows, no file is opened, and the start continues."""
     with caplog.at_level(logging.INFO):
         timeline = read_ahead(tmp_path / "*", ask=None)
 
@@ -145,7 +145,7 @@ def test_a_system_without_the_call_says_so(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_half_of_the_free_memory_is_not_exceeded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Further pages would push out those that were read before."""
+    """Further pages would push out pages that were read before."""
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).write_bytes(bytes(SIZE))
     kernel = Kernel()

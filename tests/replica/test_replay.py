@@ -148,7 +148,7 @@ def test_a_model_that_never_gets_quiet_is_not_proven():
 
 
 def test_results_are_seconds_and_compiles_of_each_input():
-    """The first replay is told from the last one, and what was not reached says so."""
+    """The first and the last replay are separate, and unreached inputs say so."""
     progress = run(replay([shape(3), shape(2)], calling(compiled(double))))
 
     results = progress.results()
@@ -179,7 +179,10 @@ def test_progress_is_told_after_each_input():
 
 
 def test_a_compile_that_only_the_proof_meets_is_replayed_and_proven_again():
-    """What gets warm at its second call is quiet at the first: the proof finds it, and retries."""
+    """Code that compiles at its second call is quiet at the first.
+
+    The proof detects this and retries.
+    """
     model = compiled(double)
     calls = 0
 
@@ -198,7 +201,7 @@ def test_a_compile_that_only_the_proof_meets_is_replayed_and_proven_again():
 
 
 def test_an_input_that_fails_every_proof_is_named_with_its_reason():
-    """The proof gives up on it after some attempts; the others are proven all the same."""
+    """The proof gives up on this input after some attempts. Other inputs are proven."""
     model = compiled(double, recompile_limit=64)
     calls = 0
 
@@ -241,7 +244,7 @@ def test_a_handler_that_swallows_the_proof_is_not_proven():
 
 
 def test_inputs_over_the_recompile_limit_are_never_proven():
-    """What runs eagerly without a word is found, named with the setting, and not retried."""
+    """Code that runs eagerly is detected and named with the setting, without a retry."""
     model = compiled(double)
     inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 5)]
 
@@ -295,7 +298,7 @@ def test_what_comes_after_an_eager_part_is_proven_if_it_is_warm():
 
 
 def test_the_threads_of_the_proof_are_recorded():
-    """Who made the compiled calls is known afterwards: whoever serves must be among them."""
+    """The threads that made compiled calls are recorded, and must include the serving thread."""
     model = compiled(double)
 
     with ThreadPoolExecutor(1) as threads:
@@ -343,7 +346,7 @@ def test_without_any_compiled_call_the_app_decides(has_compiled: bool):
 
 
 def test_a_remembered_answer_is_not_proven():
-    """The model is called by the first replay alone: the proof has seen no call, and says why."""
+    """Only the first replay calls the model, so the proof sees no call, and says why."""
     model = compiled(double)
     answers: dict[str, torch.Tensor] = {}
 
@@ -381,7 +384,7 @@ def test_a_call_of_another_thread_is_no_call_of_the_input():
 
 
 def test_a_call_of_another_thread_is_no_answer_that_a_handler_remembers():
-    """It was made once, beside a replay that a guard clause answers."""
+    """The call was made once, while a guard clause answered a replay."""
     guarded, background = Guarded(), compiled(double)
     background(torch.ones(2))
     replays = 0
@@ -402,7 +405,7 @@ def test_a_call_of_another_thread_is_no_answer_that_a_handler_remembers():
 
 
 def test_a_compile_of_another_thread_beside_the_proof_is_made_and_is_no_proof():
-    """It is not the input's, so it is not refused; the proof is tried again when it is over."""
+    """The compile is not the input's, so it is allowed. The proof is repeated afterwards."""
     guarded, background = Guarded(), compiled(double)
     replays = 0
     raised: list[BaseException] = []
@@ -446,7 +449,7 @@ def test_calls_in_a_thread_pool_are_those_of_the_input():
 
 
 def test_calls_in_a_thread_pool_cost_no_pass_beyond_the_proof():
-    """What the last pass and the proof saw is enough: a start is not one pass longer for it."""
+    """The last pass and the proof are enough, so the start needs no further pass."""
     model, calls = compiled(double), 0
 
     with ThreadPoolExecutor(1) as threads:
@@ -463,7 +466,7 @@ def test_calls_in_a_thread_pool_cost_no_pass_beyond_the_proof():
 
 
 def test_calls_of_a_task_that_a_first_replay_began_cost_no_pass_beyond_the_proof():
-    """As that of `@serve.batch`, in a warm start: one pass, and the proof."""
+    """Like the task of `@serve.batch` in a warm start: one pass, and the proof."""
     model, calls = compiled(double), 0
     model(torch.ones(2))
 
@@ -589,7 +592,7 @@ def test_a_call_on_another_rank_is_a_call_of_the_input():
 
 
 class Memory:
-    """A handler that runs out of memory with inputs of some sizes, as often as it is told."""
+    """A handler that runs out of memory for inputs of some sizes, a set number of times."""
 
     def __init__(self, **times: int) -> None:
         self._left = {name.replace("_", " "): many for name, many in times.items()}
@@ -607,7 +610,7 @@ class Memory:
 
 @pytest.mark.slow
 def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
-    """It is tried twice, and by no pass after that; the report says which it is, and why."""
+    """The input is tried twice, and skipped in later passes. The report names it and the reason."""
     memory = Memory(size_4=99)
 
     progress = run(replay([shape(4), shape(3), shape(2)], memory))
@@ -624,7 +627,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
 
 @pytest.mark.slow
 def test_what_fits_once_memory_is_freed_is_not_left_out():
-    """The first try ran beside what was kept for later, the second one does not."""
+    """Cached memory prevents the first attempt, but not the second."""
     memory = Memory(size_4=1)
 
     progress = run(replay([shape(4), shape(3)], memory))
@@ -668,7 +671,7 @@ def test_an_input_that_lacks_memory_in_the_proof_is_proven_after_it():
 
 @pytest.mark.slow
 def test_a_replica_that_fits_no_input_is_no_replica():
-    """There is nothing that it could serve."""
+    """Such a replica could serve nothing."""
     error = failure(ReplayFailed, replay([shape(3), shape(2)], Memory(size_3=99, size_2=99)))
 
     assert error.message.startswith("all 2 inputs ran out of memory")
@@ -680,7 +683,7 @@ def test_a_replica_that_fits_no_input_is_no_replica():
 
 
 def test_an_input_that_raises_is_named_with_the_cause():
-    """The error says which input, and has what it raised as its cause."""
+    """The error names the input, and has its exception as the cause."""
 
     async def call(item: Input) -> None:
         if item.name == "size 2":
@@ -699,7 +702,7 @@ def test_an_input_that_raises_is_named_with_the_cause():
 
 
 def test_an_input_that_raises_in_the_proof_only_is_named_as_well():
-    """What is no compile is no reason to call the input unproven and go on."""
+    """An error other than a compile does not make the input unproven. It fails the start."""
 
     async def call(item: Input) -> None:
         if stance() != "default":
@@ -722,7 +725,7 @@ def test_a_target_that_cancels_itself_is_a_failure_of_its_input():
 
 
 def test_a_target_that_ends_the_process_is_a_failure_of_its_input():
-    """What an artifact's code raises must not end a replica, whatever it is."""
+    """No exception of an artifact's code ends the replica."""
 
     async def call(item: Input) -> None:
         raise SystemExit(3)
@@ -734,7 +737,7 @@ def test_a_target_that_ends_the_process_is_a_failure_of_its_input():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
 def test_a_target_that_raises_what_ends_others_is_a_failure_of_its_input(kind: type[BaseException]):
-    """Neither a signal nor a closed generator was there, so the start goes on."""
+    """Neither a signal nor a closed generator occurred, so the start continues."""
 
     async def call(item: Input) -> None:
         raise kind
@@ -755,7 +758,7 @@ def test_a_target_that_raises_what_ends_others_is_a_failure_of_its_input(kind: t
 def test_a_signal_during_a_call_ends_the_process(
     number: signal.Signals, handler: Callable[..., Any], raised: type[BaseException]
 ):
-    """What the handler of a signal raises is no failure of the input that was being called."""
+    """An exception of a signal handler is not a failure of the called input."""
 
     async def call(item: Input) -> None:
         signal.raise_signal(number)
@@ -804,7 +807,7 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
 
 @pytest.mark.slow
 def test_an_input_that_is_late_is_cancelled():
-    """When the start has failed, nothing of it goes on in the background."""
+    """After a failed start, nothing continues in the background."""
     cancelled = False
 
     async def call(item: Input) -> None:
@@ -860,7 +863,7 @@ def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():
 
 
 def test_one_input_has_a_deadline_of_its_own():
-    """Not all of the time of a start is spent on one input that never ends."""
+    """One endless input does not use the whole time of the start."""
 
     async def call(item: Input) -> None:
         await asyncio.Event().wait()
@@ -872,7 +875,7 @@ def test_one_input_has_a_deadline_of_its_own():
 
 @pytest.mark.slow
 def test_a_deadline_in_the_proof_says_how_much_is_proven():
-    """What was proven until then is counted apart from what was replayed."""
+    """Proven inputs and replayed inputs are counted separately."""
 
     async def call(item: Input) -> None:
         if stance() != "default" and item.name == "size 1":
@@ -887,7 +890,7 @@ def test_a_deadline_in_the_proof_says_how_much_is_proven():
 
 
 class Echo(Ranks):
-    """One of two ranks, whose peer always says the same as it does."""
+    """One of two ranks, whose peer always gives the same answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -930,7 +933,7 @@ def test_what_runs_eagerly_on_a_rank_is_not_proven():
 
 
 def test_a_rank_leaves_no_input_out():
-    """Where memory does not suffice on one rank, the others are in the middle of the same call."""
+    """If one rank runs out of memory, the others are in the middle of the same call."""
 
     async def call(item: Input) -> None:
         if item.name == "size 4":
@@ -942,7 +945,7 @@ def test_a_rank_leaves_no_input_out():
 
 
 def test_ranks_come_to_the_same_points():
-    """What they agree on is the same however the passes go: each pass, what failed, the proof."""
+    """Ranks agree at the same points: each pass, failures, the proof."""
     ranks = Echo()
 
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))

@@ -56,7 +56,7 @@ def test_what_starts_at_once_is_as_warm_as_what_starts_alone(lines: list[dict[st
 
 
 def test_a_node_downloads_once(lines: list[dict[str, Any]]):
-    """What the store gives to all of them together is one artifact."""
+    """The store sends one artifact to all replicas together."""
     alone, *together = (line for line in lines if line["run"] != "summary")
 
     assert alone["stored_bytes"] > 0

@@ -134,7 +134,7 @@ def said(keeper: SeatKeeper) -> SeatUse:
 
 
 def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers: Workers):
-    """So that imports which cannot work cost one worker and not all."""
+    """So failing imports cost one worker, not all."""
     kept = keeper(workers, count=3)
 
     for _ in range(3):
@@ -205,12 +205,15 @@ def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
         kept.look()
 
     assert workers.asked == [1]
-    assert said(kept).problem == f"a seat is useless ({state}): importing app raised ValueError"
+    assert said(kept).problem == f"a seat cannot be used ({state}): importing app raised ValueError"
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bool):
-    """As when torch's import takes too long. A file from before this replica is not about it."""
+    """This happens if torch's import takes too long.
+
+    Files from before this replica do not count.
+    """
     kept = keeper(workers, count=1)
     kept.look()
     workers.settle("hung", note="importing torch took over 60 s; the worker ended")
@@ -220,7 +223,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
 
     kept.look()
 
-    assert said(kept).problem.startswith("a seat is useless (hung): importing torch") is is_new
+    assert said(kept).problem.startswith("a seat cannot be used (hung): importing torch") is is_new
     assert len(workers.asked) == (1 if is_new else 2)
 
 
@@ -238,7 +241,7 @@ def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
 
 
 def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(workers: Workers):
-    """With longer and longer pauses, so that nothing is asked for without end."""
+    """The pauses grow, so that requests end."""
     clock = Clock()
     kept = keeper(workers, clock=clock)
     workers.raises = SeatsDelayed("no answer")
@@ -259,7 +262,7 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(workers: 
 
 
 def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers):
-    """It may come for a replica, which must not wait for the imports of a seat."""
+    """The worker may come for a replica, which must not wait for the imports of a seat."""
     clock = Clock()
     kept = keeper(workers, clock=clock)
     workers.come = False
@@ -273,7 +276,7 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers):
 
 
 def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Workers):
-    """It could not read the ticket, or ended at once. No worker is asked for without end."""
+    """The worker could not read the ticket, or ended at once. The keeper gives up in the end."""
     clock = Clock()
     kept = keeper(workers, clock=clock)
     workers.come = False
@@ -284,11 +287,13 @@ def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Work
         clock.ahead_s += 2 * TICKET_S
 
     assert len(workers.asked) == LIMIT_OF_LOSSES
-    assert said(kept).problem == "a worker took a ticket and wrote no file, 5 times in a row"
+    assert said(kept).problem == (
+        "a worker took the ticket of a seat, but wrote no state file, 5 times in a row"
+    )
 
 
 def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):
-    """As on a node where memory runs out whenever one imports."""
+    """As on a node where each import runs out of memory."""
     clock = Clock()
     kept = keeper(workers, count=1, clock=clock)
 
@@ -360,7 +365,7 @@ def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
 
 
 def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
-    """As after a sweep of /tmp. Only if that happens again and again is it the end."""
+    """As after a sweep of /tmp. Only repeated losses stop the keeper."""
     clock = Clock()
     kept = keeper(workers, count=1, clock=clock)
     workers.come = False
@@ -378,7 +383,7 @@ def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
 
 
 def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
-    """It no longer counts seats, either."""
+    """The stopped keeper no longer counts seats either."""
     first, second = keeper(workers, count=1), keeper(workers, count=1)
     first.look()
     workers.settle()
@@ -592,7 +597,7 @@ def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
 
 
 def test_a_raylet_that_is_not_there_may_come_back():
-    """It may just have been restarted."""
+    """The raylet may just have been restarted."""
     with pytest.raises(SeatsDelayed, match="UNAVAILABLE"):
         ask(1)
 

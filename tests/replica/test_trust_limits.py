@@ -44,7 +44,7 @@ def days_ago(days: float) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A store, and a node of this test alone that starts from it."""
+    """A store, and a separate node that starts from it."""
 
     store: LocalStore
     node: Path
@@ -172,7 +172,7 @@ def test_marks_that_were_removed_are_noticed(site: Site, removed: str):
 
 
 def test_a_new_node_takes_what_there_is(site: Site):
-    """Without a node cache there was no mark that could be missing, nor is one after a refusal."""
+    """Without a node cache no mark can be missing, and none is missing after a refusal."""
     roll_back(site)
     shutil.rmtree(site.node / "blobs.newest")
     shutil.rmtree(site.node / "blobs")
@@ -181,7 +181,7 @@ def test_a_new_node_takes_what_there_is(site: Site):
 
 
 def test_a_record_is_no_stranger_in_the_node_cache(site: Site):
-    """Releases that know none share the folder, refuse what is not theirs, and remove old ones."""
+    """Older releases share the folder, refuse foreign files, and remove old records."""
     site.put()
     site.start()
     [mark] = (site.node / "blobs.newest").iterdir()
@@ -195,7 +195,7 @@ def test_a_record_is_no_stranger_in_the_node_cache(site: Site):
 
 @pytest.mark.parametrize("spoil", ["another's folder", "a damaged mark"])
 def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: str):
-    """Whoever could make its folder first, or cut it short, must not allow an older artifact."""
+    """A user who made the folder first, or cut the mark, must not enable an older artifact."""
     roll_back(site)
     folder = site.node / "blobs.newest"
     if spoil == "a damaged mark":
@@ -264,7 +264,7 @@ def test_marks_that_others_could_write_are_neither_read_nor_written(
     seen.note(VARIANT, NEWER)
 
     assert seen.created(VARIANT) == ""
-    assert "cannot notice an older artifact" in caplog.text
+    assert "cannot detect a rollback to an older artifact" in caplog.text
     seen.folder.chmod(0o700)
     assert seen.created(VARIANT) == OLDER
 
@@ -305,7 +305,7 @@ def test_a_start_says_that_an_artifact_will_soon_be_too_old(
 def test_an_artifact_older_than_a_year_is_refused_unless_it_is_said(
     site: Site,
 ):
-    """It costs a cold start, and the reason says where the limit can be changed."""
+    """The start is cold, and the reason says where to change the limit."""
     site.put(created=days_ago(366))
 
     report = site.start(signed_by(PEM))
@@ -363,7 +363,7 @@ def test_a_start_believes_a_key_for_its_stores(
     stores: list[str],
     verdict: Verdict,
 ):
-    """The address is the one that was read, and nothing in the artifact."""
+    """The address of the read store counts, and nothing in the artifact."""
     site.put()
 
     assert site.start(signed_by(PEM, stores=stores)).verdict is verdict
@@ -387,7 +387,7 @@ def test_a_start_requires_what_the_policies_do(
     said: Any,
     verdict: Verdict,
 ):
-    """Where nothing is required, an artifact that says nothing is loaded as ever."""
+    """Without requirements, an artifact without facts is loaded."""
     site.put(facts=said)
 
     report = site.start(trusting(KEY, require=frozenset(required.items())))

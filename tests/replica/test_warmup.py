@@ -123,7 +123,7 @@ def test_a_start_that_is_late_fails():
 
 @pytest.mark.slow
 def test_a_start_that_is_late_serves_by_policy():
-    """Marked late and degraded, with what was reached; never like a clean one."""
+    """The replica is marked as late and degraded, with its progress."""
     import_compiler()
     report = warm_up(Stuck(), deadline_s=1.5, on_deadline="serve").report()
 
@@ -135,7 +135,7 @@ def test_a_start_that_is_late_serves_by_policy():
 
 
 def test_uncovered_inputs_are_served_as_degraded():
-    """What cannot be proven is named, and the replica says that it is not clean."""
+    """Unproven inputs are named, and the replica is degraded."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
 
     report = warm_up(replica).report()
@@ -158,7 +158,7 @@ def test_uncovered_inputs_fail_by_policy():
 
 
 def test_an_input_that_raises_fails_the_start():
-    """No policy lets a replica serve what it could not replay."""
+    """No policy lets a replica serve if a replay raised an error."""
     replica = StandIn()
     replica.declared = [Input(target="embed", name="wrong", args=())]
 
@@ -170,7 +170,7 @@ def test_an_input_that_raises_fails_the_start():
 
 
 def test_a_cancelled_start_has_failed():
-    """Who reads the state of a replica that Serve stopped does not see it replaying for ever."""
+    """The state of a replica that Serve stopped does not stay REPLAYING."""
 
     async def run() -> Report:
         replica = Stuck()
@@ -223,7 +223,7 @@ def test_replay_goes_on_until_capturing_is_over():
 
 
 class Skipping(StandIn):
-    """Is told by torch, at its first replay, that its graph is not captured."""
+    """A stand-in whose first replay gets torch's message that its graph is not captured."""
 
     async def call(self, item: Input) -> None:
         if not self.calls:
@@ -235,12 +235,12 @@ class Skipping(StandIn):
 
 
 def test_a_graph_that_is_not_captured_is_named():
-    """The replica is warm and serves; who asked for CUDA graphs hears that there is none."""
+    """The replica serves, and a user who wants CUDA graphs learns that one is missing."""
     report = warm_up(Skipping(2)).report()
 
     assert report.stage is Stage.READY
     [warning] = report.warnings
-    assert "1 CUDA graph is not captured" in warning
+    assert "torch did not capture 1 CUDA graph" in warning
     assert "skipping due to a CPU node" in warning
 
 
@@ -256,12 +256,12 @@ def test_a_sync_handler_is_named_with_its_fix():
     """One input makes one thread in the proof."""
     [warning] = warm_up(OnThreads(2)).report().warnings
 
-    assert "compiled calls were made from 1 thread that ended with the request" in warning
+    assert "compiled calls ran on 1 thread that ended with the request" in warning
     assert "make the handler `async def`" in warning
 
 
 class Blocking(StandIn):
-    """Blocks the event loop with its first replay, until it is told or for long enough."""
+    """Blocks the event loop in its first replay, until released or for a set time."""
 
     def __init__(self, *, seconds: float = 60.0) -> None:
         super().__init__(2)
@@ -280,7 +280,7 @@ class Blocking(StandIn):
 def test_a_blocked_loop_past_its_deadline_ends_the_process_with_the_reason(
     caplog: pytest.LogCaptureFixture,
 ):
-    """In Serve, under `fail`: the report says FAILED and what blocks before the process ends."""
+    """In Serve with `fail`, the report says FAILED and what blocks, before the process ends."""
     import_compiler()  # seconds, which are not to be part of the deadline
     replica = Blocking()
     told: list[Report] = []
@@ -336,7 +336,7 @@ def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
 @pytest.mark.long
 @pytest.mark.parametrize("limit", ["deadline_s", "input_deadline_s"])
 def test_outside_of_serve_a_blocked_loop_is_waited_for(limit: str):
-    """No test process of a user ends: the error comes when the loop goes on."""
+    """A user's test process does not end. The error comes when the loop runs again."""
     import_compiler()
     replica = Blocking(seconds=3.5)
 
@@ -412,7 +412,7 @@ class Composed(StandIn):
 
 
 def test_a_wait_for_another_deployment_is_named():
-    """Its seconds are not those of replays, and who looks meanwhile sees what is waited for."""
+    """The wait does not count as replay time, and is visible while it lasts."""
     told: list[str] = []
 
     report = warm_up(Composed(), lambda report: told.append(report.doing)).report()
@@ -482,14 +482,14 @@ def test_looking_for_gaps_makes_no_kinds_of_calls(tmp_path: Path, caplog: pytest
 
 
 def test_a_batch_that_is_padded_has_no_gaps():
-    """What is looked at is whether it would compile, not what was declared."""
+    """The check is whether a size would compile, not whether it was declared."""
     report = warm_up(Batched(4, pads=True)).report()
 
     assert report.warnings == ()
 
 
 class Small(StandIn):
-    """Has no memory for its largest input, ever."""
+    """Never has memory for its largest input."""
 
     async def call(self, item: Input) -> None:
         if item.name == "size 9":
@@ -519,7 +519,7 @@ def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
 
 
 def test_an_input_that_lacks_memory_fails_by_policy():
-    """Under on_uncovered: fail a replica has all its sizes, or is none."""
+    """With on_uncovered: fail, a replica must have all its sizes."""
     error, _, _ = failed(NotProven, Small(2, 9), on_uncovered="fail")
 
     assert "'size 9' left out" in error.message
@@ -543,7 +543,7 @@ def test_a_graph_of_many_sizes_is_named(many: int):
 
     report = warm_up(replica).report()
 
-    said = [line for line in report.warnings if "is captured for 9 sizes" in line]
+    said = [line for line in report.warnings if "for 9 sizes, and each size costs" in line]
     assert len(said) == (many > 8)
     assert all("cudagraph_capture_sizes" in line for line in said)
 

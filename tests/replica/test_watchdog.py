@@ -15,7 +15,7 @@ from serve_warm.replica.watchdog import GRACE_S, POLL_S, Watchdog
 
 
 class Told:
-    """What a watchdog has called, in order, and from which threads."""
+    """The calls of a watchdog, in order, with their threads."""
 
     def __init__(self, *, overdue: bool = True) -> None:
         self.overdue = overdue
@@ -62,7 +62,7 @@ def test_a_blocked_loop_is_told_once_with_the_line_that_blocks_it():
 
 @pytest.mark.slow
 def test_a_loop_that_runs_is_late_and_not_stuck():
-    """It has timeouts of its own: nothing has to end it."""
+    """Such a loop has its own timeouts, so nothing else ends it."""
     told = Told()
 
     async def handler() -> None:
@@ -77,7 +77,7 @@ def test_a_loop_that_runs_is_late_and_not_stuck():
 
 @pytest.mark.slow
 def test_a_blocked_loop_that_is_not_late_is_left_alone():
-    """A compile may take minutes: that is what the deadline is for."""
+    """A compile may take minutes, and the deadline limits it."""
     told = Told(overdue=False)
 
     async def handler() -> None:
@@ -92,7 +92,7 @@ def test_a_blocked_loop_that_is_not_late_is_left_alone():
 
 @pytest.mark.slow
 def test_nothing_is_told_after_the_stop():
-    """What is ready is not late: after `stop()` a watchdog never fires, whatever is overdue."""
+    """After `stop()`, a watchdog never fires, whatever is overdue."""
     told = Told(overdue=False)
 
     async def handler() -> None:

@@ -130,7 +130,7 @@ def _projected() -> Any:
 
 
 class Encoder(torch.nn.Module):
-    """What sentence-transformers' `Transformer` does, for a model without a tokenizer."""
+    """The computation of sentence-transformers' `Transformer`, for a model without a tokenizer."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ def _entries_only() -> Iterator[None]:
 
 
 def _model_of(row: Row) -> tuple[Any, Any]:
-    """Return a model, and what is compiled of it.
+    """Return a model, and its compiled part.
 
     Raises:
         CannotMake: the model cannot be made.

@@ -114,7 +114,7 @@ def vae() -> Any:
 
 
 class Decoder(nn.Module):
-    """What an image pipeline compiles."""
+    """The part of an image pipeline that is compiled."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()

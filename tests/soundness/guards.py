@@ -85,7 +85,7 @@ def closing(value: int) -> Any:
 
 
 def item(key: Any, value: Any = 3, name: str = "table") -> Any:
-    """Return a change that puts an item into what a module holds."""
+    """Return a change that adds an item to a container of the module."""
     return lambda app: put_item(getattr(app, name), key, value)
 
 

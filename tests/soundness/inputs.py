@@ -51,7 +51,7 @@ def tensors_of(parts: Any) -> list[Any]:
 
 
 class Elementwise(nn.Module):
-    """Takes any tensors: what they are shows in the answer."""
+    """Accepts any tensors, and shows their kind in the answer."""
 
     def forward(self, x: Any, other: Any = None) -> Any:
         out = x * 2
@@ -70,7 +70,7 @@ class Writing(nn.Module):
 
 
 class Reading(nn.Module):
-    """Depends on what a tensor is beside its numbers."""
+    """Depends on properties of a tensor besides its numbers."""
 
     def forward(self, x: Any) -> Any:
         factor = 2.0

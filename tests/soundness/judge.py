@@ -37,7 +37,7 @@ class DishonestRow(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of one call."""
+    """The result of one call."""
 
     value: str
     """right, level1, refused, wrong or raises."""
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a call returned or raised, and the level that it was counted for."""
+    """The returned value or the exception of a call, and its level."""
 
     value: Any = None
     error: BaseException | None = None
@@ -59,7 +59,7 @@ class Answer:
 
 
 def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
-    """Make the entries of a group into `folder`; return what was made, refused and guarded."""
+    """Make the entries of a group into `folder`. Return made and refused entries, and guards."""
     torch._dynamo.reset()
     kinds: set[str] = set()
     raised = ""
@@ -116,7 +116,7 @@ def watched_guards(kinds: set[str], synthetic: str) -> Iterator[None]:
 def judge(
     group: Group, row: Row, when: str, *, level: int, built: Mapping[str, Any], folder: Path
 ) -> Verdict:
-    """Return what the call after the change comes to at a level.
+    """Return the result of the call after the change, at a level.
 
     Raises:
         DishonestRow: the change changes nothing.
@@ -153,7 +153,7 @@ def judge(
 
 
 def stock(group: Group, row: Row, when: str) -> Verdict:
-    """Return what torch.compile comes to, compiled before the change, with Dynamo's guards."""
+    """Return the result of torch.compile, compiled before the change, with Dynamo's guards."""
     call = row.call or group.call
     torch.compiler.set_stance("default")
     with _application(row, group, READY if row.make is None else when, level1="default") as app:

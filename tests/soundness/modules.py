@@ -63,7 +63,7 @@ class Pair(nn.Module):
 
 
 class Inner(nn.Module):
-    """A module that calls another one."""
+    """A module that calls another module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Hooked(Inner):
 
 
 class HookedByKind(Inner):
-    """With a hook that answers by how many arguments it is given."""
+    """With a hook whose answer depends on the number of its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class HookedByKind(Inner):
 
 
 class HookedTwice(Hooked):
-    """With hooks that give another answer in another order."""
+    """With hooks whose order changes the answer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def where(folder: Path, name: str, level: int) -> Path:
 
 
 def builds(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return what is known of each build, by group and level."""
+    """Return the facts of each build, by group and level."""
     lines = map(json.loads, (folder / "build.jsonl").read_text().splitlines())
     return {tuple(line["task"]): line for line in lines if "task" in line}
 

@@ -36,7 +36,7 @@ class Plain:
         return [Input(target=self.handle, args=(4,))]
 
     def after_ready(self) -> None:
-        """Do what the application does by itself between readiness and the first request."""
+        """Do what the application does on its own between READY and the first request."""
 
 
 class NoCall(Plain):
@@ -172,7 +172,7 @@ class Memoised(Plain):
 
 
 class Remembered(Plain):
-    """As that, by functools."""
+    """The same, with functools."""
 
     def __init__(self) -> None:
         super().__init__()

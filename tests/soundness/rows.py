@@ -187,7 +187,7 @@ def no(change: Any) -> Any:
 
 
 def of(name: str, attribute: str, value: Any) -> Any:
-    """Return a change of an attribute of what a module holds."""
+    """Return a change of an attribute of an object in the module."""
     return lambda app: setattr(getattr(app, name), attribute, value)
 
 

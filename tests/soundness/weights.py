@@ -14,7 +14,7 @@ from soundness.rows import BOTH, Group, Numbered, Row, linear, no, of, own, row,
 
 
 class Weighted(Numbered):
-    """Weights, a buffer, and one that may come later."""
+    """Weights, a buffer, and another weight that may be added later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -458,7 +458,7 @@ def test_a_writer_that_is_always_too_late_gives_up(
     """The number of attempts is bounded, and the bytes are uploaded only once."""
     hub.faults = [Fault(request="/commit/main", status=status)]
 
-    with pytest.raises(StoreError, match="other commits to the branch came first"):
+    with pytest.raises(StoreError, match="another commit reached the branch first"):
         store.create(KEY, LARGE)
 
     assert len([request for request in hub.requests if "/commit/" in request]) == 20
@@ -528,7 +528,7 @@ FAULTS = {
     "404 repository": (
         Fault(request=".", status=404, headers={"X-Error-Code": "RepoNotFound"}),
         StoreDenied,
-        "no such repository, or this account may not see it",
+        "the repository does not exist, or this account cannot see it",
     ),
     "404 revision": (
         Fault(request=".", status=404, headers={"X-Error-Code": "RevisionNotFound"}),
@@ -791,7 +791,7 @@ def test_a_commit_whose_answer_was_lost_is_found_by_the_next_try(hub: Hub, plain
     [
         ("hf_readerreader", "public", "reads", "HTTP 403"),
         ("", "public", "reads", "HTTP 401"),
-        ("", "private", "", "no such repository, or this account may not see it"),
+        ("", "private", "", "the repository does not exist, or this account cannot see it"),
         ("hf_strangerxx", "public", "", "HTTP 401"),
     ],
 )

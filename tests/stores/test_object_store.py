@@ -179,7 +179,7 @@ class TestCephVersioned(S3Contract):
 
 @dataclasses.dataclass
 class Container:
-    """The container of a store in Azure, accessed with obstore alone."""
+    """The container of an Azure store, accessed only with obstore."""
 
     name: str
     prefix: str
@@ -567,7 +567,7 @@ BAD_SETTINGS = {
 def test_a_bad_setting_of_the_machine_is_denied(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str
 ):
-    """It is said when the store is opened, and is no error of the address, which would end a start.
+    """The error is raised when the store is opened, and does not blame the address.
 
     In one line, and without a credential anywhere in the chain of causes.
     """

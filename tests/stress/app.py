@@ -13,7 +13,7 @@ from serve_warm import Input, WarmupMixin
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Victim(WarmupMixin):
-    """POST / with a number of rows → the sum of what the model makes of them."""
+    """POST / with a number of rows → the sum of the model's output for them."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -103,7 +103,7 @@ class Campaign:
         return time.perf_counter() - began
 
     def kill_at(self, point: float) -> tuple[bool, list[str]]:
-        """Kill one transfer; returns whether it was in time, and what is wrong afterwards."""
+        """Kill one transfer. Return whether it was still running, and the problems afterwards."""
         run(self.reset)
         run(self.empty_node)
         killed = run(self.transfer, kill_at=point) == KILLED

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Pod:
-    """One pod's volumes, network and running containers; a `with` ends them all."""
+    """The volumes, network and running containers of one pod. A `with` block ends them."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ def why_not() -> str:
 
 
 def until(what: Any, *, seconds: float) -> Any:
-    """Return what a call returns once that is true; fail when it is not in so long."""
+    """Return the first true result of a call; fail after this time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = what()

@@ -30,7 +30,7 @@ STORE = "file:///srv/serve_warm/artifacts"
 
 @pytest.fixture
 def release(tmp_path: Path) -> dict[str, Any]:
-    """What the chart makes of the README's application, with a claim as the store."""
+    """Return the chart's manifests for the README's application, with a claim as the store."""
     trouble = pods.why_not()
     if trouble:
         pytest.skip(f"no pod can be run here: {trouble}")

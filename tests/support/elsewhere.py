@@ -38,7 +38,7 @@ OTHERS = (
     *("cryptography.hazmat.primitives.asymmetric.ed25519",),
     *("cryptography.hazmat.primitives.serialization",),
 )
-"""Imported first, where they are there."""
+"""Modules that are imported first, if installed."""
 
 WITH_RAY = ("ray.serve", "ray.serve.schema", "torch", "starlette.requests", "fastapi")
 

@@ -29,45 +29,47 @@ BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
 
 Labels = tuple[tuple[str, str], ...]
 Series = dict[tuple[str, Labels], dict[int, float]]
-"""Value by minute, by name and labels."""
+"""Values by minute, for each name and labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """What happened to one replica, in minutes since the beginning of the scenario."""
+    """The events of one replica, in minutes since the beginning of the scenario."""
 
     name: str
     deployment: str = "Ranker"
     application: str = "shop"
     born: int = 0
     took_s: float | None = 30.0
-    """Seconds to READY; None: it never became ready."""
+    """Seconds to READY; None if the replica never became ready."""
     dead: int | None = None
-    """The minute its process ended."""
+    """The minute in which the process ended."""
     hung: int | None = None
-    """The minute from which it writes no heartbeat; Ray hears from it all the same."""
+    """The minute from which the replica writes no heartbeat. Ray still hears from it."""
     gone: int | None = None
-    """The minute its pod went, with the node server that remembered it."""
+    """The minute in which the pod ended, together with its node server."""
     verdict: str = "full_hit"
     refused: str = ""
     configured: bool = True
     deadline_s: float = 1800.0
     artifact_days: float | None = 10.0
-    """Its artifact's age when the scenario began; None without an artifact in use."""
+    """Age of the artifact at the beginning of the scenario; None without an artifact in use."""
     stage: str = "replaying"
-    """What it is in while it is not ready."""
+    """Stage while the replica is not ready."""
     compiles: tuple[int, ...] = ()
-    """Minutes in which a request met the compiler."""
+    """Minutes in which a request caused a compile."""
     on_gpu: tuple[tuple[str, int], ...] = ()
-    """What a request met without a compile, `captures`, `kernels_built` or `tunings`, and when."""
+    """Kinds of work without a compile that a request caused (`captures`, `kernels_built` or
+    `tunings`), with minutes."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
     lookups: tuple[tuple[str, str, float], ...] = ()
     seat: str = ""
-    """`hit`, or the reasons why its start used no seat, with blanks; empty where none are set."""
+    """`hit`, or the reasons why the start used no seat, separated by blanks; empty without
+    configured seats."""
     wrong: tuple[int, ...] = ()
-    """The minutes in which an entry was withdrawn."""
+    """Minutes in which an entry was withdrawn."""
     node: str = ""
-    """Where it ran; a pod that went had one to itself."""
+    """Node of the replica. A pod that ended was alone on its node."""
     namespace: str = "prod"
     cluster: str = "blue"
 
@@ -219,15 +221,15 @@ class Fleet:
 
     replicas: tuple[Replica, ...]
     minutes: int
-    """How long the scenario is."""
+    """Length of the scenario, in minutes."""
     start_s: float = 0.0
-    """When it began, seconds since the epoch."""
+    """Beginning of the scenario, in seconds since the epoch."""
     step: int = 1
     """Minutes between two scrapes."""
     queued: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
-    """Requests that wait, by deployment and from which minute on."""
+    """Waiting requests by deployment, with the minute from which they wait."""
     unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The minute from which a node server cannot read the states of its replicas, by node."""
+    """By node, the minute from which its server cannot read the states of replicas."""
 
     def node_server(self) -> Series:
         """Return the series that node servers exported."""

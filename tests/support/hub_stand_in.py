@@ -28,21 +28,21 @@ from typing import Any
 
 REPOSITORY = "acme/warm"
 SIGNATURE = "X-Amz-Signature=5ea1ed5ecre7"
-"""In the query of every address that blobs are read from and written to."""
+"""Part of the query of every address for reading and writing blobs."""
 
 
 @dataclass(kw_only=True)
 class File:
     data: bytes | None = None
-    """None for what lies in the Xet storage."""
+    """Content; None for a file in the Xet storage."""
     size: int
     sha256: str | None = None
-    """Of an LFS file, which is read from another address."""
+    """Digest of an LFS file, which is read from another address."""
     xet: str | None = None
     date: str = field(
         default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     )
-    """Of its last commit; empty where the Hub does not tell."""
+    """Time of the last commit; empty if the Hub does not return it."""
 
     @property
     def oid(self) -> str:
@@ -59,15 +59,16 @@ class Fault:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     data: bytes = b"{}"
-    """What is answered with `status`."""
+    """Body of the answer with `status`."""
     body: str = ""
-    """`hang` never answers, `reset` and `truncate` end in the middle, `endless` never ends."""
+    """`hang` never answers. `reset` and `truncate` end in the middle. `endless` never ends."""
     flood: Callable[[int], object] | None = None
-    """Has the answer with `status` go on for ever; told the bytes that were taken."""
+    """If set, the answer with `status` never ends. Called with the number of bytes that the client
+    read."""
     pause_s: float = 0.0
-    """Between the pieces of one that goes on."""
+    """Seconds between the pieces of an endless answer."""
     then: Callable[[], object] = bool
-    """Called before the answer."""
+    """Function that is called before the answer."""
     times: int = 1_000_000
 
 
@@ -84,7 +85,7 @@ class Hub:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.tokens_seen: list[str] = []
-        """The credentials of each request, in their order."""
+        """The credentials of each request, in the order of requests."""
         self.ignored = "(?!)"
         self.page = 1000
         self.lfs_from = 100_000

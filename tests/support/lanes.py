@@ -25,7 +25,7 @@ NOT_UNIT = frozenset({"ray", "slow", "long", "stress", "gpu"})
 """Markers of tests that `make unit` leaves out."""
 CLUSTER_FIXTURE = "cluster"
 HEAVY_FIXTURES = frozenset({CLUSTER_FIXTURE, "_fault_proxy", "azurite", "ceph", "moto"})
-"""A Ray cluster, and servers."""
+"""Fixtures that start a Ray cluster or a server."""
 OTHER_FOLDERS = frozenset({"benchmarks", "gpu", "integration", "stress", "tooling"})
 """Folders under `tests` that do not test modules of the package by themselves."""
 COMPILERS = ("g++", "c++", "clang++")

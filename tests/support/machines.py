@@ -34,7 +34,7 @@ class Started:
 
     said: dict[str, Any]
     command_lines: list[list[str]]
-    """Of the C++ compiler, each as it was run."""
+    """Runs of the C++ compiler, each with its command line."""
 
     @property
     def report(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a real process group, which starts with the others and prints reports as JSON.
+"""One rank of a real process group, which starts with the other ranks and prints reports as JSON.
 
 Ranks use gloo on the CPU, or, with RANKS_ON=cuda, NCCL with a GPU for each rank.
 

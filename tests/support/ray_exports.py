@@ -19,11 +19,11 @@ class Exports:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.values: dict[str, list[float]] = {}
-        """What each gauge was set to, in order; of those with labels, all in one row."""
+        """Values that each gauge was set to, in order. Values of all labels are in one list."""
         self.totals: Counter[str] = Counter()
-        """What was added to each counter."""
+        """Amounts that were added to each counter."""
         self.threads: set[int] = set()
-        """By whom."""
+        """Ids of the threads that reported values."""
         self.refusal: Exception | None = None
         self.refused = 0
         for kind in ("Gauge", "Counter"):

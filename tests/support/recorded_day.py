@@ -215,7 +215,7 @@ RECORDED: dict[str, str] = {
 
 
 MATCHERS = r"""\{(?:"[^"]*"|[^}"])*\}"""
-"""What stands in braces after a name; a value may have braces of its own."""
+"""Pattern of the text in braces after a name. A value may contain braces too."""
 
 
 def inlined(expression: str) -> str:

@@ -129,7 +129,7 @@ FULL = Report(
         trace=("statements/x: accepted",),
     ),
     threads=(41, 42),
-    warnings=("compiled calls were made from 2 threads",),
+    warnings=("compiled calls ran on 2 threads",),
     error="none",
     versions={"serve_warm": "0.1.0", "ray": "2.60.0", "torch": "2.13.0", "threads": "1"},
     pid=4711,

@@ -367,7 +367,8 @@ ANSWERS = {
     "501": (501, "NotImplemented"),
     "503": (503, "SlowDown"),
 }
-"""Answers of the proxy's own. Like S3 it repeats the headers that it got, secrets included."""
+"""Answers that the proxy makes itself. Like S3, it repeats the received headers, including
+secrets."""
 
 TRANSPORT_FAULTS = (
     *("down", "slow", "trickle", "hang", "hang_in_body", "reset_in_body", "truncated", "short"),
@@ -387,14 +388,14 @@ class FaultProxy:
     target_port: int
     port: int = 0
     times: int | None = None
-    """How many further requests meet the fault; None for all."""
+    """Number of further requests that get the fault; None for all."""
     only: Callable[[str], bool] = lambda _request: True
-    """Says of an entry as in `seen` whether it meets the fault."""
+    """Returns whether an entry, in the form of `seen`, gets the fault."""
     afterwards: Callable[[str], None] = lambda _request: None
-    """Called with such an entry when the server has answered and the client does not know yet."""
+    """Called with an entry after the server has answered and before the client gets the answer."""
     seen: list[str] = field(default_factory=list)
     most_at_once: int = 0
-    """Answers that were being sent at one time."""
+    """Largest number of answers that were sent at the same time."""
     _fault: str = ""
     _at_once: int = 0
     _listener: socket.socket | None = None

@@ -27,7 +27,7 @@ from serve_warm.config import point_torch_caches_at
 from serve_warm.precompile.session import SESSION
 
 CALLS = 4
-"""Until a graph is launched, and once more."""
+"""Number of calls until a graph is launched, plus one."""
 
 
 class Attention(torch.nn.Module):

@@ -4,10 +4,11 @@
 
     python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
 
-`load` pulls and loads what `store` has, `publish` pushes this process' caches to it afterwards,
-and `traffic` is a batch that the model is called with in the end, declared or not. `batches` and
-`dynamic` say what is declared and how the model is compiled; with a `mode` of `torch.compile` it is
-one with a product that Inductor has templates for. `whose_headers` is the setting `headers`.
+`load` pulls and loads the artifact in `store`. `publish` pushes the caches of this process to
+`store` afterwards. `traffic` is a batch for a last call of the model, declared or not. `batches`
+has the declared batches, and `dynamic` is an argument of torch.compile. With a `mode` of
+`torch.compile`, the model contains a product for which Inductor has templates. `whose_headers` is
+the setting `headers`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ AVX512_FEATURES = (
     "_is_vnni_supported",
     "_is_amx_tile_supported",
 )
-"""What torch asks a CPU for. With `claims_avx2` the answer is what one without them gives."""
+"""CPU features that torch queries. With `claims_avx2`, the answer is that of a CPU without
+AVX-512."""
 
 
 class Attention(torch.nn.Module):

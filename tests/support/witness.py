@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The true states of a node's replicas over time, known independently of their state files.
 
-A replica of a test notes what it has really done in a separate file, with `note`; the kernel
-reports when the replica ended. A `Witness` collects both, and every answer of a probe or server,
-with the times of the question and the answer. Answers are judged afterwards: a "ready" is false if
-no moment between the question and the answer allowed it.
+A replica of a test records its actions in a separate file, with `note`. The kernel reports when the
+replica ended. A `Witness` collects both, and every answer of a probe or server, with the times of
+the question and the answer. Answers are judged afterwards: a "ready" is false if no moment between
+the question and the answer allowed it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serve_warm import node
 
 NEVER = float("inf")
 VISIBLE_S = 1.0
-"""A replica that has begun writes its first state within so long, from a thread of its own."""
+"""Seconds within which a new replica writes its first state, from a separate thread."""
 
 
 def now_s() -> float:
@@ -75,9 +75,9 @@ class Life:
     pid: int
     began_s: float
     proven_s: float = NEVER
-    """When the last of its inputs was answered with compiling forbidden."""
+    """Time at which its last input was answered with compiling forbidden."""
     ended_s: float = NEVER
-    """When its process was seen to have ended: its lock was free by then."""
+    """Time at which its process was seen to have ended, because its lock was free."""
 
     def alive(self, at_s: float) -> bool:
         return self.began_s <= at_s < self.ended_s

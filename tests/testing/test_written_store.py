@@ -27,7 +27,7 @@ print(kind_of(uri), open_store(uri).get("blobs/sha256/00", max_bytes=9))
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the guide shows, installed as pip would leave it."""
+    """Return a folder with the guide's files, installed as pip would."""
     folder = tmp_path_factory.mktemp("package")
     for name, source in re.findall(
         r"```python\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(), re.DOTALL
@@ -91,7 +91,7 @@ def test_its_addresses_are_those_of_a_store(package: Path, tmp_path: Path):
 
 
 def test_without_the_package_the_scheme_is_unknown(tmp_path: Path):
-    """The command names it, and what it could be."""
+    """The command names the scheme, and what it could mean."""
     ended = run("-m", "serve_warm.cli", "verify", "sqlite:///srv/artifacts.db", path=(tmp_path,))
 
     assert ended.returncode == 1
@@ -109,7 +109,7 @@ def test_without_the_package_the_scheme_is_unknown(tmp_path: Path):
     ],
 )
 def test_a_package_that_is_broken_is_named(package: Path, tmp_path: Path, others: str, said: str):
-    """One sentence, and no traceback."""
+    """One sentence without a traceback."""
     declare(tmp_path, "others", f"[serve_warm.stores]\nother = {others}\n")
 
     ended = run("-m", "serve_warm.cli", "verify", "other://x", path=(tmp_path, package))
@@ -142,7 +142,7 @@ def test_an_opener_that_is_wrong_is_named_without_the_address(
 
 
 def test_two_packages_for_one_scheme_are_refused(package: Path, tmp_path: Path):
-    """Which of them a replica would take is never left to the order of a path."""
+    """The order of the path must not decide which package a replica uses."""
     declare(tmp_path, "others", "[serve_warm.stores]\nsqlite = others:Store\n")
 
     ended = run("-m", "serve_warm.cli", "verify", "sqlite:///x", path=(tmp_path, package))

@@ -93,7 +93,7 @@ def written(value: float, unit: str) -> str:
 
 
 class Drawn:
-    """One panel: what it asked, and how its file says that it looks."""
+    """One panel: its queries, and its appearance in the file."""
 
     def __init__(self, panel: Mapping[str, Any], lines: Sequence[Line]) -> None:
         self.panel = panel
@@ -132,7 +132,7 @@ class Drawn:
         return PALETTE[place % len(PALETTE)]
 
     def body(self, width: int, height: int) -> str:
-        """Return what is inside the panel."""
+        """Return the area inside the panel."""
         kinds = {"stat": self._number, "bargauge": self._bars, "table": self._table}
         kinds["state-timeline"] = self._states
         return kinds.get(self.panel["type"], self._chart)(width, height)

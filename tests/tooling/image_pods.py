@@ -113,7 +113,7 @@ class Containers:
         os.chown(file, USER, GROUP)
 
     def end(self) -> None:
-        """Kill and remove what was started, the last one first."""
+        """Kill and remove the started containers, the last one first."""
         for name in reversed(self._started):
             subprocess.run([*self._runc(), "delete", "--force", self._id(name)], check=False)
 

@@ -118,7 +118,7 @@ def why_not() -> str:
 
 
 class Lane:
-    """The steps in their order; `found` is what they measured."""
+    """The steps in order. `found` has their measurements."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked

@@ -58,7 +58,7 @@ class Pin:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A distribution that is installed, and what it asks for."""
+    """An installed distribution, and its requirements."""
 
     version: str
     requires: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def constraints() -> list[Requirement]:
 
 @functools.cache
 def installed() -> Mapping[str, Release]:
-    """Return what is installed here, by name."""
+    """Return the installed distributions by name."""
     found = {}
     # Not by sys.path, which packages lengthen with copies of others that they carry.
     places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
@@ -137,7 +137,7 @@ def is_of_torch(name: str) -> bool:
 def reach(
     roots: Iterable[Requirement], releases: Mapping[str, Release]
 ) -> dict[str, list[Requirement]]:
-    """Return all that requirements lead to in this environment, with what is asked of each."""
+    """Return all distributions that requirements lead to here, with the requested versions."""
     found: dict[str, list[Requirement]] = {}
     environment = {key: str(value) for key, value in default_environment().items()}
     waiting = [(requirement, "") for requirement in roots]
@@ -159,7 +159,7 @@ def reach(
 
 
 def form_problems(text: str, *, torch: bool = False) -> Iterator[str]:
-    """Yield what a lock may not have: an address, a release without hashes, a build of torch."""
+    """Yield forbidden entries of a lock: an address, a release without hashes, a build of torch."""
     for number, line in enumerate(text.splitlines(), 1):
         if line and not any(each.fullmatch(line) for each in (_PIN, _HASH, _COMMENT)):
             yield f"line {number} is neither a release nor a hash: {line}"
@@ -173,7 +173,7 @@ def form_problems(text: str, *, torch: bool = False) -> Iterator[str]:
 def direct_problems(
     pins: Iterable[Pin], asked: Iterable[Requirement], pinned: Iterable[Requirement]
 ) -> Iterator[str]:
-    """Yield what is asked for and not locked, on any platform, or locked at another version."""
+    """Yield requirements that are not locked on some platform, or locked at another version."""
     pins, asked, pinned = list(pins), list(asked), list(pinned)
     problems: dict[str, None] = {}  # each once, in order
     for environment in environments():
@@ -221,7 +221,7 @@ def closure_problems(
 
 
 def problems() -> Iterator[str]:
-    """Yield what is stale or wrong in the locks of this source tree."""
+    """Yield the stale and wrong entries in the locks of this source tree."""
     pinned, releases = constraints(), installed()
     for lock, asked in requirements().items():
         text = (ROOT / "locks" / f"{lock}.txt").read_text()

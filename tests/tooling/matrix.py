@@ -74,7 +74,7 @@ NAMED = ("python", "torch", "triton", "ray", "fastapi", "transformers")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One environment, and what is run in it."""
+    """One environment, and the tests that run in it."""
 
     name: str
     pins: dict[str, str]
@@ -106,7 +106,7 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one row came to."""
+    """The result of one row."""
 
     row: Row
     versions: dict[str, str] = field(default_factory=dict)
@@ -188,13 +188,13 @@ def constraints(row: Row) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without what would bring another one's packages into a row."""
+    """Return the environment without variables that would add packages of another one."""
     names = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def versions(environment: Path) -> dict[str, str]:
-    """Ask an environment what is installed in it."""
+    """Return the versions that are installed in an environment."""
     question = (
         "import importlib.metadata as m, json, platform, sys\n"
         "found = {d.name: d.version for d in m.distributions()}\n"

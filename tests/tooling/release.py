@@ -82,7 +82,7 @@ def version_problems(version: str, changelog: str) -> Iterator[str]:
 
 
 def content_problems(names: Iterable[str], needed: Iterable[str]) -> Iterator[str]:
-    """Yield what an archive lacks, and what it should not have."""
+    """Yield missing and forbidden files of an archive."""
     there = set(names)
     yield from (f"{name} is missing" for name in sorted(set(needed) - there))
     yield from (f"{name} is in it" for name in sorted(there) if NEVER.search(name))
@@ -96,12 +96,12 @@ def names_in(archived: Path) -> list[str]:
 
 
 def sdist_problems(sdist: Path) -> Iterator[str]:
-    """Yield what is wrong with an sdist."""
+    """Yield the problems of an sdist."""
     yield from content_problems(names_in(sdist), NEEDED_IN_SDIST)
 
 
 def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
-    """Yield what is wrong with a wheel that was built from an sdist."""
+    """Yield the problems of a wheel that was built from an sdist."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -124,7 +124,7 @@ def chart_version(version: str) -> str:
 
 
 def chart_problems(packaged: Path, version: str) -> Iterator[str]:
-    """Yield what is wrong with a packaged chart, which goes out under our version."""
+    """Yield the problems of a packaged chart with this version."""
     yield from content_problems(names_in(packaged), NEEDED_IN_CHART)
     with tarfile.open(packaged) as archive:
         file = archive.extractfile("serve-warm/Chart.yaml")
@@ -156,7 +156,7 @@ class Installed:
 
 
 def install(wheel: Path, folder: Path) -> Installed:
-    """Return the wheel, installed alone; what it depends on is read from this environment."""
+    """Return the installed wheel. Its dependencies come from this environment."""
     environment = folder / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
@@ -217,7 +217,7 @@ def import_problems(installed: Installed) -> Iterator[str]:
 
 
 def index_problems(archives: Iterable[Path]) -> Iterator[str]:
-    """Yield what a package index would not take, or would show badly."""
+    """Yield what a package index would refuse or show badly."""
     ran = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", *archives],
         capture_output=True,
@@ -261,7 +261,7 @@ def package(dist: Path, helm: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Attested:
-    """What is published beside a release to say what is in it and where it comes from."""
+    """The files beside a release that describe its content and its origin."""
 
     sbom: Path
     statement: Path

@@ -107,7 +107,7 @@ def _release(wheel: Path) -> Release:
 
 
 def _versions(wheel: Path) -> dict[str, str]:
-    """Return what a wheel leads to here, by name, at the versions of the locks."""
+    """Return the dependencies of a wheel here, by name, at the versions of the locks."""
     asked = [Requirement(each) for each in _release(wheel).requires]
     reached = locks.reach(asked, locks.installed())
     names = {name for name in reached if name == "torch" or not locks.is_of_torch(name)}

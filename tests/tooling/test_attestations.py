@@ -75,7 +75,7 @@ def attested_fixture(tmp_path_factory: pytest.TempPathFactory) -> release.Attest
 
 
 def test_what_is_attested_here_is_right(attested):
-    """The checks of `make release-check` have nothing against what it wrote."""
+    """The checks of `make release-check` accept its own files."""
     wheel = attested.files[0]
 
     assert list(attested.problems()) == []
@@ -86,7 +86,7 @@ def test_what_is_attested_here_is_right(attested):
 
 
 def test_the_provenance_names_files_commit_and_builder(attested):
-    """It is an in-toto statement with SLSA's predicate, and the bill of materials is in it."""
+    """It is an in-toto statement with SLSA's predicate, and contains the bill of materials."""
     fields = json.loads(attested.statement.read_bytes())
 
     built, ran = (fields["predicate"][key] for key in ("buildDefinition", "runDetails"))
@@ -104,7 +104,7 @@ def test_the_provenance_names_files_commit_and_builder(attested):
 
 
 def test_a_changed_file_is_found(files, checkout):
-    """The wheel and the sdist that are published are those that the statement names."""
+    """The published wheel and sdist are the files that the statement names."""
     attested = release.attest(*files, root=checkout, builder=BUILDER, started=STARTED)
     files[1].write_bytes(b"another source")
 
@@ -114,7 +114,7 @@ def test_a_changed_file_is_found(files, checkout):
 
 
 def test_a_change_that_git_does_not_show_is_found(checkout):
-    """Files that are ignored, or that git is told to take for unchanged, come into a wheel."""
+    """Ignored files, and files that git treats as unchanged, can get into a wheel."""
     assert provenance.read_source(checkout).changed == ()
     (checkout / "serve_warm").mkdir(exist_ok=True)
     (checkout / "serve_warm" / "_planted.py").write_text("planted = True")
@@ -129,7 +129,7 @@ def test_a_change_that_git_does_not_show_is_found(checkout):
 
 
 def test_a_changed_checkout_is_found(files, checkout):
-    """What was built from files that no commit has is not released."""
+    """A build from uncommitted files is not released."""
     (checkout / "file").write_text("changed")
     attested = release.attest(*files, root=checkout, builder=BUILDER, started=STARTED)
 
@@ -137,7 +137,7 @@ def test_a_changed_checkout_is_found(files, checkout):
 
 
 def test_a_source_without_a_commit_is_found(files, tmp_path):
-    """Nor is what was built outside of a repository."""
+    """A build outside of a repository is not released either."""
     attested = release.attest(*files, root=tmp_path, builder=BUILDER, started=STARTED)
 
     assert list(attested.problems()) == ["there is no commit: release from a checkout of git"]
@@ -222,14 +222,14 @@ def test_every_package_has_a_way_to_the_wheel(attested):
 
 
 def test_the_same_wheel_has_the_same_bill_of_materials(attested):
-    """So that a release that is built again can be compared."""
+    """So two builds of a release can be compared."""
     again = sbom.write(attested.files[0], attested.source.committed)
 
     assert again == attested.sbom.read_text()
 
 
 def test_a_wrong_bill_of_materials_is_found(attested):
-    """One that lacks a package, has another version of it, or is of another wheel."""
+    """It lacks a package, has another version, or belongs to another wheel."""
     fields = json.loads(attested.sbom.read_text())
     lost, changed, *_ = fields["components"]
     fields["components"].remove(lost)

@@ -46,7 +46,7 @@ SEATED = [("imports", 100.5, 0.5), ("__init__", 106.0, 2.0)]
 
 
 def test_all_seconds_have_an_owner():
-    """What no part of the replica's report has is Ray's, before the replica and after it."""
+    """Time outside the parts of the report belongs to Ray, before and after the replica."""
     plain = bench_seats.seconds_of(started(PLAIN))
     seated = bench_seats.seconds_of(started(SEATED))
 
@@ -79,7 +79,7 @@ def test_a_process_that_was_there_before_costs_nothing():
 
 
 def test_a_controllers_line_is_read_by_the_replica(tmp_path: Path):
-    """With its milliseconds; lines of other replicas are not this one's."""
+    """The line has milliseconds. Lines of other replicas do not count."""
     line = "INFO 2026-11-24 12:54:1{},640 controller 8 -- Replica(id='{}') started successfully on"
     lines = [line.format(digit, name) for digit, name in enumerate(("aaaa", "bbbb"))]
     (tmp_path / "controller_8.log").write_text("\n".join(lines))
@@ -175,7 +175,7 @@ def test_the_file_of_a_seat_that_was_taken_is_empty(tmp_path: Path):
 
 
 class Stopped(seats_gpu.Pieces):
-    """Runs no process: each piece is what it was told, and takes all of the limit but one."""
+    """Runs no process. Each piece has a given result, and uses nearly the whole limit."""
 
     def __init__(self, work: Path, *, most: int) -> None:
         super().__init__(work, limit_s=1e9 if most else 0.0, cpu=True)
@@ -192,7 +192,7 @@ class Stopped(seats_gpu.Pieces):
 
 
 def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path):
-    """A piece that was done is not done again, and a document has complete turns alone."""
+    """A finished piece does not run again, and a document has only complete turns."""
     written: list[dict[str, Any]] = []
     models = ("resnet152", "text_generator")
     runs = [Stopped(tmp_path, most=most) for most in (2, 3, 100)]

@@ -46,7 +46,7 @@ ROW = {
 
 
 def run_of(*, turn: int = 1, system_s: float = 10.0, **others: Any) -> dict[str, Any]:
-    """Return what a start says that took `system_s` above two seconds of imports and weights."""
+    """Return the output of a start: `system_s`, plus two seconds of imports and weights."""
     stages = {"imports": 1.5, "weights": 0.5, "compiler": 1.0, "load": 0.25}
     stages |= {"first_pass": system_s - 1.75, "quiet": 0.25, "proof": 0.25}
     return {
@@ -96,7 +96,7 @@ def a_run(*names: str, overhead_s: float = 1.0, **others: Any) -> dict[str, Any]
 
 
 def test_a_run_of_some_models_keeps_the_others_of_an_earlier_one():
-    """In the order in which all are measured at once; what was measured again is replaced."""
+    """The order is that of a full run, and new measurements replace old ones."""
     earlier = a_run("resnet152", "decoder24", overhead_s=1.0)
 
     both = bench_startup.added(earlier, a_run("minilm", "decoder24", overhead_s=2.0))
@@ -119,7 +119,7 @@ def test_runs_that_were_made_otherwise_are_not_put_together(other):
 
 
 def test_an_hour_is_not_spent_on_what_cannot_be_added(tmp_path, capsys):
-    """It is looked at before anything is measured."""
+    """The check comes before any measurement."""
     file = tmp_path / "startup.json"
     file.write_text(json.dumps(a_run("minilm", repeats=2)))
 
@@ -139,7 +139,7 @@ def bars_in(svg: str) -> list[ET.Element]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One turn on the tiny workload, with a level that no serve_warm has."""
+    """Return one turn on the tiny workload, with a level that does not exist."""
     folder = tmp_path_factory.mktemp("bench")
     arguments = ["--workloads", "tiny", "--systems", "eager,copied_dir,serve_warm,floor"]
     arguments += ["--levels", "1,99", "--repeats", "1", "--json", str(folder / "a.json")]
@@ -177,7 +177,7 @@ def test_rows_have_the_promised_keys(found):
 
 @pytest.mark.stress
 def test_a_level_that_is_not_there_is_no_failure(found):
-    """It has no figures and says why; the run of the benchmark succeeds all the same."""
+    """The level has no figures and a reason, and the run of the benchmark succeeds."""
     row = row_in(found, "serve_warm", 99)
 
     assert row["not_measured"] == "serve_warm has no level 99"
@@ -207,7 +207,7 @@ def test_clocks_agree_with_the_stages(found, system, level):
 
 @pytest.mark.stress
 def test_a_start_from_built_kernels_runs_no_compiler(found):
-    """Neither from the copied directory nor from our artifact; and both weigh something."""
+    """This holds for the copied directory and the artifact. Both have a size."""
     for system, level in [("copied_dir", None), ("serve_warm", 1)]:
         row = row_in(found, system, level)
 
@@ -229,7 +229,7 @@ def test_the_floor_is_that_of_serve_warm(found):
 
 @pytest.mark.stress
 def test_the_picture_of_real_rows_has_a_bar_for_each(found):
-    """One for each row with figures, and words for the others."""
+    """Each row with figures has a bar, and other rows have a text."""
     assert len(bars_in(found["svg"])) == 4
     assert "not measured" in found["svg"]
 
@@ -302,7 +302,7 @@ def test_the_floor_takes_the_passes_of_its_level():
 
 
 def test_there_is_a_floor_for_each_set_of_imports():
-    """With the passes of the highest level that needs them."""
+    """A floor has the passes of the highest level that needs its imports."""
     entrants = bench_startup.entrants_of(["floor", "serve_warm", "eager"], (1, 2, 3))
 
     assert [str(entrant) for entrant in entrants if entrant.system != "serve_warm"] == [
@@ -319,7 +319,7 @@ def proven_by(call: Any, seen: list[str]) -> start_process.Proven:
 
 
 def test_a_first_pass_that_compiles_nothing_is_quiet():
-    """Then the proof follows at once, for every system as for serve_warm."""
+    """The proof then follows at once, for every system."""
     calls: list[str] = []
     stages: list[str] = []
 
@@ -343,7 +343,7 @@ def test_passes_go_on_while_frames_are_compiled(monkeypatch, compiling_calls, pa
 
 
 def test_passes_do_not_go_on_for_ever(monkeypatch):
-    """What compiles in every pass is a failure."""
+    """A model that compiles in every pass is a failure."""
     frames = Counter()
     monkeypatch.setitem(torch._dynamo.utils.counters, "frames", frames)
 
@@ -352,7 +352,7 @@ def test_passes_do_not_go_on_for_ever(monkeypatch):
 
 
 def test_what_is_left_is_estimated_by_what_was_like_it():
-    """The same start in another turn, or on another model; what was dropped is not waited for."""
+    """The estimate uses the same start in another turn or on another model."""
     cold, redis = Entrant(system="cold"), Entrant(system="redis")
     plan = Plan(["a", "b"], [cold, redis], 2)
     assert plan.left_s() == 0.0
@@ -384,7 +384,7 @@ def test_what_fails_the_run(system, failure, max_error, wrong):
 
 
 def test_a_failed_process_is_known_by_its_sentence():
-    """The line it left for that, or else the last one that says anything."""
+    """The sentence is a special line, or else the last line with text."""
     assert bench_startup.last_words("a\nfailure=KeyError in load: 'x'\n\nwarning\n") == (
         "KeyError in load: 'x'"
     )

@@ -18,7 +18,7 @@ spec.loader.exec_module(changes)
 
 
 def test_each_file_is_one_entry() -> None:
-    """With a kind, in one line; the folder explains itself."""
+    """The entry has a kind and one line. The folder has its own explanation."""
     paths = changes.fragments(changes.ROOT / "changes")
 
     assert (changes.ROOT / "changes" / "README.md").is_file()

@@ -99,7 +99,7 @@ def test_the_older_engine_lints_without_a_word(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_newer_engine_lints_without_a_word(name: str) -> None:
-    """Nor has Helm 4's, warnings being errors."""
+    """Helm 4 also prints nothing, with warnings as errors."""
     engine = require_module("helm_python", charts.INSTALL)
 
     report = engine.lint(CHART, example(name), strict=True, kube_version=charts.KUBE_VERSION)
@@ -125,7 +125,7 @@ def test_the_older_engine_lints_each_problem_once_and_fails() -> None:
 def test_the_newer_engine_lints_each_problem_once_and_fails(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """So does Helm 4, which writes the list to its log."""
+    """Helm 4 also fails, and writes the list to its log."""
     engine = require_module("helm_python", charts.INSTALL)
 
     report = engine.lint(CHART, laid_over(example("minimal"), TWO_MISTAKES))
@@ -170,7 +170,7 @@ def test_kubernetes_takes_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_operators_take_it(name: str) -> None:
-    """What is for KubeRay and Prometheus is valid for their CRDs, unknown fields counted."""
+    """The objects for KubeRay and Prometheus fit their CRDs, without unknown fields."""
     found = rendered(name)
 
     problems = [
@@ -216,7 +216,10 @@ def test_serve_and_the_warm_up_take_their_configuration(name: str) -> None:
 
 
 def test_each_warming_deployment_gets_the_settings_and_keeps_its_own() -> None:
-    """A setting of a deployment wins, `false` too; one that does not warm up gets none."""
+    """A deployment's own value wins, even `false`.
+
+    A deployment without warm-up gets no settings.
+    """
     config = serve_config(rendered("everything"))
     text, image = config["applications"]
     embedder, tokenizer = text["deployments"]
@@ -233,7 +236,7 @@ def test_each_warming_deployment_gets_the_settings_and_keeps_its_own() -> None:
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_a_pod_asks_for_the_memory_of_its_seats(engine: str) -> None:
-    """Of each deployment that runs there, and Ray gives that memory to no replica."""
+    """The request has the memory of each deployment's seats, which Ray gives to no replica."""
     values = example("minimal")
     (application,) = values["applications"]
     warm = {"name": "Scorer", "user_config": {"warmup": {"seats": {"imports": ["app"]}}}}
@@ -400,7 +403,7 @@ def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
 def test_a_worker_is_taken_out_after_ten_seconds_however_often_it_is_asked(
     readiness: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    """What is cheap is asked each second, what starts a process is not; both take 10 s."""
+    """The cheap probe runs each second, the other less often. Both fail after 10 s."""
     pod = pods_of(rendered("minimal", readiness=readiness))["workers"]
     probe = container(pod, "ray-worker")["readinessProbe"]
 
@@ -418,7 +421,7 @@ def test_a_node_server_that_hangs_does_not_wait_for_the_grace_of_its_pod() -> No
 
 
 def test_the_probe_asks_the_ports_of_this_cluster() -> None:
-    """Agent and proxy ports of the values are those that node.py asks."""
+    """The ports in the values are the ports that node.py asks."""
     found = rendered("everything")
     cpu, gpu = (g["template"] for g in cluster_of(found)["workerGroupSpecs"])
 
@@ -434,7 +437,7 @@ def test_the_probe_asks_the_ports_of_this_cluster() -> None:
 
 @pytest.mark.parametrize("name", ["minimal", "everything"])
 def test_the_node_server_keeps_places_for_the_kubelet(name: str) -> None:
-    """The address of the node, which Kubernetes knows, reaches the server as one that it takes."""
+    """The server gets the address of the node from Kubernetes."""
     for group in cluster_of(rendered(name))["workerGroupSpecs"]:
         server = container(group["template"], "serve-warm-node")
         (told,) = (o for o in server["command"] if o.startswith("--host-ip"))
@@ -474,7 +477,7 @@ def volumes_in(root: Path) -> None:
 
 
 def test_the_folders_of_a_pod_are_ones_that_serve_warm_loads_from(tmp_path: Path) -> None:
-    """What is mounted over /tmp and as the cache is private, twice over; an emptyDir is not."""
+    """The folders over /tmp and for the cache are private, unlike an emptyDir."""
     pod = pods_of(rendered("minimal"))["workers"]
     volumes_in(tmp_path)
 
@@ -499,7 +502,7 @@ def test_the_folders_of_a_pod_are_ones_that_serve_warm_loads_from(tmp_path: Path
 
 
 def test_a_cache_volume_that_cannot_be_written_costs_downloads_alone(tmp_path: Path) -> None:
-    """The pod starts all the same, and its log says whose the volume has to be."""
+    """The pod starts, and its log says who must own the volume."""
     volumes_in(tmp_path)
     (tmp_path / "volumes/cache/serve_warm-1000").touch()
 
@@ -524,7 +527,7 @@ def test_nothing_runs_with_privileges(name: str) -> None:
 
 
 def test_secrets_stay_away_from_where_no_replica_runs() -> None:
-    """Neither the head nor an init container gets credentials, but that which is as a replica.
+    """The head and init containers get no credentials, except the container like a replica.
 
     The node server is told where its kubelet is.
     """
@@ -565,7 +568,7 @@ def test_model_code_of_the_build_has_neither_the_key_nor_write_access(name: str)
 
 
 def test_the_build_trusts_a_key_of_its_own_beside_the_others(tmp_path: Path) -> None:
-    """What the init container writes is a trust file that believes CI and the pod's own key."""
+    """The init container writes a trust file with CI's key and the pod's own key."""
     found = rendered("s3-irsa")
     config = tmp_path / "etc/serve_warm"
     config.mkdir(parents=True)
@@ -594,7 +597,7 @@ def test_a_new_version_of_the_chart_alone_replaces_no_cluster() -> None:
 
 
 def test_the_pods_are_selected_and_kuberays_services_still_find_theirs() -> None:
-    """Monitors, budget and policy select by labels that pods have; KubeRay's own are left alone."""
+    """Monitors, budget and policy use labels of the pods. KubeRay's labels do not change."""
     found = rendered("everything")
     pods = pods_of(found)
     selectors = [
@@ -654,7 +657,7 @@ def test_the_dashboard_takes_the_values_of_the_rules(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_chart_changes_nothing_else_of_the_dashboard(engine: str) -> None:
-    """What Grafana gets with the values by default is the file."""
+    """With default values, Grafana gets the unchanged file."""
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["alerts"]
     values = laid_over(example("monitoring"), {"alerts": defaults})
 
@@ -685,7 +688,7 @@ def test_budgets_follow_from_the_deadline(deadline_s: float) -> None:
 
 
 def test_no_start_up_probe_unless_asked_for() -> None:
-    """While one runs kubelet asks nothing else; alone it waits for the node server, 300 s."""
+    """While it runs, kubelet runs no other probe. By default it waits 300 s for the node server."""
     pod = pods_of(rendered("minimal"))["workers"]
     asked_for = pods_of(rendered("minimal", startupProbe={"enabled": True}))["workers"]
     probe = container(asked_for, "ray-worker")["startupProbe"]
@@ -696,7 +699,7 @@ def test_no_start_up_probe_unless_asked_for() -> None:
 
 
 def test_a_cache_can_be_a_volume_of_the_pod_alone() -> None:
-    """Where Pod Security takes no hostPath: a claim that comes and goes with the pod."""
+    """If Pod Security refuses hostPath, the claim exists as long as the pod."""
     pod = pods_of(rendered("minimal", cache={"ephemeral": {"size": "50Gi"}}))["workers"]
     (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "serve-warm-cache")
 
@@ -743,7 +746,7 @@ def test_the_trust_file_is_one_that_is_read(tmp_path: Path) -> None:
 
 
 def test_replicas_read_trust_and_artifacts_and_write_neither() -> None:
-    """Both are mounted read-only; the claim that a build publishes to is writable in the Job."""
+    """Both mounts are read-only. The claim for a build is writable in the Job."""
     claim = {"persistentVolumeClaim": {"claimName": "artifacts"}}
     values = laid_over(example("s3-irsa"), {"artifact": {"volume": claim}})
     del values["artifact"]["store"]
@@ -867,7 +870,7 @@ SAMPLE = {
 
 
 def test_kuberays_own_sample_comes_out_as_it_is() -> None:
-    """In all that carries load: applications, groups, resources, name, and no probe of ours.
+    """Applications, groups, resources and names are equal, and no probe is added.
 
     Two differ on purpose. The sample is for Ray 2.52, which serve_warm does not run on. And
     num-cpus is written down, as the number that KubeRay takes from the limits.

@@ -63,7 +63,7 @@ def test_a_group_has_what_it_says_and_others_have_not(found: charts.Manifests) -
 
 
 def test_the_head_is_spread_and_has_a_runtime(found: charts.Manifests) -> None:
-    """What places pods is there for the head too."""
+    """Settings that place pods work for the head too."""
     head = cluster_of(found)["headGroupSpec"]["template"]["spec"]
 
     assert head["runtimeClassName"] == "gvisor"
@@ -104,7 +104,7 @@ def test_an_image_of_a_group_is_all_of_its_pod_and_build(found: charts.Manifests
 def test_a_tag_of_a_group_is_not_put_before_the_digest_of_all(
     own: dict[str, str], expected: str
 ) -> None:
-    """With the digest of all behind it a tag of one's own would change nothing."""
+    """With the global digest, the group's own tag would have no effect."""
     image = {"repository": "r.example.com/a", "tag": "1", "digest": f"sha256:{'0' * 64}"}
     workers = [{**example("s3-irsa")["workers"][0], "image": own}]
     values = laid_over(example("minimal"), {"image": image, "workers": workers})
@@ -113,7 +113,7 @@ def test_a_tag_of_a_group_is_not_put_before_the_digest_of_all(
 
 
 def test_containers_of_ones_own_have_the_rights_of_ray(found: charts.Manifests) -> None:
-    """Image and rights are filled in where nothing is said, and `false` is something."""
+    """Image and rights are filled in if missing. `false` counts as a value."""
     pod = group_of(found, "h100")["template"]["spec"]
     worker = {**example(GROUPS)["workers"][0]}
     worker["sidecars"] = [{"name": "a", "securityContext": {"readOnlyRootFilesystem": False}}]
@@ -149,7 +149,7 @@ def test_each_job_runs_where_its_group_runs_and_as_it(found: charts.Manifests, n
 
 
 def test_only_the_groups_that_are_named_have_a_job(found: charts.Manifests) -> None:
-    """A group that runs no replica of what is built gets none; all Jobs share one application."""
+    """A group that runs no replica of the deployment gets no Job. All Jobs share an application."""
     jobs = of_kind(found, "Job")
     mounted = {
         volume["configMap"]["name"]
@@ -167,7 +167,7 @@ def test_only_the_groups_that_are_named_have_a_job(found: charts.Manifests) -> N
 def test_a_variable_of_the_build_wins_and_what_signs_has_none_of_the_group(
     found: charts.Manifests,
 ) -> None:
-    """The build runs as a replica of the group would; what holds the key is told as little."""
+    """The build runs like a replica of the group. The container with the key gets no variables."""
     job = job_of(found, "l4")
     variables = [e for e in named(job, "build")["env"] if e["name"] == "CAPTIONS_BATCH"]
     signs = named(job_of(found, "h100"), "sign")
@@ -248,7 +248,7 @@ def drains(found: charts.Manifests, name: str = "workers") -> list[str]:
 
 
 def test_ray_drains_a_worker_for_as_long_as_its_replicas_may_take(found: charts.Manifests) -> None:
-    """Ray's own 30 s would cut a longer shutdown off; a variable of the user's is left alone."""
+    """Ray's default of 30 s would cut a longer shutdown. A variable of the user stays."""
     own = laid_over(example(GROUPS), {"env": [{"name": DRAIN, "value": "50"}]})
 
     assert drains(found, "h100") == ["45"]

@@ -183,7 +183,7 @@ def test_all_mistakes_are_said_at_once() -> None:
 
 
 def test_a_credential_in_an_address_is_not_repeated() -> None:
-    """What is refused may end up in the log of a pipeline."""
+    """The refusal may end up in the log of a pipeline."""
     values = laid_over(MINIMAL, {"artifact": {"store": "s3://key:hunter2@b/p"}})
 
     for render in ENGINES.values():

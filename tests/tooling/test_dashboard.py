@@ -31,7 +31,7 @@ UNITS = {"short", "s", "ms", "bytes", "percentunit"}
 
 
 def problems(board: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with a dashboard, each in a sentence."""
+    """Yield a sentence for each problem of a dashboard."""
     for key in ("id", "title"):
         seen = [panel.get(key) for panel in panels(board)]
         yield from (f"the {key} {s!r} is there twice" for s in set(seen) if seen.count(s) > 1)
@@ -50,7 +50,7 @@ def problems(board: dict[str, Any]) -> Iterator[str]:
 
 
 def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
-    """Yield what is wrong with a panel."""
+    """Yield the problems of a panel."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     yield from (f"{title} has no {key}" for key in ("title", "description") if not panel[key])
     if panel["fieldConfig"]["defaults"].get("unit") not in UNITS:
@@ -159,7 +159,7 @@ def _second(board: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_the_lint_finds_what_is_broken(broken, said: str) -> None:
-    """Each of its rules, on a dashboard that breaks it."""
+    """Each rule finds its problem in a broken dashboard."""
     board = json.loads(FILE.read_text())
     broken(board)
 
@@ -244,7 +244,7 @@ def test_links_and_variables_are_those_of_rays_dashboards() -> None:
 
 
 def test_both_sinks_can_be_chosen() -> None:
-    """Neither is empty: Grafana has no empty value in a list of its own."""
+    """Neither value is empty, because Grafana's custom variables cannot be empty."""
     (sink,) = (v for v in BOARD["templating"]["list"] if v["name"] == "sink")
 
     assert [option["value"] for option in sink["options"]] == list(SINKS)

@@ -40,7 +40,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_package_is_measured(package: Path):
-    """Modules by folder, what is too long, imports between packages, and names of functions."""
+    """The measures are modules by folder, long parts, imports between packages, and names."""
     measured = house.measure(package)
 
     assert measured["modules"] == {".": 2, "trust": 3}
@@ -67,7 +67,7 @@ def test_what_is_over_a_limit_is_named_with_a_reason():
 
 
 def test_no_more_modules_stand_in_the_root():
-    """What is new has a package to go to, or a module whose subject it shares."""
+    """A new module belongs to a package, or to an existing module with its subject."""
     package = house.ROOT / house.PACKAGE
     assert all((package / f"{name}.py").exists() for name in house.ROOT_EXCEPTIONS)
 
@@ -99,7 +99,7 @@ def test_seconds_and_tests_come_from_reports_of_runs(tmp_path: Path):
     ("lane", "failures", "errors"), [("test", 1, 0), ("test", 0, 1), ("stress", 0, 0)]
 )
 def test_a_run_that_failed_is_no_measure(tmp_path: Path, lane: str, failures: int, errors: int):
-    """Nor is a run of anything else."""
+    """A run of something else is no measure either."""
     path = report(tmp_path, lane, tests=1, failures=failures, errors=errors, time=1)
 
     with pytest.raises(ValueError, match="report"):

@@ -33,7 +33,7 @@ MADE_BY_THE_USER = {"artifacts"}
 
 @dataclass(kw_only=True)
 class BuildStage:
-    """One stage of a Dockerfile, with the instructions that are its own."""
+    """One stage of a Dockerfile, with its own instructions."""
 
     name: str
     base: str
@@ -75,7 +75,7 @@ def inherited(word: str, of: str, among: dict[str, BuildStage]) -> list[str]:
 
 
 def sources(stage: BuildStage) -> list[str]:
-    """Return what a stage copies from the context."""
+    """Return the files that a stage copies from the context."""
     copied = [rest for rest in stage.all("COPY") if not rest.startswith("--from")]
     return [source for rest in copied for source in rest.split()[:-1]]
 
@@ -167,7 +167,7 @@ def test_only_level_3_is_without_a_compiler():
 
 
 def test_both_targets_have_the_same_application():
-    """What level 3 leaves out is the compiler, and nothing of the code or its paths."""
+    """Level 3 lacks only the compiler, and no code or path."""
     among = stages(CODE)
     own = {
         name: [each for each in among[name].own if each[0] != "LABEL"] for name in ("app", "level3")
@@ -192,7 +192,7 @@ def test_the_environment_is_where_it_was_made():
 
 
 def test_variables_are_settings():
-    """What an image sets for serve_warm is read by it."""
+    """serve_warm reads each variable that an image sets for it."""
     among = stages(CODE)
     names = {
         name for rest in inherited("ENV", "app", among) for name in re.findall(r"(\w+)=", rest)
@@ -203,7 +203,7 @@ def test_variables_are_settings():
 
 
 def test_the_baked_image_adds_the_artifact_alone():
-    """It runs nothing and changes no user, path or variable of the image the artifact fits."""
+    """It runs nothing, and changes no user, path or variable of the base image."""
     among = stages(ARTIFACT)
     words = {word for word, _ in among["baked"].own}
 
@@ -216,7 +216,7 @@ def test_the_baked_image_adds_the_artifact_alone():
 
 
 def test_commands_are_lists_of_what_is_installed():
-    """Without a shell around it a command gets its signals, and it is one that is there."""
+    """Without a shell, a command gets its signals. Each command exists."""
     commands = [json.loads(c) for stage in stages(CODE).values() for c in stage.all("CMD")]
 
     assert commands == [["serve-warm", "--help"]]
@@ -307,7 +307,7 @@ $ serve-warm diff s3://bucket/scorer
 
 
 def test_the_lane_names_what_is_missing(tmp_path):
-    """Without buildah, runc and debootstrap it ends with one sentence, and changes nothing."""
+    """Without buildah, runc and debootstrap, it ends with one sentence and changes nothing."""
     ran = subprocess.run(
         [sys.executable, ROOT / "tests" / "tooling" / "images.py"],
         env={"PATH": str(tmp_path)},

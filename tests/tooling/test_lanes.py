@@ -78,7 +78,7 @@ def test_unit_tests_are_tests_of_make_test(
 
 
 def test_no_unit_test_has_a_cluster_or_a_server(suite: list[lanes.Collected]):
-    """Nor is it in a folder of tests that run Ray, a GPU or the programs of the repository."""
+    """A unit test is also outside the folders that run Ray, a GPU or programs of the repository."""
     heavy = lanes.HEAVY_FIXTURES
     modules = (conftest, s3_servers)
 
@@ -91,7 +91,7 @@ def test_no_unit_test_has_a_cluster_or_a_server(suite: list[lanes.Collected]):
 
 
 def test_ci_runs_the_lanes():
-    """What `make stress` leaves to a release is the only part that `.ci/run` does not run."""
+    """`.ci/run` leaves out only `make stress`."""
     script = (ROOT / ".ci" / "run").read_text()
 
     ran = re.findall(r"^make (.*)$", script, re.MULTILINE)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def prose(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_word_that_is_read_twice(page: Path) -> None:
-    """Nor does any page speak of "we"."""
+    """Pages do not use "we" either."""
     found = [line for line in prose(page.read_text()) if STUMBLES.search(line)]
 
     assert found == []
@@ -69,8 +70,33 @@ def test_a_page_has_no_word_that_is_read_twice(page: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_source_has_no_word_that_is_read_twice(source: Path) -> None:
-    """Nor do docstrings, comments, messages, and what the chart says."""
+    """This covers docstrings, comments, messages and texts of the chart."""
     assert [line for line in source.read_text().splitlines() if WORST.search(line)] == []
+
+
+def sections(source: str) -> list[str]:
+    """Return the entries of `Args:` and `Raises:` in all docstrings, each without line breaks."""
+    return [
+        " ".join(entry.split())
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        for section in re.findall(
+            r"^(?:Args|Raises):\n((?: .*\n?)+)", ast.get_docstring(node) or "", re.MULTILINE
+        )
+        for entry in re.split(r"^ {4}(?! )", section, flags=re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [path for path in SOURCES if path.suffix == ".py"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_each_argument_and_exception_begins_a_line(source: Path) -> None:
+    """A reader who looks for an exception finds it at the beginning of a line."""
+    entries = sections(source.read_text())
+
+    assert [entry for entry in entries if re.search(r"\. [A-Za-z_]+: ", entry)] == []
 
 
 def test_few_things_are_of_their_own() -> None:

@@ -115,7 +115,7 @@ def known(unit: str) -> bool:
 
 
 def may_import(unit: str, other: str) -> bool:
-    """Return whether a module or package at the top may import another one."""
+    """Return whether a top-level module or package may import another one."""
     if unit in PACKAGES:
         return other == unit or other in PACKAGES[unit] or other not in PACKAGES
     row = next((number for number, row in enumerate(ROOT) if unit in row), len(ROOT))
@@ -346,7 +346,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
 def test_a_violation_is_found(
     check: Callable[..., Iterator[str]], module: str, source: str, message: str
 ) -> None:
-    """Each rule finds a source that breaks it, and says what is wrong."""
+    """Each rule finds a source that breaks it, and names the problem."""
     is_package = module in {"", "stores", "cli"}
 
     violations = list(check(source, module, is_package=is_package))
@@ -385,7 +385,7 @@ def test_a_violation_is_found(
 def test_what_is_allowed_is_no_violation(
     check: Callable[..., Iterator[str]], module: str, source: str
 ) -> None:
-    """The rules do not stand in the way of what the design needs."""
+    """The rules allow what the design needs."""
     assert list(check(source, module, is_package=module in {"stores", "cli"})) == []
 
 
@@ -459,7 +459,7 @@ def test_light_modules_import_neither_torch_nor_ray() -> None:
 
 
 def test_every_public_name_can_be_imported() -> None:
-    """What the package lists is there, and is the object that its module defines."""
+    """Each listed name exists, and is the object that its module defines."""
     for name in serve_warm.__all__:
         value = getattr(serve_warm, name)
         home = sys.modules[serve_warm._HOMES[name]]
@@ -592,13 +592,13 @@ def units_in(source: str) -> set[str]:
 
 
 def misplaced(source: str) -> str | None:
-    """Return the package that a test in `tests` itself belongs to, if it imports that alone."""
+    """Return the package of a test in `tests`, if the test imports only this package."""
     units = units_in(source)
     return units.pop() if len(units) == 1 and units <= PACKAGES.keys() else None
 
 
 def test_each_package_has_a_folder_of_tests() -> None:
-    """The folders are the packages, and those that the table above has."""
+    """The folders are the packages, and the folders in the table above."""
     folders = {path.parent for path in TESTS.glob("*/*") if path.name != "__pycache__"}
 
     assert {path.name for path in folders} - {"__pycache__"} == PACKAGES.keys() | OTHER_FOLDERS
@@ -626,7 +626,7 @@ def test_tests_of_one_package_stand_in_its_folder() -> None:
     ],
 )
 def test_a_test_in_the_wrong_place_is_found(source: str, package: str | None) -> None:
-    """By what it imports from the package, wherever in its source."""
+    """The test's imports decide, wherever they are in its source."""
     assert misplaced(source) == package
 
 
@@ -647,7 +647,7 @@ PATCHES: dict[tuple[str, str], str] = {}
 
 
 def test_tests_patch_no_module_of_the_package() -> None:
-    """What a test needs to replace is an argument; the table above has the exceptions."""
+    """A test passes a replacement as an argument. The table above has the exceptions."""
     # The texts of this file are examples of patches.
     found = {
         (str(path.relative_to(TESTS)), name): line
@@ -684,7 +684,7 @@ def test_a_patch_is_found(source: str, names: list[str]) -> None:
 
 
 def test_a_patch_in_a_program_is_found() -> None:
-    """Of a process that a test starts from a text."""
+    """This includes programs that a test starts from a text."""
     program = "from serve_warm import node\\nnode.HEARTBEAT_S = 0.1\\n"
 
     found = [name for each in programs_in(f"P = '{program}'") for name, _ in patched(each)]

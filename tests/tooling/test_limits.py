@@ -56,7 +56,7 @@ OVERHEADS = {
 
 
 def a_document(workload: str = "minilm", **failures: str) -> dict[str, Any]:
-    """Return a comparison in which level 2 misses what is asked of it by its import alone."""
+    """Return a comparison in which level 2 misses its limit only because of its import."""
     rows = [
         row_of(
             workload,
@@ -89,14 +89,14 @@ def test_each_level_is_held_to_its_own_limits():
 
 
 def test_the_import_that_was_left_is_told_apart():
-    """On both sides: what is compared with is without its import too."""
+    """The import is subtracted on both sides."""
     check = by_claim(a_document())["level 2, overhead relative to cold"]
 
     assert check.past_import == pytest.approx(0.7 / 39.5)
 
 
 def test_who_is_faster_is_asked_of_both_upper_levels():
-    """In overhead and in readiness; of AOTInductor in readiness alone, whose overhead differs."""
+    """Overhead and readiness are compared. For AOTInductor, only readiness is comparable."""
     found = by_claim(a_document())
 
     assert found["level 2, less overhead than torch_bytes"].limit == 1.0
@@ -109,7 +109,7 @@ def test_who_is_faster_is_asked_of_both_upper_levels():
 
 
 def test_nothing_is_asked_against_a_system_that_failed():
-    """It has no figures to be faster than."""
+    """A failed system has no figures to compare with."""
     found = by_claim(a_document(aotinductor="RuntimeError in load: no"))
 
     assert not any("aotinductor" in claim for claim in found)
@@ -132,7 +132,7 @@ def test_the_text_names_what_misses_and_what_fails():
 
 
 def test_whoever_is_best_is_named_with_the_reason():
-    """Where it is not serve_warm; who compiles nothing is compared apart."""
+    """If serve_warm is not best, the reason is given. Eager execution is compared separately."""
     found = a_document()
     [first] = [row for row in found["rows"] if row["system"] == "aotinductor"]
     first["artifact_bytes"] = first["peak_rss_bytes"] = 1
@@ -149,7 +149,7 @@ def test_whoever_is_best_is_named_with_the_reason():
 
 
 def test_the_line_of_the_readme_has_all_levels():
-    """Overhead of each level, and of what it is compared with."""
+    """It has the overhead of each level, and of the alternatives."""
     line = figures.side_by_side(a_document())
 
     assert "MiniLM 5.00 / 1.20 / 0.60 s (40 s cold, 20 s torch's bytes)" in line

@@ -70,7 +70,7 @@ class Scraped:
         self._files.pop(name).close()
 
     def ask(self, expression: str) -> dict[str, float]:
-        """Return value by labels, without those that all series have."""
+        """Return values by labels, without the labels that all series have."""
         found = {}
         for labels, value in self.prometheus.ask(expression):
             above = {"instance", "job", *DEPLOYMENT}
@@ -100,7 +100,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
 @pytest.mark.long
 def test_prometheus_reads_openmetrics(scraped: Scraped) -> None:
-    """It asks for that. The older format has no units, and describes a counter by `_total`."""
+    """Prometheus requests this format. The older format has no units."""
     described = scraped.prometheus.described()
 
     assert described["serve_warm_stage_age_seconds"] == ("gauge", "seconds")
@@ -184,7 +184,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     few: dict[str, Any] = {
         "Kinds of calls by level": [{"2/warm": 1.0}],
         "Memory of CUDA graphs": [{"cuda:0/warm": 7.0}],
-        "Seats: workers that have imported before": [{"": 1.0}, {"": 1.0}],
+        "Seats: workers with finished imports": [{"": 1.0}, {"": 1.0}],
         "Starts that could not use a seat, by reason": [{"failed": 1.0}],
     }
     assert {title: shown[title] for title in few} == few

@@ -95,7 +95,7 @@ def installations(text: str) -> list[str]:
 
 
 def test_no_lock_is_stale():
-    """They fit pyproject.toml, constraints.txt and what `make setup` installed; else: make lock."""
+    """They fit pyproject.toml, constraints.txt and `make setup`. If not, run `make lock`."""
     assert list(locks.problems()) == []
     assert {file.stem for file in LOCKS} == set(locks.requirements())
 
@@ -112,14 +112,14 @@ def test_no_lock_is_stale():
     ],
 )
 def test_a_lock_that_lacks_what_is_asked_for_is_found(asked, pinned, said):
-    """A dependency or a pin that changed is said, for each Python that it is about."""
+    """A changed dependency or pin is reported for each Python version."""
     problems = locks.direct_problems(NAMED, map(Requirement, asked), map(Requirement, pinned))
 
     assert list(problems) == said
 
 
 def test_two_versions_for_one_python_are_found():
-    """Of such a lock pip installs nothing."""
+    """From such a lock, pip installs nothing."""
     twice = [*NAMED, Pin(name="aiohttp", version="3.0", hashes=("0",))]
 
     assert list(locks.direct_problems(twice, [], [])) == ["aiohttp has 3.14.5 and 3.0 at once"]
@@ -146,7 +146,7 @@ def test_two_versions_for_one_python_are_found():
     ],
 )
 def test_a_lock_that_is_not_what_requirements_lead_to_is_found(asked, releases, said):
-    """What a dependency of a dependency asks for is there, and nothing that nobody asks for."""
+    """The lock must contain indirect dependencies, and nothing else."""
     assert list(locks.closure_problems(NAMED, [Requirement(asked)], releases)) == said
 
 
@@ -171,7 +171,7 @@ def test_what_a_lock_may_not_have_is_found(line, said):
 
 
 def test_locks_have_one_version_of_a_release():
-    """What one installs, no other replaces."""
+    """No lock replaces a release that another lock installs."""
     found: dict[tuple[str, str], set[str]] = {}
     for environment in locks.environments():
         for pin in (pin for file in LOCKS for pin in locks.read(file.read_text())):
@@ -183,7 +183,7 @@ def test_locks_have_one_version_of_a_release():
 
 
 def test_no_platform_is_shut_out():
-    """A release with compiled code has the hashes of more files than the one that fits here."""
+    """A release with compiled code has hashes for other platforms too."""
     pins = {pin.name: pin for pin in locks.read((ROOT / "locks" / "ci.txt").read_text())}
     compiled = [
         canonicalize_name(each.name)
@@ -197,7 +197,7 @@ def test_no_platform_is_shut_out():
 
 
 def test_a_changed_hash_is_refused(tmp_path):
-    """With the options of `make setup`, a file that is not the one of the lock is not installed."""
+    """With the options of `make setup`, pip refuses a file that differs from the lock."""
     [options] = re.findall(r"^LOCKED := (.*)$", MAKEFILE, re.MULTILINE)
     file = wheel(tmp_path / "files", "lockedthing", "1.0")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -221,7 +221,7 @@ def test_a_changed_hash_is_refused(tmp_path):
 
 
 def test_torch_comes_from_one_index(tmp_path):
-    """One that a variable or a file of pip adds is not asked, though pip would prefer it."""
+    """An index from a variable or a pip file is ignored, although pip would prefer it."""
     [command] = [line for line in installations(DOCKERFILE) if line.endswith(" torch")]
     [pinned] = [each for each in locks.constraints() if each.name == "torch"]
     version = str(pinned.specifier).removeprefix("==")

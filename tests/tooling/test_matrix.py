@@ -23,7 +23,7 @@ def failed(message: str, kind: str = "failure") -> str:
 
 
 def ended(tmp_path: Path, *cases: str, code: int = 0) -> matrix.Outcome:
-    """Return what a row came to whose pytest wrote these cases and ended with `code`."""
+    """Return the result of a row whose pytest wrote these cases and ended with `code`."""
     results = tmp_path / "row.xml"
     results.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
     return matrix.outcome(matrix.ROWS[0], {"torch": "2.11.0"}, results, code=code)
@@ -38,7 +38,7 @@ def test_a_row_that_passed_has_no_failure(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["failure", "error"])
 def test_a_failure_is_named_with_its_first_line(tmp_path: Path, kind: str):
-    """What went wrong while a test was set up, or a file was read, as well."""
+    """Errors while setting up a test or reading a file count too."""
     row = ended(tmp_path, PASSED, failed("NoEntry: it changes SWITCH\nand more", kind), code=1)
 
     assert row.failures == {"tests.test_a.test_three": "NoEntry: it changes SWITCH"}
@@ -55,7 +55,7 @@ def test_a_failure_is_named_with_its_first_line(tmp_path: Path, kind: str):
     ],
 )
 def test_a_row_that_is_not_whole_has_failed(tmp_path: Path, cases, code, said):
-    """Passed tests do not make up for those that were not run."""
+    """Passed tests do not make up for tests that did not run."""
     assert ended(tmp_path, *cases, code=code).failures == {"pytest": said}
 
 
@@ -68,7 +68,7 @@ def test_a_row_that_crashed_has_failed(tmp_path: Path):
 
 @pytest.mark.parametrize("row", matrix.ROWS, ids=lambda row: row.name)
 def test_the_tests_of_a_row_are_there(row: matrix.Row):
-    """With one file missing pytest runs none of the others."""
+    """With one missing file, pytest runs no test."""
     assert [path for path in row.tests if not (matrix.ROOT / path).is_file()] == []
 
 

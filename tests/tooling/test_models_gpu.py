@@ -63,7 +63,7 @@ def test_each_piece_runs_once_and_figures_of_every_model_come_first(tmp_path: Pa
 
 
 def test_another_machine_goes_on_from_the_document(tmp_path: Path):
-    """Its work folder is empty: what was found stands in the JSON alone, and may be forgotten."""
+    """Its work folder is empty, so the earlier results are only in the JSON."""
     first = Told(tmp_path / "first")
     first.do("decode/2")
     first.do("vit_large/make")
@@ -97,7 +97,7 @@ def test_what_of_decoding_is_not_as_it_has_to_be(decoded: dict[str, Any], said: 
 
 
 def test_a_start_that_is_no_full_hit_is_named_with_its_entries():
-    """It keeps its figures: why it was partial is what a reader asks."""
+    """The start keeps its figures, and the entries explain why it was partial."""
     run = {"turn": 1, "not_as_built": ["verdict partial: 1 withdrawn"]}
     row = {"workload": "vit_tiny", "system": "serve_warm", "level": 2, "failure": "", "runs": [run]}
 

@@ -39,7 +39,7 @@ def test_generated_sections_are_up_to_date(name):
 
 @pytest.mark.parametrize("name", BENCHED)
 def test_committed_results_are_of_the_published_schema(name):
-    """What `serve-warm bench` wrote is what its JSON Schema describes."""
+    """The output of `serve-warm bench` fits its JSON Schema."""
     result = figures.load(name)
 
     jsonschema.validate(result, bench.schema())
@@ -65,7 +65,7 @@ def test_the_models_that_reach_level_2_are_counted_as_found():
 
 
 def test_the_guide_has_a_row_for_each_field_of_an_input():
-    """In the order of the class, and nothing that is none; the defaults are looked up here."""
+    """The rows follow the order of the class, and no row is superfluous."""
     table = GUIDE.partition("### Fields of an input")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| (`.*?`) \| ", table, re.MULTILINE)
 
@@ -74,7 +74,7 @@ def test_the_guide_has_a_row_for_each_field_of_an_input():
 
 
 def test_the_guide_has_a_row_for_each_shape_of_rays():
-    """Whoever adds serve_warm to one of them finds how its inputs are declared."""
+    """A user of each shape finds how to declare its inputs."""
     table = GUIDE.partition("### By kind of deployment")[2].partition("\n## ")[0]
 
     shapes = [
@@ -88,7 +88,7 @@ def test_the_guide_has_a_row_for_each_shape_of_rays():
 
 
 def test_the_inputs_that_the_guide_writes_are_inputs():
-    """Each of both tables is Python that makes one; what stands for more is `…`."""
+    """Each example in both tables is valid Python. `…` stands for omitted parts."""
     tables = GUIDE.partition("### Fields of an input")[2].partition("\n## ")[0]
     written = re.findall(r"`(Input\(.*?\))`", tables)
     names = {"Input": Input, "x": 1, "Request": dict}
@@ -100,7 +100,7 @@ def test_the_inputs_that_the_guide_writes_are_inputs():
 
 
 def test_the_committed_transfer_is_within_its_limits():
-    """What `make bench` measured of a pull is what it was asked to show."""
+    """The pull that `make bench` measured meets its limits."""
     result = figures.load("transfer")
 
     assert result["times_a_single_stream"] >= result["limits"]["times_a_single_stream"] == 4
@@ -111,7 +111,7 @@ def test_the_committed_transfer_is_within_its_limits():
 
 
 def test_the_committed_comparison_shows_what_is_asked_of_it():
-    """Each claim holds or is known to miss, with its reason; nothing is said to miss that holds."""
+    """Each claim holds, or is listed as missed with its reason. No claim that holds is listed."""
     checks = limits.checks(figures.load("startup"))
     missed = {check.key for check in checks if not check.held}
 
@@ -120,7 +120,7 @@ def test_the_committed_comparison_shows_what_is_asked_of_it():
 
 
 def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_one():
-    """Those that an alternative which failed left out are counted where the others are."""
+    """Comparisons that a failed alternative left out are counted too."""
     found = figures.load("startup")
     faster = [check for check in limits.checks(found) if check.limit == 1.0]
     of_each_level = 2 * len(limits.ALTERNATIVES) - 1  # no overhead of AOTInductor
@@ -133,7 +133,7 @@ def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_o
 
 
 def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
-    """What stands outside of the generated sections is of the same runs."""
+    """Sentences outside the generated sections use the same runs."""
     loads = [
         row["stages"]["load"]
         for row in figures.load("startup")["rows"]
@@ -147,7 +147,7 @@ def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
 
 
 def test_the_line_beside_the_picture_names_its_machine():
-    """The table above it may be of another one."""
+    """The table above it may come from another machine."""
     found = figures.load("startup")
     line = figures.section(figures.BENCHMARKS, "comparison line")[1]
 
@@ -180,7 +180,7 @@ def test_the_picture_is_of_the_committed_comparison():
 
 
 def test_a_reader_gets_through_the_readme():
-    """What does not fit into 150 lines belongs into docs/."""
+    """Text that does not fit into 150 lines belongs in docs/."""
     assert len(README.splitlines()) <= 150
 
 
@@ -198,7 +198,7 @@ def test_the_lines_that_a_user_adds_are_counted_as_they_are():
 
 
 def test_what_the_app_was_before_is_python_and_yaml():
-    """Without the lines that come, and with those that go, it is a reader's own code."""
+    """Without the added lines, and with the removed lines, the file is the reader's own code."""
     before = {name: readme_files.before(diff) for name, diff in readme_files.diffs(README).items()}
 
     ast.parse(before["app.py"])
@@ -208,7 +208,7 @@ def test_what_the_app_was_before_is_python_and_yaml():
 
 @pytest.mark.parametrize("name", ["app.py", "serve.yaml"])
 def test_the_files_of_the_readme_are_there_to_run(name):
-    """What a reader would have after the change is in deployments/scorer."""
+    """The README's result after the change is in deployments/scorer."""
     shown = readme_files.after(readme_files.diffs(README)[name])
     text = (figures.ROOT / "deployments" / "scorer" / name).read_text()
 
@@ -240,7 +240,7 @@ def test_every_setting_command_and_verdict_is_documented():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
-    """`--help` of each command works and says what it does."""
+    """`--help` works for each command, and describes it."""
     shown = CliRunner().invoke(serve_warm, [command, "--help"])
 
     assert shown.exit_code == 0

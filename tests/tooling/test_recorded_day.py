@@ -109,7 +109,7 @@ PANELS: dict[str, list[Values]] = {
         }
     ],
     "Elapsed start time, as a share of deadline_s": [{"b3": 0.9}],
-    "Seats: workers that have imported before": [
+    "Seats: workers with finished imports": [
         {"Ranker": 1.0, "Embedder": 0.0},
         {"Ranker": 2.0, "Embedder": 2.0},
     ],
@@ -170,7 +170,7 @@ PANELS: dict[str, list[Values]] = {
         {"a1": 1.5, "a2": 1.5, "a3": 1.5, "b1": 1.5, "b2": 0.5, "b3": 0.5},
         {"a1": 0.0, "a2": 0.0, "a3": 7.5, "b1": 7.5, "b2": 0.0, "b3": 7.5},
     ],
-    "Time of captures and autotuning in traffic": [
+    "Time of captures and autotuning after ready": [
         {"Ranker": 0.5, "Embedder": 1.5},
         {"Ranker": 0.5, "Embedder": 1.5},
     ],
@@ -233,7 +233,7 @@ BY_RAY: dict[str, list[Values]] = {
 
 
 def expected(title: str, sink: str) -> list[Values]:
-    """Return what the expressions of a panel have, by the sink that is chosen."""
+    """Return the values of a panel's expressions, by the chosen sink."""
     if sink == "serve_warm" or "node server only" in title:
         return PANELS[title]
     living = [
@@ -293,11 +293,11 @@ def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
         "unavailable": color("red"),
     }
     assert none.lines == []
-    assert "no seat was unusable" in none.body(240, 100)
+    assert "no such start: seats are not configured" in none.body(240, 100)
 
 
 def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
-    """Where nothing is exported every number is gray."""
+    """If nothing is exported, every number is gray."""
     numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
     found = {
         p["title"]: Drawn(p, list(ask_panel(recorded, p, Namespace="nothing"))) for p in numbers
@@ -348,13 +348,13 @@ ZEROS = {
 
 
 def test_where_all_replicas_have_ended_numbers_are_zero(ended: Prometheus) -> None:
-    """Their node server goes on to say so. Where nobody wants an artifact a share is none."""
+    """The node server still exports zeros. Without a configured artifact, no share exists."""
     assert tiles(ended, ALL_ENDED) == ZEROS
     assert tiles(ended, ALL_ENDED, Deployment="Plain") == ZEROS | {"Cold share": "none configured"}
 
 
 def test_where_nobody_exports_numbers_say_no_data(ended: Prometheus) -> None:
-    """A zero is said by somebody; an exporter that is gone says nothing."""
+    """A zero comes from an exporter. A missing exporter exports nothing."""
     found = tiles(ended, GONE)
 
     assert found.pop("Objective met, 28 days") == "100 %"
@@ -387,7 +387,7 @@ def test_lines_go_on_at_zero_where_all_replicas_have_ended(ended: Prometheus) ->
 
 @pytest.mark.parametrize("title", PANELS)
 def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
-    """Of a cluster, application, deployment or replica that is not chosen nothing is shown."""
+    """A panel shows nothing of a cluster, application or replica that is not selected."""
     clean = {"Time to ready of each replica, and the objective"}
     for query in queries(title):
         for name in ("Namespace", "Cluster", "Application", "Deployment", "Replica"):

@@ -80,14 +80,14 @@ def test_a_version_has_its_changelog():
     ],
 )
 def test_a_version_without_its_changelog_is_found(version, changelog, said):
-    """One that is older, not dated, not there or not finished is said."""
+    """An old, undated, missing or unfinished entry is reported."""
     said = "changes under Unreleased" if said == "B" else said
 
     assert said in " · ".join(release.version_problems(version, changelog))
 
 
 def test_whole_archives_have_no_problem(archives):
-    """What is needed is enough."""
+    """The required files are enough."""
     sdist, wheel = archives()
 
     assert list(release.sdist_problems(sdist)) == []
@@ -105,7 +105,7 @@ def test_whole_archives_have_no_problem(archives):
     ],
 )
 def test_a_wrong_archive_is_found(archives, changed, said):
-    """What is missing, what is too much, and where the wheel is not what the sdist is."""
+    """Missing files, superfluous files, and differences between wheel and sdist."""
     sdist, wheel = archives(**changed)
 
     problems = [
@@ -160,7 +160,7 @@ def test_a_whole_chart_has_no_problem(chart, version, of_chart):
     ],
 )
 def test_a_wrong_chart_is_found(chart, changed, said):
-    """One of another version, one that refuses no mistakes, one with what is secret."""
+    """A chart with another version, without refusals, or with a secret."""
     assert list(release.chart_problems(chart(**changed), "1.2.0")) == [said]
 
 
@@ -176,7 +176,7 @@ def test_the_chart_that_is_packaged_here_is_whole(tmp_path):
 
 
 def test_a_chart_that_does_not_render_is_found(tmp_path):
-    """What Helm says of it is passed on."""
+    """Helm's error is passed on."""
     broken = tmp_path / "serve-warm"
     shutil.copytree(release.CHART, broken)
     (broken / "templates" / "ray.yaml").write_text("{{ include")
@@ -188,7 +188,7 @@ def test_a_chart_that_does_not_render_is_found(tmp_path):
 
 
 def test_what_is_built_here_is_whole(built):
-    """The sdist has what is needed to build, test and read; the wheel is the package in it."""
+    """The sdist has all files to build, test and read. The wheel has the package in it."""
     sdist, wheel = built
 
     assert list(release.sdist_problems(sdist)) == []
@@ -215,7 +215,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
 
 
 def test_what_is_built_here_works_where_it_is_installed(built, tmp_path):
-    """Commands, schema, the probe as a file alone: away from the source, of this version."""
+    """Commands, schema and `node.py` work outside the source, with this version."""
     installed = release.install(built[1], tmp_path)
 
     assert list(release.use_problems(installed, __version__)) == []

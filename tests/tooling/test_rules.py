@@ -33,7 +33,7 @@ NOBODY: dict[str, float] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fleet, and what the rules say of it."""
+    """A fleet, and the expected results of the rules."""
 
     id: str
     says: str
@@ -75,7 +75,7 @@ def labelled(key: str) -> str:
 
 
 def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
-    """Return what is wrong, nothing where all is as expected."""
+    """Return the output of failed checks; empty if all results are as expected."""
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
     given = {
         "rule_files": [str(RULES / "serve-warm.yaml")],
@@ -733,7 +733,7 @@ def asked(name: str) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
-    """As the case says."""
+    """The results equal the expectations of the case."""
     expressions = [
         {
             "expr": asked(name),
@@ -792,7 +792,7 @@ def test_rules_say_nothing_of_a_build(case: Case, tmp_path: Path) -> None:
 
 
 def test_a_build_is_called_as_the_rules_expect() -> None:
-    """The builder's names are those that the rules leave out."""
+    """The rules leave out the names that the builder gives."""
     left_out = re.search('"(.*)"', rules.NO_BUILD)[1]
 
     assert all(re.fullmatch(left_out, name) for name in (BUILD, build_name(), build_name()))
@@ -832,8 +832,8 @@ TEXTS = {
         5,
         "shop#Ranker starts cold although an artifact is configured",
         (
-            "1 start(s) found no matching artifact, so they compiled everything. This counts "
-            "running starts, and starts that ended in the last hour."
+            "1 start(s) found no matching artifact, so they compiled everything. The number "
+            "includes running starts, and starts that ended in the last hour."
         ),
     ),
     "ServeWarmArtifactRefused": (
@@ -841,7 +841,8 @@ TEXTS = {
         20,
         "shop#Ranker refuses its artifact: expired",
         (
-            "1 start(s) found an artifact and refused to load it. This counts running starts, "
+            "1 start(s) found an artifact and refused to load it. The number includes running "
+            "starts, "
             "and starts that ended in the last hour. The reasons untrusted, bad_signature and "
             "digest_mismatch can mean an attack."
         ),
@@ -851,8 +852,8 @@ TEXTS = {
         4,
         "shop#Ranker withdrew entries whose results differ from eager execution",
         (
-            "Live replicas withdrew entries whose results differed from eager execution: 1 so "
-            "far. Other replicas may still use these entries until they check them too."
+            "Entries withdrawn by live replicas so far: 1. Other replicas may use these entries "
+            "until their own check fails."
         ),
     ),
     "ServeWarmStartNearDeadline": (
@@ -860,9 +861,9 @@ TEXTS = {
         10,
         "shop#Gone has been starting for 100% of deadline_s",
         (
-            "The alert counts from the replica's creation, but deadline_s counts from the end of "
+            "The percentage includes __init__, but deadline_s counts only from the end of "
             "__init__ to READY. After deadline_s the start fails. With on_deadline: serve, the "
-            "replica serves before it is proven warm."
+            "replica serves unproven instead."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
@@ -870,15 +871,15 @@ TEXTS = {
         32,
         "shop#Tunes captures or tunes while serving requests",
         (
-            "In the last 10 minutes, requests waited for a CUDA graph capture, a Triton kernel "
-            "build or autotuning, in replicas that were proven warm. These replicas compiled "
-            "nothing in the last hour."
+            "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or "
+            "built or tuned Triton kernels, and requests waited. The deployment compiled nothing "
+            "in the last hour."
         ),
     ),
     "ServeWarmStartsFailed": (
         "starts-out-of-sight",
         12,
-        "shop#Gone has no ready replica, and none is starting",
+        "shop#Gone has no ready replica, and no replica is starting",
         (
             "In the last hour 1 start(s) ended before the replica was ready. No new start has "
             "begun for 5 minutes, so Serve may have given up."
@@ -889,8 +890,8 @@ TEXTS = {
         95,
         "shop#Ranker runs an artifact that is 30 days old",
         (
-            "This alert fires above 30 days. Replicas refuse an artifact that is older than the "
-            "age limit of the trust files (a year by default). They then start cold."
+            "The limit of this alert is 30 days. Replicas refuse an artifact above the age limit "
+            "of the trust files (a year by default), and then start cold."
         ),
     ),
     "ServeWarmStartBudgetBurnsFast": (
@@ -898,8 +899,8 @@ TEXTS = {
         8,
         "shop#Ranker: 40% of starts in 6 h were too slow or failed",
         (
-            "The objective allows less than a sixth of this share. The share over the last 30 "
-            "minutes is also more than six times too high. Objective: at least 0.95 of all "
+            "This share, and the share over the last 30 minutes, are more than 6 times what the "
+            "objective allows. Objective: at least 0.95 of all "
             "starts are READY within 60 s of creation."
         ),
     ),
@@ -908,9 +909,8 @@ TEXTS = {
         100,
         "shop#Alone starts without its configured seats: unavailable",
         (
-            "1 replica(s) could not use a seat, or have no seat left for the next start. This "
-            "counts running starts, starts in the last hour, and live replicas that have no seat "
-            "left."
+            "1 replica(s) started without a seat, or can keep no seat for the next start. The "
+            "number includes running starts, starts in the last hour, and live replicas."
         ),
     ),
     "ServeWarmNodeServerDown": (
@@ -918,8 +918,8 @@ TEXTS = {
         16,
         "The node server at n1:8099 does not answer Prometheus",
         (
-            "The server answered within the last day. If readiness probes use the node server, "
-            "this node is not ready."
+            "The node server answered within the last day. If the readiness probe asks this "
+            "server, the node is not ready."
         ),
     ),
     "ServeWarmNodeServerAbsent": (
@@ -927,8 +927,8 @@ TEXTS = {
         36,
         "2 replicas of shop#Ranker are on nodes without a node server",
         (
-            "Ray exports metrics of these replicas, but no node server in the namespace does. A "
-            "node server ran in the namespace within the last day."
+            "Ray exports metrics of these replicas, but no node server does. A node server ran in "
+            "this namespace within the last day."
         ),
     ),
     "ServeWarmStatesUnreadable": (
@@ -936,8 +936,8 @@ TEXTS = {
         11,
         "The node server at n1:8099 cannot read the state files of its replicas",
         (
-            "/readyz fails on this node. The node server still exports the last "
-            "figures that it could read, but the alert rules ignore these figures."
+            "/readyz fails on this node. The node server still exports the last figures that it "
+            "read. The alert rules ignore these figures."
         ),
     ),
 }
@@ -981,7 +981,7 @@ def test_the_files_in_the_chart_are_up_to_date(file: str, written) -> None:
 
 
 def test_the_template_renders_to_the_rules() -> None:
-    """With the default values Helm makes the plain file of it, and other values get through."""
+    """With default values, Helm renders the plain file. Other values are used too."""
     other = {name: f"{number}7" for name, number in rules.DEFAULTS.items()}
 
     def rendered(values: dict[str, str]) -> str:

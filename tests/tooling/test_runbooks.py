@@ -37,7 +37,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
-    """What it means, what users see, how to look, what to do and when to be silent."""
+    """It has the meaning, the effect on users, queries, actions, and when to silence."""
     section = re.split(r"^## ", TEXT.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
 
     parts = re.findall(r"^\*\*(.+?)\*\*", section, re.MULTILINE)

@@ -47,7 +47,7 @@ ROWS = {
 
 @pytest.mark.long
 def test_a_row_of_each_kind_is_judged(tmp_path: Path):
-    """What changed is answered by level 1, and what did not by the entry."""
+    """Level 1 answers a changed state, and the entry an unchanged state."""
     chosen = {
         group.name: dataclasses.replace(
             group, rows=(dataclasses.replace(row, when=(ROWS[row.name][0],)),)
@@ -123,7 +123,7 @@ def row(**fields: str) -> dict[str, Any]:
     ],
 )
 def test_wrong_rows_fail_a_run(fields: dict[str, str], fails: bool):
-    """Also where torch.compile is wrong itself; an error only where it has none."""
+    """This holds even if torch.compile is wrong too. An error counts only if eager has none."""
     assert bool(failures([row(**fields)], [])) == fails
 
 
@@ -139,7 +139,7 @@ def test_a_false_ready_fails_a_run(ready: str, compiles: int, fails: bool):
 
 
 def test_a_row_that_kills_its_process_is_a_row_that_raises(tmp_path: Path):
-    """The rows behind it are judged all the same."""
+    """Later rows are judged anyway."""
     runs._append(tmp_path / "start.jsonl", {"begins": ["group", "row", "ready"]})
 
     _, died = runs._read(tmp_path / "start.jsonl")

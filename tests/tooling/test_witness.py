@@ -38,7 +38,7 @@ def answer(at_s: float, *, ready: bool, took_s: float = 0.1) -> Answer:
     ],
 )
 def test_a_ready_that_nothing_allows_is_false(lives, latch, at_s, false):
-    """No replica was proven, or one that was there first was not."""
+    """No replica was proven, or an earlier replica was not."""
     found = false_readies([answer(at_s, ready=True)], lives, latch=latch)
 
     assert bool(found) == false
@@ -67,5 +67,5 @@ def test_a_ready_that_stays_out_for_a_period_is_late(lives, latch, at_s, late):
 
 
 def test_notes_lie_beside_the_states():
-    """Where the replicas of the cluster find them too."""
+    """The replicas of the cluster find the notes too."""
     assert str(notes_beside("/x/state")) == "/x/notes"

@@ -237,7 +237,7 @@ def test_believing_the_unsigned_is_loud(caplog: pytest.LogCaptureFixture):
 
 
 def test_an_exception_alone_is_a_trust():
-    """With an exception for one store and no key, other stores are `untrusted`, not `no_trust`."""
+    """With `unsigned_ok` for one store and no key, other stores are `untrusted`, not `no_trust`."""
     allowed = unsigned_ok(STORE, reason="a test")
 
     assert refusal(sign(PAYLOAD, KEY), allowed, store="s3://b").reason == "untrusted"
@@ -247,7 +247,7 @@ def test_an_exception_alone_is_a_trust():
     "trust", [Trust(denied=frozenset({DIGEST})), Trust(max_age_s=1.0)], ids=["denied", "max_age"]
 )
 def test_restrictions_alone_trust_nobody(trust: Trust):
-    """A deny-list and an age limit alone do not make any statement believed."""
+    """A deny-list and an age limit do not make any statement trusted."""
     assert refusal(sign(PAYLOAD, KEY), trust, store=STORE).reason == "no_trust"
 
 
