@@ -159,8 +159,6 @@ def launches(model: Any) -> dict[str, Any]:
             found[f"launches_of_{name}"] = events.count("cudaGraphLaunch") / PROFILED
             kernels = sum(event.startswith("cudaLaunchKernel") for event in events)
             found[f"kernels_beside_{name}"] = kernels / PROFILED
-            on_gpu_us = sum(event.self_device_time_total for event in profiler.key_averages())
-            found[f"gpu_us_of_{name}"] = round(on_gpu_us / PROFILED, 1)
     return found
 
 
