@@ -938,6 +938,56 @@ def builds() -> str:
     return "\n".join(lines)
 
 
+def decoding_on_a_gpu() -> str:
+    """Return what decoding by `compile_generation` took on a GPU, at each level."""
+    found = load("models_gpu")
+    machine = found["machine"]
+    levels = [
+        {
+            **each,
+            "artifact_megabytes": each["artifact_bytes"] / 1e6,
+            "step_ms": each["step_us"] / 1e3,
+        }
+        for each in found["decode"]
+    ]
+
+    def row(name: str, *keys: str, text: str = "{}") -> str:
+        cells = (text.format(*(each[key] for key in keys)) for each in levels)
+        return f"| {name} | {' | '.join(cells)} |"
+
+    equal = " | ".join("yes" if each["tokens_equal"] else "no" for each in levels)
+    lines = [
+        row("", "level", text="level {}"),
+        "|---|" + "---:|" * len(levels),
+        row("build, s", "build_s"),
+        row("artifact, MB", "artifact_megabytes", text="{:.1f}"),
+        row("load to proof, s", "to_proof_s", text="{:.1f}"),
+        f"| tokens equal to those of eager execution | {equal} |",
+        row("compiles during the start", "compiles"),
+        row(
+            "graph launches per prefill and per decode step",
+            "launches_of_prefill",
+            "launches_of_decode",
+            text="{:.0f}, {:.0f}",
+        ),
+        row(
+            f"captures and compiles in {levels[0]['steps']:,} steps",
+            "captures_in_steps",
+            "compiles_in_steps",
+            text="{}, {}",
+        ),
+        row("a decode step of 8 slots, ms", "step_ms", text="{:.2f}"),
+        row("of this, work of serve_warm on the CPU, µs", "dispatch_us", text="{:.0f}"),
+        "",
+        (
+            "`python tests/gpu/models_gpu.py --models decode`: a Llama of 8 layers with random "
+            f"weights in float32, on one {machine['gpu']} and {machine['cpus']} cores, one run; "
+            f"torch {machine['torch']}, Python {machine['python']}."
+        ),
+    ]
+    return "\n".join(lines)
+
+
 SECTIONS = {
     "figures": (README, figures),
     "costs": (BENCHMARKS, costs),
@@ -950,6 +1000,7 @@ SECTIONS = {
     "starts on a GPU": (GPU, on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
+    "decoding on a GPU": (GPU, decoding_on_a_gpu),
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),
