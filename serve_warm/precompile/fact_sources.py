@@ -264,10 +264,25 @@ class Sources:
                 self._note("attribute", base, name)  # of the metaclass
             self._note("class", base)
         elif _find_defined(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
-            return self._note("attribute", base, name)
+            if name == "attribute_map" or not _is_plain_config(base):
+                return self._note("attribute", base, name)
+            self._note_of_config(base, name)
         else:
             return self._note_of_instance(base, kind, name)
         return None
+
+    def _note_of_config(self, base: Any, name: str) -> None:
+        """Record the sources of an attribute of a configuration of `transformers`.
+
+        A model reads dozens. Each read runs Python functions, and versions of dicts cost nothing.
+        """
+        renamed = base.attribute_map
+        self._note_of_instance(base, type(base), "attribute_map")
+        self._note("item", renamed, name)
+        self._note("item", vars(base), LAYERS_DIFFER)
+        for function in _readers(type(base)):
+            self._note("code", function)
+        self._note_of_instance(base, type(base), renamed.get(name, name))
 
     def _note_of_instance(self, base: Any, kind: type, name: str) -> Source | None:
         found = _find_defined(kind, name)
@@ -282,6 +297,8 @@ class Sources:
             return None
         if found is not ABSENT and not hasattr(type(found), "__get__"):
             return None
+        if found is ABSENT and _find_defined(kind, "__getattr__") is ABSENT:
+            return None  # missing, until its dict or a class changes
         if found is ABSENT and isinstance(base, torch.nn.Module) and _is_plain_module(kind):
             for table in ("_parameters", "_buffers", "_modules"):
                 if isinstance(own.get(table), dict):
@@ -392,6 +409,41 @@ def is_ordered(mapping: Any) -> bool:
 def _find_defined(kind: type, name: str) -> Any:
     """Return the attribute that a class or one of its bases defines, else `ABSENT`."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
+
+
+LAYERS_DIFFER = "_heterogeneity_spec"
+"""Attribute of a configuration whose layers differ, which refuses some reads."""
+
+READERS = frozenset(
+    {
+        *("super", "__getattribute__", "get", "logger", "warning_once", "per_layer_attributes"),
+        "AmbiguousGlobalPerLayerAttributeError",
+    }
+)
+"""Names that `__getattribute__` of configurations uses (transformers 4.40 to 5.23). With no others,
+an attribute depends only on the instance, its classes and their `attribute_map`."""
+
+
+def _readers(kind: type) -> list[Any]:
+    """Return the `__getattribute__` functions of a class and its bases, without `object`'s."""
+    of_bases = [vars(base).get("__getattribute__") for base in kind.__mro__[:-1]]
+    return [function for function in of_bases if function is not None]
+
+
+def _is_plain_config(base: Any) -> bool:
+    """Return whether an object is a configuration of `transformers` whose layers do not differ."""
+    own = getattr(base, "__dict__", None)
+    return (
+        type(own) is dict
+        and LAYERS_DIFFER not in own
+        and all(
+            isinstance(function, types.FunctionType)
+            and function.__module__.startswith("transformers.")
+            and READERS.issuperset(function.__code__.co_names)
+            for function in _readers(type(base))
+        )
+        and type(base.attribute_map) is dict
+    )
 
 
 def _is_plain_module(kind: type) -> bool:
