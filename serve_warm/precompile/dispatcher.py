@@ -36,7 +36,6 @@ from serve_warm.precompile.entries import Entry, EntryTable, NotYet
 from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
-from serve_warm.precompile.settling import state_of
 from serve_warm.precompile.settling_calls import SettlingCallDue, SettlingCalls, is_eager
 from serve_warm.report import EntryUse
 
@@ -85,10 +84,6 @@ class Dispatcher(HandedOver):
         self._builder: EntryBuilder | None = None
         """Set once a build makes an entry for the callable."""
         self._settling = SettlingCalls(callee, self.name)
-        self._has_run = False
-        """Whether level 1 has run a call."""
-        self._makes_state = False
-        """Whether the first call at level 1 changed the callable."""
         self._counts: dict[Use, int] = {}
         self._logged: set[str] = set()
         """Reasons for all calls that were already logged once."""
@@ -200,7 +195,7 @@ class Dispatcher(HandedOver):
         except SettlingCallDue:
             return self._settling.run(args, kwargs)
         if fn is None:
-            return self._run_below(args, kwargs)
+            return self._settling.run_below(self.stock, args, kwargs)
         calls = evidence.current
         if calls is not None:
             calls.add(threading.get_native_id())
@@ -209,15 +204,6 @@ class Dispatcher(HandedOver):
         except NOT_ANSWERED as error:
             self._counts[use] -= 1
             return self._answer_without(use[0], fn, error, args, kwargs)
-
-    def _run_below(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call at level 1. Look whether the first one changes the callable."""
-        if self._has_run:
-            return self.stock(*args, **kwargs)
-        self._has_run, before = True, state_of(self.callee)
-        value = self.stock(*args, **kwargs)
-        self._makes_state = state_of(self.callee) != before
-        return value
 
     def _choose(
         self, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any], *, building: bool
@@ -276,10 +262,7 @@ class Dispatcher(HandedOver):
             return self._noted(entry), fn, order_of(in_order, tensors)
         build = SESSION.being_built
         if build is None or build.table is not table or binding.unit is None:
-            unit = binding.unit
-            if unit is not None:
-                unfit = [*unit.entries, *table.of_other_structures(unit)]
-                self._settling.take(unfit, table, (signature, state, tensors), args, kwargs)
+            self._settling.take(binding, (signature, state, tensors), args, kwargs)
             raise NoEntry(binding.why_none(self.name, table, signature, state))
         # Only a build needs these, and all that they import.
         from serve_warm.precompile.entry_builder import EntryBuilder, NewCall
@@ -291,14 +274,10 @@ class Dispatcher(HandedOver):
                 arguments=self.arguments,
                 level=self.level,
                 lock=self.binder.lock,
+                settling=self._settling,
             )
         call = NewCall(
-            build=build,
-            unit=binding.unit,
-            signature=signature,
-            state=state,
-            tensors=tensors,
-            makes_state=self._makes_state,
+            build=build, unit=binding.unit, signature=signature, state=state, tensors=tensors
         )
         return *self._builder.make(call), None
 

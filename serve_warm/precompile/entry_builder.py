@@ -34,6 +34,7 @@ from serve_warm.precompile.facts import OF_PARTS, NoEntry
 from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
+from serve_warm.precompile.settling_calls import SettlingCalls
 from serve_warm.precompile.trace_notes import side_effects
 from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 
@@ -60,8 +61,6 @@ class NewCall:
     state: Mapping[str, str]
     """State that torch keeps per thread or process, as `call_signature.state` returns it."""
     tensors: Sequence[Any]
-    makes_state: bool = False
-    """Whether an earlier call in this process changed the callable."""
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
@@ -84,6 +83,7 @@ class EntryBuilder:
         arguments: Mapping[str, Any],
         level: int,
         lock: threading.RLock,
+        settling: SettlingCalls,
     ) -> None:
         self._callee = callee
         self._name = name
@@ -96,8 +96,7 @@ class EntryBuilder:
         """Ids of entries that this build made and that answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """Why a build could not make an entry, by call and by plain values of the modules."""
-        self._makes_state = False
-        """Whether a call in this process changed the callable."""
+        self._settling = settling
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
@@ -134,8 +133,8 @@ class EntryBuilder:
             why = attempts[attempt] = self._with_advice(failure, call)  # do not try again each time
             raise NoEntry(why) from failure
         finally:
-            self._makes_state |= call.makes_state or state_of(self._callee) != before
-        if self._makes_state:
+            self._settling.makes_state |= state_of(self._callee) != before
+        if self._settling.makes_state:
             entry = replace(entry, plan={**entry.plan, SETTLES: True})
         # The call may have been refused in another state, for example with grad mode on.
         call.build.table.refused.pop((self._name, str(call.signature)), None)
@@ -253,7 +252,7 @@ class EntryBuilder:
             may_help = isinstance(failure, ChangedByCall) or is_of_trace(failure)
             if not (may_help and settle(self._callee, call.function, call.tensors, failure)):
                 raise
-        self._makes_state = True
+        self._settling.makes_state = True
         return attempt()
 
     def _try_library(

@@ -21,16 +21,15 @@ import torch
 from serve_warm.precompile.aoti_inputs import inputs_of
 from serve_warm.precompile.eager_check import copy_tensors, describe_result
 from serve_warm.precompile.facts import Merged, NoEntry
-from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of
+from serve_warm.precompile.trace_notes import (
+    DEPENDS_ON_ORDER,
+    callable_once,
+    side_effects,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from serve_warm.precompile.aot_compile import Captured
-
-DEPENDS = (
-    "it iterates over a set, whose order differs in each process, and its graph depends on the "
-    "order: keep the items in a list, or as keys of a dict"
-)
-"""Reason and advice for a call that has no entry because of a set."""
 
 Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
 """Returns the items of a set in another order. The number tells the sets of a call apart."""
@@ -128,7 +127,7 @@ def join_orders(
     for arrange in arrangements(orders.sets, orders.largest):
         found = _compute(trace, Orders(arrange), callee, tensors)
         if found[0] != expected[0]:
-            raise NoEntry(DEPENDS)
+            raise NoEntry(DEPENDS_ON_ORDER)
         captured.append(found[1])
     return replace(
         first,
@@ -145,7 +144,7 @@ def _compute(
     with side_effects() as changes:
         captured = trace(backend.take, orders)
     if changes:
-        raise NoEntry(f"{DEPENDS}. It also changes {', '.join(changes)}")
+        raise NoEntry(f"{DEPENDS_ON_ORDER}. It also changes {', '.join(changes)}")
     return backend.compute(captured, callee, tensors), captured
 
 
@@ -227,7 +226,7 @@ def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             if not left:
-                raise NoEntry(DEPENDS)
+                raise NoEntry(DEPENDS_ON_ORDER)
             keys[node] = _digest("input", left.pop(0))
         elif node.op == "get_attr":
             keys[node] = _digest("constant", _constant(getattr(graph, node.target)))
@@ -243,7 +242,7 @@ def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]
                 # Each draws its own random numbers, in order.
                 keys[node] = drawn = _digest(keys[node], drawn)
     if left:
-        raise NoEntry(DEPENDS)
+        raise NoEntry(DEPENDS_ON_ORDER)
     return outputs, [*keys.values()] if keeps_order else []
 
 
@@ -253,7 +252,7 @@ def _is_plain_function(target: Any) -> bool:
 
 def _constant(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        raise NoEntry(DEPENDS)  # a graph inside the graph
+        raise NoEntry(DEPENDS_ON_ORDER)  # a graph inside the graph
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
 

@@ -19,7 +19,7 @@ import torch
 from serve_warm._package import PACKAGE
 from serve_warm.precompile.aot_load import FAILURES
 from serve_warm.precompile.eager_check import Kept
-from serve_warm.precompile.facts import Facts, NoEntry
+from serve_warm.precompile.facts import UNREADABLE, Facts, NoEntry
 from serve_warm.precompile.names import describe_tensor, is_own_module, under
 
 SETTLES: Final = "settles"
@@ -116,10 +116,10 @@ def state_of(callee: Any) -> Mapping[str, Any]:
             seen.add(id(value))
             found[path] = kind
             if depth < DEPTH:
-                queue.extend((depth + 1, f"{path}{step}", part) for step, part in _parts(value))
+                queue.extend((depth + 1, f"{path}{step}", part) for step, part in _read(value))
             if kind not in classes:
                 classes.add(kind)
-                queue.extend((depth + 1, step, part) for step, part in _globals_of(value))
+                queue.extend((depth + 1, step, part) for step, part in _globals_of(kind))
     return found
 
 
@@ -130,12 +130,19 @@ def _describe(tensor: Any) -> str:
         return type(tensor).__name__
 
 
+def _read(value: Any) -> list[tuple[str, Any]]:
+    try:
+        return [*_parts(value)]
+    except UNREADABLE:  # another thread changes it
+        return []
+
+
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object, each with its step in a path. Runs no code of its class."""
     kind = type(value)
     if issubclass(kind, (type, types.ModuleType)):
         return
-    if kind.__module__.startswith(COMPILERS):  # their own state changes at any call
+    if str(kind.__module__).startswith(COMPILERS):  # their own state changes at any call
         if issubclass(kind, torch.nn.Module):
             yield from ((f".{name}", part) for name, part in vars(value)["_modules"].items())
         return
@@ -176,9 +183,9 @@ def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
     yield from ((f"[{number}]", item) for number, item in enumerate(items[:ITEMS_READ]))
 
 
-def _globals_of(value: Any) -> Iterator[tuple[str, Any]]:
+def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the plain values and tables among the globals that the methods of a class name."""
-    for base in type(value).__mro__:
+    for base in kind.__mro__:
         if is_own_module(base.__module__):
             continue
         for attribute in [*vars(base).values()]:
@@ -186,7 +193,7 @@ def _globals_of(value: Any) -> Iterator[tuple[str, Any]]:
                 space = function.__globals__
                 for name in function.__code__.co_names:
                     held = space.get(name)
-                    if type(held) in PLAIN or isinstance(held, (dict, list, set)):
+                    if type(held) in PLAIN or issubclass(type(held), (dict, list, set)):
                         yield f"{base.__module__}.{name}", held
 
 

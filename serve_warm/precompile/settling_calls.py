@@ -14,15 +14,16 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_warm.precompile.binding import Binding
 from serve_warm.precompile.call_forms import find_form
 from serve_warm.precompile.call_signature import Signature
 from serve_warm.precompile.entries import Entry, EntryTable
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
-from serve_warm.precompile.settling import CALLS, SETTLES
+from serve_warm.precompile.settling import CALLS, SETTLES, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,24 +61,41 @@ class SettlingCalls:
     def __init__(self, callee: Any, name: str) -> None:
         self._callee = callee
         self._name = name
+        self.makes_state = False
+        """Whether the first call at level 1, or a call of a build, changed the callable."""
+        self._has_run = False
+        """Whether level 1 has run a call."""
         self._made: Counter[str] = Counter()
         """Number of calls by the entry that needs them. Use it under the callable's lock."""
 
+    def run_below(
+        self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run a call at level 1. Look whether the first one changes the callable."""
+        if self._has_run:
+            return stock(*args, **kwargs)
+        self._has_run, before = True, state_of(self._callee)
+        value = stock(*args, **kwargs)
+        self.makes_state |= state_of(self._callee) != before
+        return value
+
     def take(
         self,
-        entries: Iterable[Entry],
-        table: EntryTable,
+        binding: Binding,
         call: tuple[Signature, Mapping[str, str], Sequence[Any]],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
         """Raise `SettlingCallDue` if a call has an entry that may fit after a settling call.
 
-        `entries` are the entries that do not fit now. `call` has the signature, the state and the
-        tensors.
+        No entry of `binding` takes it now. `call` has the signature, the state and the tensors.
         """
+        table, unit = binding.table, binding.unit
+        if table is None or unit is None:
+            return
         signature, state, tensors = call
-        marked = [(entry, _never) for entry in entries if entry.plan.get(SETTLES)]
+        unfit = [*unit.entries, *table.of_other_structures(unit)]
+        marked = [(entry, _never) for entry in unfit if entry.plan.get(SETTLES)]
         found = next((entry for entry, _ in marked if entry.takes(signature, state, tensors)), None)
         if found is None:
             other = find_form(marked, self._callee, state, args, kwargs)

@@ -63,6 +63,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
             _noting_tensors(found),
             _noting_same_objects(found),
             _noting_sets(begin_set),
+            _refusing_own_sets(found),
             _noting_hashes(found),
             _noting_functions(found),
             noting_dispatch(found.dispatched),
@@ -157,27 +158,77 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
     yield of_builder, "make_dupe_guard", make_dupe_guard
 
 
-def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
-    """Report iteration over a set, because its order may be in the graph but not in a guard."""
+def _sets_of_torch() -> Any:
+    """Return Dynamo's class of sets."""
     module: Any
     try:
         from torch._dynamo.variables import sets as module  # from 2.13 on
     except ImportError:
         from torch._dynamo.variables import dicts as module
     # The common base class exists from 2.15 on.
-    of_sets = getattr(module, "BaseSetVariable", None) or module.SetVariable
+    return getattr(module, "BaseSetVariable", None) or module.SetVariable
+
+
+def _has_unknown_order(value: Any) -> bool:
+    is_set = isinstance(value, _sets_of_torch()) and value.python_type() in (set, frozenset)
+    return is_set and len(value.items) > 1
+
+
+def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
+    """Report iteration over a set, because its order may be in the graph but not in a guard."""
+    from torch._dynamo.variables import lists
+
+    of_sets, of_lists = _sets_of_torch(), lists.CommonListMethodsVariable
+    call: Any = of_lists.call_method
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def go_through(self: Any, tx: Any) -> Any:
-            if self.python_type() in (set, frozenset):
+            if _has_unknown_order(self):
                 begin(self, tx)
             return original(self, tx)
 
         return go_through
 
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "extend" and args and _has_unknown_order(args[0]):
+            begin(args[0], tx)
+        return call(self, tx, name, args, kwargs)
+
+    yield of_lists, "call_method", call_method
     for name in ("unpack_var_sequence", "tp_iter_impl"):
         if hasattr(of_sets, name):
             yield of_sets, name, noting(getattr(of_sets, name))
+
+
+def _refusing_own_sets(found: Unguarded) -> Replacements:
+    """Refuse what torch computes with a set of its own, whose order is that of this process."""
+    from torch._dynamo.variables import builtin
+
+    of_sets, of_builtins = _sets_of_torch(), builtin.BuiltinVariable
+    call, call_of_set = of_builtins.call_function, of_sets.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "pop" and _has_unknown_order(self):
+            found.refusals.append(DEPENDS_ON_ORDER)
+        return call_of_set(self, tx, name, args, kwargs)
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if any(map(_has_unknown_order, args)) and (self.fn in TEXTS or "key" in kwargs):
+            found.refusals.append(DEPENDS_ON_ORDER)
+        return call(self, tx, args, kwargs)
+
+    yield of_builtins, "call_function", call_function
+    yield of_sets, "call_method", call_method
+
+
+TEXTS = (str, repr, ascii, format, sum)
+"""Functions whose result for a set depends on its order. A sum does so in the last bits."""
+
+DEPENDS_ON_ORDER = (
+    "it iterates over a set, whose order differs in each process, and its graph depends on the "
+    "order: keep the items in a list, or as keys of a dict"
+)
+"""Reason and advice for a call that has no entry because of a set."""
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:

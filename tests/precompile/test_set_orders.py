@@ -115,6 +115,42 @@ class Assigned(Base):
         return self.parts["one"](given)
 
 
+class Weighed(Base):
+    """A number of the set is in the graph; each forward finds it in another way."""
+
+    def __init__(self, find: Callable[[set[str]], int]) -> None:
+        super().__init__()
+        self.find = find
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return torch.addmm(given, given, given.T @ given, alpha=self.find(set(self.names)))
+
+
+WAYS: dict[str, Callable[[set[str]], int]] = {
+    "pop": lambda names: len(names.pop()),
+    "list": lambda names: len(list(names)[0]),  # noqa: RUF015 - another code of torch
+    "difference": lambda names: len(list(names - {"two"})[0]),  # noqa: RUF015
+    "next": lambda names: len(next(iter(names))),
+    "unpacked": lambda names: len([*names][0]),  # noqa: RUF015
+    "join": lambda names: len(",".join(names).split(",")[0]),
+    "text": lambda names: len(str(names).split(",", maxsplit=1)[0]),
+    "a key": lambda names: len(max(names, key=lambda _: 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@torch.inference_mode()
+def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Path):
+    """Torch has different code for each way through a set."""
+    model = serve_warm.compile(Weighed(WAYS[way]).eval(), dynamic=False)
+
+    library = build(tmp_path, lambda: model(x()))
+
+    (refused,) = library.refused.values()
+    assert "it iterates over a set" in refused
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ByName, Held])
 @torch.inference_mode()

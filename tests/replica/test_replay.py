@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+import serve_warm
 from compiled import compiled, double, stance
+from levels import build, started
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.precompile.session import SESSION
 from serve_warm.replica.ranks import Ranks
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
@@ -31,6 +34,7 @@ from serve_warm.replica.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 RECOMPILE_LIMIT = 8
 
@@ -125,6 +129,39 @@ def test_passes_go_on_while_anything_compiles():
 
     assert progress.compiles == {"size 2": 4}
     assert progress.passes == 4 + 2
+
+
+class Settles(torch.nn.Module):
+    """Counts its first calls, up to a number, and its graph is built on the count."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls, self.made = calls, 0
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.made = min(self.made + 1, self.calls)
+        return torch.addmm(given, given, given, alpha=self.made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [0, 1, 2])
+@torch.inference_mode()
+def test_a_pass_with_settling_calls_is_followed_by_one_with_entries(calls: int, tmp_path: Path):
+    """The proof is about entries, and nothing compiles."""
+    item = Input(target="embed", name="square", args=(torch.ones(3, 3),))
+    model = serve_warm.compile(Settles(calls).eval(), dynamic=False)
+    build(tmp_path, lambda: model(*item.args))
+    fresh = serve_warm.compile(Settles(calls).eval(), dynamic=False)
+    before = SESSION.settling_calls
+
+    with started(tmp_path):
+        progress = run(replay([item], calling(fresh)))
+        levels = {use.level for use in fresh.__dict__["_serve_warm"].uses()}
+
+    assert SESSION.settling_calls - before == calls
+    assert progress.passes == calls + 2
+    assert (progress.compiles, progress.proven) == ({"square": 0}, {"square"})
+    assert levels == {2}
 
 
 @pytest.mark.slow

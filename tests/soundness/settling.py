@@ -65,9 +65,9 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({name: linear(n) for n, name in enumerate("abc")})
+        self.parts = nn.ModuleDict({name: linear(n) for n, name in enumerate("abcd")})
         self.names = ["a", "b"]
-        self.held = {"b", "c"}
+        self.held = {"b", "d"}
 
     def forward(self, x: Any) -> Any:
         made = {name: self.parts[name](x) for name in set(self.names)}
