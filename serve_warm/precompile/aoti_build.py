@@ -20,7 +20,6 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import json
 import math
 import re
 from collections import OrderedDict
@@ -253,7 +252,7 @@ class _Graph:
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
         with torch._guards.tracing(torch._guards.TracingContext(mode)):
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
-        _refuse_foreign(Path(path))
+        aoti_cpp.refuse_foreign(Path(path))
         return str(path)
 
     def forget_run(self) -> None:
@@ -376,15 +375,6 @@ class _Graph:
             raise NoEntry(
                 f"the {type(returned).__qualname__} it returns differs from one built of its parts"
             )
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Raise `NoEntry` if code calls torch's dispatcher. A table of the library shows this."""
-    table = path.with_suffix(".json")
-    if table.exists():
-        nodes = json.loads(table.read_text())["nodes"]
-        names = sorted({str(node["node"]["target"]) for node in nodes})
-        raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}")
 
 
 def _is_on_the_cpu(node: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import re
 import shlex
@@ -260,3 +261,21 @@ def _slots() -> threading.BoundedSemaphore:
     from torch._inductor import config
 
     return threading.BoundedSemaphore(max(1, config.compile_threads or 1))
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise `NoEntry` if code calls torch's dispatcher. A table of the library shows this."""
+    table = path.with_suffix(".json")
+    if table.exists():
+        nodes = json.loads(table.read_text())["nodes"]
+        names = sorted({str(node["node"]["target"]) for node in nodes})
+        instead = next((do for name, do in INSTEAD.items() if name in names), USE_OTHERS)
+        raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}: {instead}")
+
+
+USE_OTHERS = "use operators of torch in their place, or level 2"
+INSTEAD = {
+    "transformers::grouped_mm_fallback": "call set_experts_implementation('batched_mm') of the "
+    "model, or use level 2"
+}
+"""What to do about an operator."""

@@ -745,7 +745,7 @@ def test_an_operator_of_python_is_refused():
         def forward(self, x):
             return twice(x) + 1
 
-    with pytest.raises(NoEntry, match="serve_warm_tests::twice"):
+    with pytest.raises(NoEntry, match="serve_warm_tests::twice: use operators of torch"):
         made_of(Custom(), torch.randn(3, 4))
 
 
