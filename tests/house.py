@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "serve_warm"
 LIMITS = {"module": 600, "class": 300, "function": 60}
 ROOT_MODULES = 14
-"""As many modules may stand directly under the package, beside those below."""
+"""The most modules directly in the package, not counting the exceptions below."""
 ROOT_EXCEPTIONS = {
     "_seats": "shared by preload, report and replica; a seat that imports it must stay light",
     "preload": "named by people, in the environment of their workers",

@@ -264,7 +264,7 @@ def test_no_artifact_is_described_that_is_not_in_use(artifact: ArtifactUse | Non
 
 
 def test_what_is_not_known_has_no_value():
-    """No deadline of 0, no image of 1970, no empty version."""
+    """For example, an unknown deadline is absent instead of 0."""
     absent = {metric.name for metric in METRICS if not metric.read(Report())}
 
     assert absent == {

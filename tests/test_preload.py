@@ -511,7 +511,7 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", [None, "1"])
 def test_cuda_that_began_in_a_seat_is_a_reason(process: Any, visible: str | None):
-    """Whatever Ray chooses later: CUDA does not look at its variable again."""
+    """CUDA never reads its variable again, so a later choice of Ray has no effect."""
     name = process.module("begins_cuda", "import torch\ntorch.cuda._initialized = True\n")
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 

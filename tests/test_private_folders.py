@@ -283,7 +283,7 @@ def test_all_problems_are_said_at_once(tmp_path: Path):
 
 
 def test_dots_are_not_resolved(tmp_path: Path):
-    """`..` behind a link is another folder than it reads like."""
+    """After a link, `..` is not the folder that the path suggests."""
     folder = private(tmp_path / "folder")
 
     (problem,) = problems(tmp_path / "folder" / ".." / "folder")
@@ -338,7 +338,7 @@ def of_file(path: Path) -> list[str]:
 
 
 def linked_twice(tmp_path: Path) -> Path:
-    """Return a link to a link to a file: each stands two folders deep of its own."""
+    """Return a link to a link to a file, each in a folder of its own, two levels deep."""
     for name in ("first", "second", "third"):
         (tmp_path / name / "in").mkdir(parents=True, mode=0o755)
     (tmp_path / "third" / "in" / "file").write_text("x")
@@ -684,7 +684,7 @@ def test_nothing_is_swept_where_others_can_exchange_it(tmp_path: Path):
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path):
-    """A pipe is not waited for either."""
+    """The check does not wait for a pipe either."""
     for number, make in enumerate((lambda lock: lock.symlink_to(tmp_path / "old"), os.mkfifo)):
         folder = private(tmp_path / f"serve_warm-{number}")
         make(folder / LOCK_NAME)

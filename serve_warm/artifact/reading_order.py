@@ -108,7 +108,7 @@ class ReadingOrder:
 
     @property
     def left(self) -> int:
-        """The number of listed statements that are unread."""
+        """The number of listed statements that are not yet read."""
         return sum(map(len, self._queues))
 
     @property

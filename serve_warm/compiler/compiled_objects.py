@@ -49,9 +49,9 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 def compile_arguments(owner: Any) -> dict[str, str]:
     """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
 
-    This looks at the attributes themselves and at modules compiled in place, but not for compiled
-    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If
-    those arguments differ, torch later reports a cache miss, without naming the argument.
+    This finds compiled attributes and modules compiled in place, but no compiled functions
+    elsewhere. The arguments of such functions are still in torch's own cache keys. If those
+    arguments differ, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():

@@ -65,10 +65,10 @@ class CompiledCalls:
             self._replayed = None
 
     def is_outside(self) -> bool:
-        """Return whether a replay runs and the caller's context carries no replay's mark.
+        """Return whether the caller runs during a replay, but outside the calls of any replay.
 
-        Code of an earlier replay that is still running has the mark of that replay, so it is not
-        outside.
+        Code of an earlier replay that is still running has the mark of that replay, so it is
+        inside.
         """
         return self._replayed is not None and _marked.get() is None
 

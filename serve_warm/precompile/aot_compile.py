@@ -86,7 +86,7 @@ class Captured:
     """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
 
     entry: Any
-    """torch's own object; its `fn` is the bytecode around the graph, which checks nothing."""
+    """torch's own object. Its `fn` is the bytecode around the graph, without any checks."""
     facts: facts.Facts
     conditions: Sequence[str]
     sources: Mapping[str, str]

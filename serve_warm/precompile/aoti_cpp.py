@@ -236,7 +236,7 @@ def _noting(commands: Commands) -> Iterator[None]:
 
     def build(builder: Any) -> None:
         target, line = builder.get_target_file_path(), builder.get_command_line()
-        # Weights (none here) are built at once. This is fast, and torch removes their source.
+        # Build weights now (here they are empty). This is fast, and torch removes their source.
         has_code = any(word.endswith(".cpp") for word in shlex.split(line))
         kind_of_file = Path(target).suffix
         is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)

@@ -44,7 +44,7 @@ class KeptCall:
     tensors: Sequence[Any]
     size_bytes: int
     thread: int
-    """Native id of the thread that made the call, which has torch's per-thread state."""
+    """Native id of the thread that made the call. torch keeps some state per thread."""
 
 
 class KeptCalls:

@@ -51,7 +51,7 @@ def store() -> MemoryStore:
 
 
 def test_describe_tells_what_is_in_a_store(store: MemoryStore):
-    """Every statement of every deployment is listed with its content, believed or not."""
+    """The list has every statement of every deployment with its content, trusted or not."""
     good, manifest = publish(store)
     other, _ = publish(store, deployment="Other")
     stranger = build(created=days_ago(1))[0]

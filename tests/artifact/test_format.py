@@ -714,7 +714,7 @@ def test_unpacking_stops_at_a_short_read(tmp_path: Path):
     """A file that ends early is refused, for example after damage on disk."""
 
     class Shrinking(io.BytesIO):
-        """A file that has no more bytes once all members were checked."""
+        """A file that has no more bytes after the check of all members."""
 
         checked = False
 

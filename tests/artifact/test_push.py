@@ -133,7 +133,7 @@ def test_parts_that_are_not_those_of_the_manifest_are_not_pushed(store: MemorySt
 
 
 def test_a_push_without_a_key_writes_nothing(store: MemoryStore):
-    """An unsigned artifact would be refused by every reader."""
+    """Every reader would refuse an unsigned artifact."""
     manifest, stored = build()
 
     with pytest.raises(ConfigError):

@@ -308,7 +308,7 @@ def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
 
 
 def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, tmp_path: Path):
-    """The ranks could come from two builds, each for another machine."""
+    """The ranks could come from two builds for different machines."""
     cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw=cache, built_for=of_rank("1 of 2", threads="3"))

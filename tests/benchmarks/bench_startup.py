@@ -195,15 +195,15 @@ class Bench:
 
     work: Path
     node: str = "fresh"
-    """Whether starts find temporary files of earlier ones: `fresh` or `used`."""
+    """Whether a start finds temporary files of earlier starts (`used`) or none (`fresh`)."""
     redis_port: int | None = None
-    """Of a Redis server of our own; `None` where there is none."""
+    """Port of the benchmark's own Redis server; `None` without a server."""
     at_once: int = AT_ONCE
     """Artifacts that are made at the same time."""
     limit_s: float = LIMIT_S
     """A process that has not ended by then is a failure."""
     is_strict: bool = True
-    """Whether a start of serve_warm that is no full hit fails, and has no figures."""
+    """Whether a start of serve_warm fails, and has no figures, unless it is a full hit."""
 
     def produce(self, workload: str, producer: Entrant) -> str:
         """Make an artifact; return why it cannot be made here, or nothing.
@@ -388,7 +388,7 @@ def measure(
 def make_artifacts(
     bench: Bench, workload: str, entrants: Sequence[Entrant], plan: Plan
 ) -> tuple[dict[Entrant, str], dict[Entrant, str]]:
-    """Make the artifacts for the starts. Return why some are not measured or have failed."""
+    """Make the artifacts for the starts. Return why entrants are not measured or have failed."""
     producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
     not_measured: dict[Entrant, str] = {}
     failures: dict[Entrant, str] = {}
@@ -414,14 +414,14 @@ def make_artifacts(
 
 
 PRODUCING = 0
-"""The turn in which artifacts are made."""
+"""The turn that makes the artifacts."""
 
 
 class Plan:
     """All steps of a run, with an estimate of the remaining time.
 
-    A step takes as long as its like did: the same in other turns, or else on other models, or else
-    the average of all. Artifacts are made side by side.
+    The estimate for a step is the time of the same step in other turns, or else on other models, or
+    else the average of all steps. Artifacts are made at the same time.
     """
 
     def __init__(self, names: Sequence[str], entrants: Sequence[Entrant], repeats: int) -> None:

@@ -113,7 +113,7 @@ def checks(found: Mapping[str, Any]) -> Sequence[Check]:
 
 
 def checks_on_a_gpu(found: Mapping[str, Any]) -> Sequence[Check]:
-    """Return what `ON_A_GPU` claims and a document has both rows of."""
+    """Return the claims of `ON_A_GPU` for which the document has both rows."""
     rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
     return [
         Check(

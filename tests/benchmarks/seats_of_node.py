@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `RAY_preload_python_modules` names in `bench_seats.py`: each worker of the node imports.
 
-SEATS_IMPORTS has the app's modules. A file for each worker that is through comes into the folder
-of SEATS_OF_NODE.
+SEATS_IMPORTS has the app's modules. Each worker that has finished writes a file into the folder of
+SEATS_OF_NODE.
 """
 
 from __future__ import annotations

@@ -505,4 +505,4 @@ ALL = {
 }
 
 COMPARED = ("minilm", "resnet152", "recipe64", "decoder24")
-"""What a benchmark runs unless it is told otherwise; the others are for its tests."""
+"""The workloads that a benchmark runs by default. The others are for its tests."""

@@ -147,7 +147,7 @@ def test_a_copied_yaml_loads(written, example):
 
 
 def test_module_and_attribute_load():
-    """An application in code needs no YAML, and a deployment that is named is the one."""
+    """An application in code needs no YAML, and `deployment` chooses the deployment."""
     assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
 
 

@@ -173,7 +173,7 @@ def test_what_cannot_be_disassembled_is_not_proven(tmp_path: Path):
 def test_a_missing_objdump_is_said_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody compiles for minutes to learn that it cannot be proven."""
+    """The build fails before it compiles for minutes without a possible proof."""
     key = Path(__file__)  # stands for one: it is not used
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -271,7 +271,7 @@ def test_what_is_published_is_superseded_only_when_asked(run, source, target, co
 
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_copies_are_told_as_json(run, source, target, command):
-    """`--json` is one document on stdout; how far it is goes to stderr."""
+    """`--json` writes one document to stdout, and the progress to stderr."""
     statement, _ = publish(source)
 
     copied = run(command, source.root, target.root, "--json")

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("user", cuda_graphs.SKIP_USERS)
 def test_a_skip_is_counted_with_torchs_reason(user: str):
-    """Whichever part of Inductor says it. Of graphs on a CPU it says nothing by itself."""
+    """Each part of Inductor can skip. Inductor reports nothing about graphs on a CPU."""
     watch = watch_process()
     import_compiler()
     module = importlib.import_module(f"torch._inductor.{user}")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The watch over torch.compile, the proof's stance, and what is read of compiled callables.
+"""The watch over torch.compile, the proof's stance, and the attributes of compiled callables.
 
 Compiler processes are counted in test_cold_warm.py, where some are run anyway.
 """
@@ -457,7 +457,7 @@ at_module_level = compiled(double)
 
 
 class Empty:
-    """An app that compiles nothing, in a module that does."""
+    """An app that compiles nothing itself, but its module does."""
 
     def __init__(self, **held: Any) -> None:
         self.__dict__.update(held)

@@ -197,7 +197,7 @@ class GoesToTheCpu(torch.nn.Module):
 
 
 def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
-    """Known at the build: skipped when it is loaded, and run as it is. Others are captured."""
+    """The build knows it, so the start runs it without a capture, and captures the others."""
     watch = watch_process()
     eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
     x = torch.rand(8, 16, device="cuda")

@@ -91,7 +91,7 @@ def test_graphs_that_user_code_captures_are_counted():
 
 
 def test_a_skipped_graph_has_a_reason():
-    """A graph with work on the CPU is not captured, and torch's word for it is kept."""
+    """A graph with work on the CPU is not captured, and torch's reason is kept."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return (x.cpu() + 1).cuda() + x

@@ -19,7 +19,7 @@ def fresh() -> None:
 
 
 def test_what_lies_around_work_on_the_cpu_is_captured():
-    """Captures happen before and after the CPU work, one each, without a skip."""
+    """Two graphs are captured, before and after the CPU work, and none is skipped."""
     weight = torch.rand(64, 64, device="cuda")
 
     def forward(x: torch.Tensor) -> torch.Tensor:

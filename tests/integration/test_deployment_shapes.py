@@ -212,7 +212,7 @@ def test_streaming_routes_are_replayed_with_query_and_headers(apps):
 
 
 def test_routes_answer_without_compiling(apps):
-    """Requests like the inputs, through Serve's proxy, meet compiled code."""
+    """Requests of the inputs' shapes, sent through Serve's proxy, run compiled code."""
     app = apps["routes"].ready()
 
     answers = [app.post(path, json={"values": [1.0, 2.0]}).json() for path in ("/async", "/sync")]

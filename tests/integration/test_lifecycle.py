@@ -106,7 +106,7 @@ def clients() -> Iterator[Callable[[App], Clients]]:
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
-    """Applications that wait for their tests. All start at once."""
+    """Applications that already run when their tests begin. All start at once."""
     waiting = shapes.Caller.options(user_config={"warmup": {"input_deadline_s": 10}})
     started = cluster.start(
         {

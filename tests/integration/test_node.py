@@ -130,7 +130,7 @@ PERIOD_S = 5.0
 
 @pytest.mark.long
 def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
-    """No answer lags either, after deaths, a rolling update, a new controller or a new server."""
+    """Nor do answers lag after deaths, a rolling update, a new controller or a new server."""
     target = ("integration.apps:witnessed", "Witnessed", None)
     app = cluster.configure(*target)
     asked = options(cluster, app, "Witnessed")

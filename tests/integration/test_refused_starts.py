@@ -56,7 +56,7 @@ def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
 
 @pytest.mark.parametrize("kind", BAD_INPUTS)
 def test_bad_inputs_fail_the_start_with_a_sentence_and_its_fix(refused, kind):
-    """Whatever is wrong with the inputs, Serve's own status says it in words, and what to do."""
+    """Serve's own status names each problem with the inputs and its fix."""
     what, fix = BAD_INPUTS[kind]
 
     message = refused[kind].failed()

@@ -163,7 +163,7 @@ def test_another_runtime_env_has_no_use_of_a_seat(cluster: Cluster):
 @pytest.mark.long
 @pytest.mark.stress
 def test_a_hundred_starts_leave_nothing_behind(cluster: Cluster):
-    """All but the first begin on a seat, and there are no more processes than after the tenth."""
+    """Every start but the first uses a seat. Processes stop growing at the tenth."""
     (keeping,) = cluster.start({"keeping": seat_apps.bound("many")}).values()
     keeping.ready()
     misses, processes = [], []

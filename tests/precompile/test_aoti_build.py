@@ -750,7 +750,7 @@ def test_an_operator_of_python_is_refused():
 
 
 class AsOnAGpu(aoti_library.NativeOnGpu):
-    """The way that a library for a GPU is opened and called, with one for the CPU."""
+    """Opens and calls a library for the CPU like one for a GPU."""
 
     def _create(self, model: Any) -> int:
         self.device = "cpu"

@@ -211,7 +211,7 @@ def _raises(read: Callable[[], float]) -> bool:
 
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_other_keys_change_nothing_for_a_lookup(tmp_path: Path, name: str):
-    """A registry that grows keeps its entries; another value under the key, or none, refuses."""
+    """New keys do not affect an entry. It refuses if the value of its key changed or is gone."""
     found = _answers(LOOKUPS[name], tmp_path / "entries")
 
     assert all(is_right for _, is_right in found.values()), found

@@ -228,7 +228,7 @@ def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["function", "decorated", "method"])
 def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries, tmp_path: Path):
-    """All ways of passing a callable work, as at level 2."""
+    """Each way to pass a callable works, as at level 2."""
 
     class Owner:
         @serve_warm.compile(level=3)
@@ -360,7 +360,7 @@ def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
 
 
 def test_what_was_written_is_read(written: tuple[Path, Any]):
-    """Level, plan and reason of each entry stand in the index; the library stays a file."""
+    """The index has the level, plan and reason of each entry. The library stays a file."""
     library = EntryTable.read(written[0])
 
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]

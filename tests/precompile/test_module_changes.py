@@ -373,7 +373,7 @@ def test_the_same_value_again_is_no_change(layer: Any):
 
 
 def test_a_number_that_is_made_anew_is_no_change():
-    """A property that computes returns another object each time, and the same number."""
+    """A computed property returns a new object each time, with the same value."""
 
     class Half:
         whole = 3

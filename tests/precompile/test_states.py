@@ -465,7 +465,7 @@ def test_weights_that_are_frozen_after_the_start_stay_level_2(doubled: Path):
 
 @torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
-    """The entry is for one answer. The other answer runs at level 1, and then level 2 again."""
+    """The entry is for one answer. A call with the other answer runs at level 1."""
     model = serve_warm.compile(Asking().eval(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
     eager, states = Asking().eval(), (True, False, True)

@@ -121,8 +121,8 @@ def by_profile_of_one(machine: Machine) -> Started:
 
 
 TUNED = 3 if torch.__version__.startswith("2.11.") else 1
-"""Of the model's three products those that there are several ways for: 2.11 tries two for a layer
-with a bias, `addmm` and `bias_addmm`; 2.13 and 2.15 have one."""
+"""The number of tuned products of the model, which has three. torch 2.11 tries both `addmm` and
+`bias_addmm` for a layer with a bias; torch 2.13 and 2.15 have one way."""
 
 
 def start_tuned(machine: Machine, **options: Any) -> Started:

@@ -396,7 +396,7 @@ class Left:
 
 @pytest.mark.slow
 def test_what_is_left_to_check_is_checked_on_the_loop_that_serves():
-    """Serve's loop, once the replica is ready; without checks nothing waits for anything."""
+    """The checks run on Serve's loop after the replica is ready. Without checks, nothing waits."""
     replica = replica_of(warmup(Model)())
 
     async def ready() -> tuple[bool, list[bool]]:

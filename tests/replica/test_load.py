@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 def test_a_start_is_verifying_while_what_came_is_unpacked(
     store: LocalStore, torch_bytes: bytes | None, stages: list[str]
 ):
-    """From the last byte on, and not once all is over."""
+    """The stage begins with the last byte, before the unpacking ends."""
     told: list[Report] = []
     replica = StandIn()
     publish(store, here(replica), raw={"torch_bytes": torch_bytes or container()})
@@ -304,7 +304,7 @@ def test_a_refusal_fails_by_policy(store: LocalStore):
 
 
 def test_a_miss_is_not_a_refusal(store: LocalStore):
-    """Each policy is for its own verdict."""
+    """`on_refused` has no effect on a miss."""
     report = warm_up(StandIn(), artifact=store.uri, on_refused="fail").report()
 
     assert report.verdict is Verdict.MISS

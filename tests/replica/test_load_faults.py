@@ -197,7 +197,7 @@ def test_a_replica_is_ready_where_the_machine_is_set_up_wrongly(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A file that is not mounted costs the artifact, not the replica, and is not waited for."""
+    """With a wrong setup the replica starts without the artifact, and does not wait."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)

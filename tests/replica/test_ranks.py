@@ -118,7 +118,7 @@ def test_a_rank_that_says_nothing_is_named():
 
 
 def test_a_rank_without_a_pulse_is_gone():
-    """A rank that sent a pulse and then stopped is not waited for until the deadline."""
+    """The other ranks do not wait until the deadline for a rank that stopped after a pulse."""
     first, second = group(2, silent_s=0.2)
     ended = threading.Event()
     ended.set()
@@ -226,7 +226,7 @@ def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
 
 
 def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]]]):
-    """The failed rank names its input. The other rank ends because of its message or silence."""
+    """The failed rank names its input. The other rank ends at its message or its silence."""
     first, second = starts["raising"]
 
     assert second["raised"] == "ReplayFailed"

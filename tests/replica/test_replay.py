@@ -85,7 +85,7 @@ def failure(kind: type[Exception], warmup: Replay) -> Any:
 
 
 def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
-    """Three passes for a model that compiles at the first call, and every input is proven."""
+    """A model that compiles at the first call takes three passes, and every input is proven."""
     model = compiled(double)
     calls: list[str] = []
 

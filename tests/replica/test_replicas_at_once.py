@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas of one node that start at the same moment do not get into each other's way.
 
-It is the program for GPUs, with a model for the CPU, and only its counts are looked at.
+The test runs the program for GPUs with a model for the CPU, and checks only its counts.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ def test_inputs_that_block_the_loop_past_the_deadline_are_late():
 
 
 class Guarded(StandIn):
-    """Answers inputs of one element by itself, and all others with its model."""
+    """Handles inputs of one element without its model, and all others with it."""
 
     async def call(self, item: Input) -> None:
         if item.args[0].numel() > 1:

@@ -114,7 +114,7 @@ def vae() -> Any:
 
 
 class Decoder(nn.Module):
-    """The part of an image pipeline that is compiled."""
+    """The compiled part of an image pipeline."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()

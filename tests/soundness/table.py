@@ -46,9 +46,9 @@ def guard_methods() -> list[str]:
 
 
 def unseen(guards: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the kinds of guards that a group is about, and that no build had.
+    """Return the kinds of guards that belong to a group but appeared in no build.
 
-    `guards` are those that Dynamo installed, by group.
+    `guards` are the guards that Dynamo installed, by group.
     """
     seen = set().union(*guards.values())
     return [

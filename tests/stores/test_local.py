@@ -377,7 +377,7 @@ def without_privileges() -> Iterator[None]:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_folder_of_somebody_else_is_denied(store: LocalStore, raw: Folder, operation: str):
-    """Retries do not help against missing permission; the error names the user who lacks it."""
+    """Missing permission is not retried, and the error names the user without permission."""
     raw.write(KEY, b"x")
     raw.root.chmod(0)
 

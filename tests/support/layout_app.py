@@ -60,7 +60,7 @@ class Outer(nn.Module):
 
 
 class Served(serve_warm.WarmupMixin):
-    """Answers with a model of repeated blocks, with a method, and with nested callables."""
+    """A deployment that runs a model of repeated blocks, a method, and nested callables."""
 
     if PUBLIC_KEY:
         warmup_trust = serve_warm.signed_by(Path(PUBLIC_KEY).read_text())

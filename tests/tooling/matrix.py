@@ -52,8 +52,8 @@ LEVELS = (
     "tests/compiler/test_triton_kernels.py",
     "tests/compiler/test_tuning.py",
 )
-"""Whatever touches torch: the watch, the caches, cold against warm, levels 2 and 3, and what of
-CUDA graphs, kernels and tunings is seen without a GPU."""
+"""The tests that use torch: the watch, the caches, cold against warm, levels 2 and 3, and the parts
+of CUDA graphs, kernels and tunings that need no GPU."""
 
 REPLICAS = (
     "tests/integration/test_lifecycle.py",

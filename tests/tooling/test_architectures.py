@@ -35,14 +35,14 @@ def more_rows() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.long
 def test_an_architecture_reaches_level_2(rows: dict[str, dict[str, Any]]):
-    """Built in one process and loaded in another: no compile, and eager's numbers and class."""
+    """A second process loads the entries, compiles nothing, and returns the results of eager."""
     assert_level_2(rows["llama"])
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("name", MORE)
 def test_more_architectures_reach_level_2(more_rows: dict[str, dict[str, Any]], name: str):
-    """An encoder and a model of images, likewise."""
+    """An encoder and an image model reach level 2 too."""
     assert_level_2(more_rows[name])
 
 

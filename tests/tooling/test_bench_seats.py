@@ -167,7 +167,7 @@ def test_scale_ups_and_latencies_are_paired_by_turn():
 
 
 def test_the_file_of_a_seat_that_was_taken_is_empty(tmp_path: Path):
-    """A replica removes it while the benchmark looks."""
+    """A replica may remove the file while the benchmark reads the folder."""
     (tmp_path / "seat-7").write_text('{"state": "waiting"}')
 
     assert bench_seats.read_seat(tmp_path / "seat-7") == {"state": "waiting"}
@@ -175,7 +175,7 @@ def test_the_file_of_a_seat_that_was_taken_is_empty(tmp_path: Path):
 
 
 class Stopped(seats_gpu.Pieces):
-    """Runs no process. Each piece has a given result, and uses nearly the whole limit."""
+    """Pieces without processes. Each piece has a given result and uses nearly the whole limit."""
 
     def __init__(self, work: Path, *, most: int) -> None:
         super().__init__(work, limit_s=1e9 if most else 0.0, cpu=True)

@@ -218,7 +218,7 @@ def test_a_start_from_built_kernels_runs_no_compiler(found):
 
 @pytest.mark.stress
 def test_the_floor_is_that_of_serve_warm(found):
-    """Its imports and weights were measured apart, its passes are those of our start."""
+    """Its imports and weights were measured separately. Its passes are those of our start."""
     floor, ours = row_in(found, "floor", 1), row_in(found, "serve_warm", 1)
 
     assert floor["ready_s"] == floor["floor_s"] == ours["floor_s"]
@@ -236,7 +236,7 @@ def test_the_picture_of_real_rows_has_a_bar_for_each(found):
 
 @pytest.mark.stress
 def test_wrong_numbers_fail_the_run(tmp_path):
-    """A system that computes something else than eager has no figures, and the run fails."""
+    """If a system's results differ from eager's, it has no figures, and the run fails."""
     path = tmp_path / "found.json"
 
     status = bench_startup.main(

@@ -43,7 +43,7 @@ def named(pod: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_a_group_has_what_it_says_and_others_have_not(found: charts.Manifests) -> None:
-    """Fields of KubeRay and of pods reach the one group, and the other has the defaults."""
+    """One group has the given fields of KubeRay and of pods, and the other has the defaults."""
     h100, l4, hosts = (group_of(found, name) for name in ("h100", "l4", "hosts"))
     pod, other = h100["template"]["spec"], l4["template"]["spec"]
 

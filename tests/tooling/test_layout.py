@@ -517,7 +517,7 @@ def test_public_names_stay_what_they_are() -> None:
 
 
 def named_from_outside() -> Iterator[tuple[str, str]]:
-    """Yield file and name for what documents, chart, Makefile and sources call by its path."""
+    """Yield the file and the name of each path used by documents, chart, Makefile and sources."""
     root = PACKAGE.parent
     places = [root / "Makefile", root / "pyproject.toml", *root.glob("*.md"), *root.glob(".ci/*")]
     for folder in ("docs", "helm", "deployments", "serve_warm"):

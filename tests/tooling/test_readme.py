@@ -226,7 +226,7 @@ def test_python_blocks_are_python():
 
 
 def test_every_setting_command_and_verdict_is_documented():
-    """A field, command or verdict that no document names does not exist for a user."""
+    """Users can only find fields, commands and verdicts that a document names."""
     documents = README + GUIDE + REFERENCE
     missing = [
         name

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has the day, and the alerts of its rules."""
+    """A Prometheus with the data of the recorded day, and the alerts that its rules fired."""
     with with_alerts(tmp_path_factory.mktemp("day")) as running:
         yield running
 
