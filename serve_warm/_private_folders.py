@@ -284,10 +284,10 @@ def make_private(folder: Path) -> None:
 def private_base(*, last: Path = LAST_BASE) -> Path:
     """Return a folder in which this user can make folders that nobody else can replace.
 
-    Candidates are the folder for temporary files, `~/.cache/serve_warm` (with the home of the
-    password database) and `last`. This returns the first candidate that is safe and writable. So an
-    unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode 0777 and
-    without the sticky bit.
+    Candidates are the folder for temporary files, `~/.cache/serve_warm` (in the home that
+    the password database names) and `last`. This returns the first candidate that is safe and
+    writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with
+    mode 0777 and without the sticky bit.
 
     If no candidate is safe, it logs a warning and returns the first candidate. Callers that need a
     safe folder call `problems`.

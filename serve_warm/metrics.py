@@ -39,7 +39,7 @@ LAYERS = ("fx", "aot")
 RESULTS = ("hit", "miss", "bypass")
 
 Samples = Mapping[tuple[str, ...], float]
-"""Values by label values; empty if there is no value yet."""
+"""The value for each combination of labels. Empty if nothing was recorded yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,10 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the current stage of the start, 0 for others. All 0 if a ready replica hangs.",
+        help=(
+            "1 for the current stage of the start, 0 for others. All stages are 0 if a ready "
+            "replica hangs."
+        ),
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(

@@ -474,7 +474,7 @@ def _describe_unwritten(directory: str, error: OSError) -> str:
     )
     if is_told:
         return said
-    return f"{said} Name a writable folder with room in state_dir or SERVE_WARM_STATE_DIR"
+    return f"{said} Set state_dir or SERVE_WARM_STATE_DIR to a writable folder with free space"
 
 
 # --- reading states ------------------------------------------------------------------------
@@ -1130,7 +1130,9 @@ class Policy(NamedTuple):
             return cls(expect, deployments=tuple(deployments), latch=latch)
         if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
             return cls("min", int(number), tuple(deployments), latch)
-        raise ValueError(f"{expect!r} is not one of all, allow-idle and min=N with N from 1")
+        raise ValueError(
+            f"{expect!r} is not valid: use all, allow-idle or min=N, where N is at least 1"
+        )
 
 
 class Readiness(NamedTuple):
@@ -1207,7 +1209,7 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
         warm = len(group) - len(cold)
         if warm >= policy.at_least:
             return []
-        return [f"{warm} of at least {policy.at_least} replicas{of} are warm", *cold]
+        return [f"{warm} replicas{of} are warm, and at least {policy.at_least} must be", *cold]
     if not group and policy.expect == "all":
         return [f"no replica{of} is on this node"]
     return cold

@@ -1063,7 +1063,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path
     assert record.message == (
         f"cannot write this replica's state to {tmp_path / 'file' / 'state'}: Not a directory. "
         "Probes, status and metrics of this node do not include it, but it serves requests as "
-        "usual. Name a writable folder with room in state_dir or SERVE_WARM_STATE_DIR"
+        "usual. Set state_dir or SERVE_WARM_STATE_DIR to a writable folder with free space"
     )
 
 

@@ -257,7 +257,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--expect", "some"], "'some' is not one of all, allow-idle and min=N"),
+        (["--expect", "some"], "'some' is not valid: use all, allow-idle or min=N"),
         (["--expect", "min=0"], "min=N with N from 1"),
         (
             ["--raylet", "localhost:52365"],

@@ -699,7 +699,7 @@ NODES = Row(
             kind="lines",
             title=f"Duration of starts, median and 95 % ({NODE_ONLY})",
             description=(
-                "Covers all starts since the node servers began, by outcome. The values are "
+                "All starts since the node servers began, by outcome. The values are "
                 "estimates from histogram buckets."
             ),
             unit="s",
@@ -716,7 +716,7 @@ NODES = Row(
             kind="lines",
             title=f"Duration of stages, 95 % ({NODE_ONLY})",
             description=(
-                "Covers all starts since the node servers began. The values are estimates from "
+                "All starts since the node servers began. The values are estimates from "
                 "histogram buckets."
             ),
             unit="s",

@@ -73,7 +73,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "deployments",
     multiple=True,
     help=(
-        "Sign only the artifacts of this deployment; required with --unsigned, and then repeatable."
+        "Sign only the artifacts of this deployment. --unsigned requires this option, which may "
+        "be repeated."
     ),
 )
 @click.option(

@@ -3,8 +3,8 @@
 """Prompts with images: the embeddings that a model's own code makes of tokens and pictures.
 
 A model such as LLaVA puts the states of its image encoder in the places of some tokens, and passes
-the result to its text decoder. Everything up to this call runs as the model runs it, and the
-prefill step takes the embeddings in place of tokens.
+the result to its text decoder. Everything before this call is the model's own code, run
+eagerly. The prefill step then takes embeddings instead of tokens.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _DecoderCalled(Exception):
 
 
 class _Instead(nn.Module):
-    """Takes the call of a decoder in its place, and is otherwise like it."""
+    """Replaces a decoder: takes its call, and has its other attributes."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

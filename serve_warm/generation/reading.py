@@ -90,7 +90,7 @@ def _check_kind(model: Any) -> None:
     if can_generate is None or not can_generate():
         raise ConfigError(
             f"compile_generation got a {name}, which has no generate()",
-            hint="pass a model of transformers with a language-model head, such as one of "
+            hint="pass a transformers model with a language-model head, for example from "
             "AutoModelForCausalLM",
         )
     if model.training:

@@ -370,7 +370,7 @@ class _Graph:
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
             if not _same(make(*given), value):
-                raise NoEntry(f"the value that it assigns to {name} cannot be built of its parts")
+                raise NoEntry(f"the value assigned to {name} cannot be rebuilt from its parts")
         if not _same(function.result(*given), returned):
             raise NoEntry(
                 f"the {type(returned).__qualname__} it returns differs from one built of its parts"

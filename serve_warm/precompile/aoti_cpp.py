@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C++ of a library: changes its source, and runs the C++ compiler in the background.
 
-The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). It is a
-separate process, so it can run while torch traces the next graph in the only thread that may trace.
-torch still does its steps in order: serve_warm records torch's command lines, and lets torch assume
-that the compiler has run.
+The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only
+one thread may trace, but the compiler is a separate process, so it runs while torch traces the next
+graph. serve_warm records the command lines of torch, and torch continues as if each compiler had
+already ended.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py

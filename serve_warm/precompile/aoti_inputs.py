@@ -62,7 +62,9 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
     if not any(map(has_parts, fakes)):
         return graph, list(sources)
     if any(isinstance(size, torch.SymInt) for fake in fakes for size in fake.shape):
-        raise NoEntry("its sizes are dynamic, and a tensor of its graph has parts")
+        raise NoEntry(
+            "its sizes are dynamic, and its graph takes a tensor that is made of other tensors"
+        )
     from torch.fx.experimental.proxy_tensor import make_fx
 
     parts = [plain_parts(fake) for fake in fakes]

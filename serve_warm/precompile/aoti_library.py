@@ -194,7 +194,7 @@ class Function:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
         except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(f"its module differs from the build's: no {error}") from error
+            raise NoEntry(f"its module differs from the build: it has no {error}") from error
 
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return the tensors that the native code computes with in a call.
@@ -219,7 +219,7 @@ class Function:
                 else:
                     inputs.append(walk(callee))
         except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(f"its module differs from the build's: no {error}") from error
+            raise NoEntry(f"its module differs from the build: it has no {error}") from error
         return inputs
 
     def _learn(self, inputs: Sequence[Any]) -> None:

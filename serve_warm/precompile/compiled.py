@@ -42,7 +42,7 @@ def compile(  # noqa: A001 - as in torch
     Inductor, and a graph without breaks. The report names every call that does not meet these
     conditions.
 
-    With `level=3` entries are libraries made by AOTInductor. A start imports neither Dynamo nor
+    With `level=3`, entries are libraries made by AOTInductor. A start imports neither Dynamo nor
     Inductor and needs no C++ compiler, as long as every call has a library.
 
     Raises:

@@ -167,7 +167,7 @@ class Kept:
             self.restore_buffers()
 
     def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-        """Run a function on copies of the tensors, and restore only torch's random numbers."""
+        """Run a function on copies of the tensors. Restore only torch's random state."""
         random = _random_states()
         try:
             function(self._callee, *copy_tensors(tensors))

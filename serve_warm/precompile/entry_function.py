@@ -94,7 +94,9 @@ class _Graph:
         every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
         whole = Whole(tensors)
         if dynamic and whole.parts:
-            raise NoEntry("its sizes are dynamic, and a tensor of its graph has parts")
+            raise NoEntry(
+                "its sizes are dynamic, and its graph takes a tensor that is made of other tensors"
+            )
         for part in whole.parts:
             refuse_unusual(part)
         if len({id(part) for part in whole.parts}) < len(whole.parts):

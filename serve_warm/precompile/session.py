@@ -117,7 +117,7 @@ class Session:
 
         Its calls go to torch.compile, with `why` as the reason.
 
-        With `eagerly` they run eagerly instead: without a compiler torch.compile could only raise.
+        With `eagerly`, they run eagerly instead, because torch.compile fails without a compiler.
         """
         if self.loaded is not None:
             self.loaded.disable(entry, why)

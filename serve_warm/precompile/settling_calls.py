@@ -86,7 +86,7 @@ class SettlingCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Raise `SettlingCallDue` if a call has an entry that may fit after a settling call.
+        """Raise `SettlingCallDue` if an entry for this call may fit after a settling call.
 
         No entry of `binding` takes it now. `call` has the signature, the state and the tensors.
         """

@@ -246,10 +246,10 @@ class Prefetch:
     async def taken(
         self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
     ) -> Taken | None:
-        """Wait for the artifact; return it if a pull of `wanted` would still choose it.
+        """Wait for the artifact. Return it if pulling `wanted` would still choose it.
 
-        This repeats the full choice among the found statements: all factors, the deny-list, the
-        age. Returns None in every other case, including a timeout.
+        Chooses again among the statements, by all factors of the fingerprint, the deny list and
+        the age. Returns None in every other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:

@@ -126,7 +126,9 @@ class Warmup:
         return self._proof.checks
 
     async def prove(self) -> None:
-        """Warm up and prove the warmth, or raise. When this returns, the replica may become ready.
+        """Warm up, and prove that the replica is warm.
+
+        When this returns, the replica may become ready.
 
         Raises:
             WarmupFailed: an input failed, a deadline passed, or a policy forbids becoming ready.
@@ -519,7 +521,7 @@ class Proof:
             raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
         self._journal.degraded.append(f"uncovered: {text}")
         logger.warning(
-            "the replica serves with unproven inputs, because of on_uncovered: serve: %s", text
+            "the replica serves with unproven inputs, because on_uncovered is 'serve': %s", text
         )
 
 

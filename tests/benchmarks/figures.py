@@ -461,9 +461,10 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
             continue
         row, other = min(ours, key=lambda row: row["ready_s"]), eager[workload]
         calls = " and ".join(f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
+        model = title.replace(", ", " (") + ")"
         lines.append(
-            f"- On {title}, eager is ready after {other['ready_s']:.1f} s, and {label(row)} is "
-            f"ready after {row['ready_s']:.1f} s. Eager calls take {calls} times as long as calls "
+            f"- With {model}, eager is ready after {other['ready_s']:.1f} s, "
+            f"and {label(row)} is ready after {row['ready_s']:.1f} s. Eager calls take {calls} times as long as calls "
             "of serve_warm (smallest and largest input)."
         )
     return lines

@@ -357,7 +357,7 @@ def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
         torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
         changed_deeply(model)
     del model.keyed["a"]
-    with pytest.raises(NoEntry, match="differs from the build's: no 'a'"):
+    with pytest.raises(NoEntry, match="differs from the build: it has no 'a'"):
         run(fn, model, x)
 
 
