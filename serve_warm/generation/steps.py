@@ -147,8 +147,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         by_token = states.transpose(1, 2)
         if self.kept is None:
             return by_token
-        # All other tokens go to one place. On a GPU any of them may be the last to be written, so
-        # they are all the same: else the cache would differ from one call to the next.
+        # All padding goes to one place, and a GPU writes it in any order. Equal values keep the
+        # cache the same from call to call.
         return by_token.masked_fill(~self.kept[..., None, None], 0)
 
     def get_seq_length(self) -> Any:

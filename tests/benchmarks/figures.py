@@ -464,8 +464,8 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
         model = title.replace(", ", " (") + ")"
         lines.append(
             f"- With {model}, eager is ready after {other['ready_s']:.1f} s, "
-            f"and {label(row)} is ready after {row['ready_s']:.1f} s. Eager calls take {calls} times as long as calls "
-            "of serve_warm (smallest and largest input)."
+            f"and {label(row)} is ready after {row['ready_s']:.1f} s. Eager calls take {calls} "
+            "times as long as calls of serve_warm (smallest and largest input)."
         )
     return lines
 
