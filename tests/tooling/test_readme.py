@@ -185,16 +185,17 @@ def test_a_reader_gets_through_the_readme():
 
 
 def test_the_lines_that_a_user_adds_are_counted_as_they_are():
-    """The sentence above the diffs has the number of lines in them that begin with a plus."""
-    numbers = {"app.py": "nine", "serve.yaml": "three"}
-    added = {
-        name: [line for line in diff.splitlines() if line.startswith("+") and line != "+"]
-        for name, diff in readme_files.diffs(README).items()
-    }
+    """The sentence above the diffs has the numbers of changed and of added lines in them."""
+    diffs = readme_files.diffs(README)
 
-    assert {name: len(lines) for name, lines in added.items()} == {"app.py": 9, "serve.yaml": 3}
-    python, yaml = (f"{numbers[name]} lines of" for name in numbers)
-    assert f"Add {python} Python and {yaml} YAML" in README
+    def count(name: str, sign: str) -> int:
+        return sum(line[0] == sign and line != sign for line in diffs[name].splitlines() if line)
+
+    changed = count("app.py", "-")
+    assert (changed, count("app.py", "+") - changed) == (4, 5)
+    assert (count("serve.yaml", "-"), count("serve.yaml", "+")) == (0, 3)
+    sentence = "Change four lines of Python, and add five lines of Python and three lines of YAML"
+    assert sentence in README
 
 
 def test_what_the_app_was_before_is_python_and_yaml():
