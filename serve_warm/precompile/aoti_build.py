@@ -23,7 +23,7 @@ import hashlib
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,7 @@ class _Graph:
         # The tensors that Dynamo traced with, in their own mode: the conditions use their symbols.
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
-        with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        with torch._guards.tracing(torch._guards.TracingContext(mode)), _without_foreign():
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
         aoti_cpp.refuse_foreign(Path(path))
         return str(path)
@@ -375,6 +375,25 @@ class _Graph:
             raise NoEntry(
                 f"the {type(returned).__qualname__} it returns differs from one built of its parts"
             )
+
+
+@contextlib.contextmanager
+def _without_foreign() -> Iterator[None]:
+    """Make torch replace operators that have no C interface but an equal one (2.13)."""
+    from torch._inductor import decomposition
+
+    table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
+    added = {op: equal for op, equal in EQUAL.items() if op not in table}
+    table.update(added)
+    try:
+        yield
+    finally:
+        for op in added:
+            del table[op]
+
+
+EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
+"""Operators, and those that compute the same."""
 
 
 def _is_on_the_cpu(node: Any) -> bool:

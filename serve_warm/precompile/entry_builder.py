@@ -249,8 +249,7 @@ class EntryBuilder:
         try:
             return attempt()
         except NoEntry as failure:
-            may_help = isinstance(failure, ChangedByCall) or is_of_trace(failure)
-            if not (may_help and settle(self._callee, call.function, call.tensors, failure)):
+            if not settle(self._callee, call.function, call.tensors, failure):
                 raise
         self._settling.makes_state = True
         return attempt()

@@ -749,6 +749,20 @@ def test_an_operator_of_python_is_refused():
         made_of(Custom(), torch.randn(3, 4))
 
 
+@pytest.mark.slow
+def test_an_operator_that_has_an_equal_one_has_a_library():
+    """Models of images and text check their masks by `_is_all_true`."""
+
+    class Checked(torch.nn.Module):
+        def forward(self, x):
+            return torch.where(torch.ops.aten._is_all_true(x > 0), x @ x.T, -x @ x.T)
+
+    made, x = made_of(Checked(), torch.rand(3, 3) + 1), torch.rand(3, 3) + 1
+
+    for given in (x, x - 2):
+        torch.testing.assert_close(made.fn(Checked(), given), Checked()(given))
+
+
 class AsOnAGpu(aoti_library.NativeOnGpu):
     """Opens and calls a library for the CPU like one for a GPU."""
 
