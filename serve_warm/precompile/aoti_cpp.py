@@ -269,10 +269,12 @@ def refuse_foreign(path: Path) -> None:
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]
         names = sorted({str(node["node"]["target"]) for node in nodes})
-        instead = next((do for name, do in INSTEAD.items() if name in names), USE_OTHERS)
+        others = USE_LEVEL_2 if all(name.startswith("aten::") for name in names) else USE_OTHERS
+        instead = next((do for name, do in INSTEAD.items() if name in names), others)
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}: {instead}")
 
 
+USE_LEVEL_2 = "use level 2, or real numbers if they are complex"
 USE_OTHERS = "use operators of torch in their place, or level 2"
 INSTEAD = {
     "transformers::grouped_mm_fallback": "call set_experts_implementation('batched_mm') of the "
