@@ -10,7 +10,7 @@ list, the group bits show the largest access that the list grants.
 
 A path that is safe from the root down stays safe, because nobody else can change it.
 
-Python shows neither owners nor modes on Windows, so nothing there counts as safe.
+Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
 This module also writes small files, whole or not at all, with a mode that no umask changes. A file
 gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial

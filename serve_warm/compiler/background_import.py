@@ -58,7 +58,7 @@ cause."""
 
 
 class Turns:
-    """Decides who imports in this process: any number of threads, or one background thread alone.
+    """Lets either any number of threads import in this process, or only one background thread.
 
     Create it in the thread that imports most, but not during an import, because imports that began
     earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see `STUCK_S`.
