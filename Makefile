@@ -13,6 +13,7 @@
 #   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
 #   make soundness answers after changes of an application; ARGS='--only NAME'
 #   make architectures  levels 2 and 3 of 100 models, in pieces; ARGS='--minutes 8 NAME'
+#   make more-architectures  the same for a second list of 30 models
 #   make images    builds the images, and starts a baked one; as root, half an hour
 #   make stress    what takes minutes: looks for races, and the long forms of tests
 #   make release-check  builds what would be published, the chart too, and uses it
@@ -29,7 +30,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 unit test test-long check bench gpu stress matrix images soundness architectures seats release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long check bench gpu stress matrix images soundness architectures more-architectures seats release-check clean
 
 setup: $(READY)
 
@@ -183,6 +184,9 @@ $(MODELS)/.ready: requirements-models.txt pyproject.toml
 
 architectures: $(MODELS)/.ready
 	$(MODELS)/bin/python tests/architectures.py --json $(RESULTS)/architectures.json $(ARGS)
+
+more-architectures: $(MODELS)/.ready
+	$(MODELS)/bin/python tests/architectures.py --second --json $(RESULTS)/more_architectures.json $(ARGS)
 
 # Ten turns take 25 minutes of a machine that does nothing else; a run that was stopped goes on.
 SEAT_TURNS ?= 10

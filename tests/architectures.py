@@ -7,6 +7,7 @@
 `served_models` has the rows: tiny models with random weights. Entries are made in one process and
 loaded in another one, which compares with eager. `make architectures` has the packages that it
 needs. A run of all rows takes hours; `--minutes` ends it early, and the next run continues it.
+`--second` takes the second list, which was written before one of its models was compiled.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from served_models.table import ROWS
+from served_models.table import ROWS, SECOND
+
+if TYPE_CHECKING:
+    from served_models.rows import Row
 
 HERE = Path(__file__).parent
 
@@ -160,11 +164,11 @@ def versions() -> dict[str, str]:
 class Results:
     """The file of results, which a run adds to row by row."""
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    def __init__(self, path: Path, listed: Mapping[str, Row], *, resume: bool) -> None:
         self._path = path
         self.rows: dict[str, dict[str, Any]] = {
             name: {"name": name, "library": row.library, "shapes": row.shapes}
-            for name, row in ROWS.items()
+            for name, row in listed.items()
         }
         if resume and path.exists():
             for row in json.loads(path.read_text())["rows"]:
@@ -204,7 +208,7 @@ def key_of(level: int) -> str:
 def run(options: argparse.Namespace, results: Results) -> int:
     """Take rows until there are no more, or the time is over; return how many are left."""
     ends = time.monotonic() + options.minutes * 60
-    names = options.names or list(ROWS)
+    names = options.names or list(results.rows)
     left = [
         (name, level)
         for level in options.levels
@@ -260,11 +264,13 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "architectures")
     parser.add_argument("--anew", action="store_true", help="forget the results in the file")
     parser.add_argument("--again", action="store_true", help="run the named rows once more")
+    parser.add_argument("--second", action="store_true", help="take the second list")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     if options.again and not options.names:
         parser.error("--again needs names: to run all rows once more, use --anew")
-    left = run(options, Results(options.json, resume=not options.anew))
+    listed = SECOND if options.second else ROWS
+    left = run(options, Results(options.json, listed, resume=not options.anew))
     if left:
         sys.stdout.write(f"{left} left: run it again\n")
 

@@ -555,9 +555,9 @@ def extremes(values: Iterable[float]) -> tuple[float, float]:
     return ordered[0], ordered[-1]
 
 
-def architectures() -> str:
+def architectures(name: str = "architectures") -> str:
     """Return the models that were taken to levels 2 and 3, and what stopped the others."""
-    found = load("architectures")
+    found = load(name)
     versions, rows = found["versions"], found["rows"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
     lines = [
@@ -1009,6 +1009,7 @@ SECTIONS = {
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),
+    "more architectures": (LEVELS, functools.partial(architectures, "more_architectures")),
     "generation": (GENERATION, generation),
     "images": (IMAGE, images),
     **{

@@ -30,7 +30,7 @@ import serve_warm
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 from served_models.rows import DYNAMIC, Row
-from served_models.table import ROWS
+from served_models.table import ROWS, SECOND
 
 SHOWN = 400
 """Characters of a reason."""
@@ -191,7 +191,7 @@ def _shorten(text: str) -> str:
 
 def _in_child(do: str, question: dict[str, Any], pipe: int) -> None:
     torch.set_num_threads(1)
-    row, folder = ROWS[question["name"]], Path(question["folder"])
+    row, folder = {**ROWS, **SECOND}[question["name"]], Path(question["folder"])
     try:
         answer = DO[do](row, question["level"], folder)
         for key in ("refused", "reason"):
