@@ -128,9 +128,9 @@ class WarmupConfig(BaseModel):
     comparison before READY always runs."""
 
     deadline_s: float = Field(default=1800.0, gt=0)
-    """Longest time in seconds for the whole warm-up. A thread enforces this deadline within a
-    second, even if a handler or a compile blocks the event loop. Units such as `10m` are not
-    allowed."""
+    """Longest time in seconds for the whole warm-up, from the end of `__init__` and of your own
+    `reconfigure` up to READY. A thread enforces this deadline within a second, even if a handler or
+    a compile blocks the event loop. Units such as `10m` are not allowed."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
     """Longest time in seconds for listing, downloading and verifying, including retries. Loading
