@@ -105,9 +105,9 @@ class WarmupConfig(BaseModel):
     everything, and needs a C++ compiler. With `fail` the replica does not become ready."""
 
     on_refused: Literal["compile", "fail"] = "compile"
-    """What to do if an artifact is refused. `compile` compiles everything, and needs a C++ compiler.
-    With `fail` the replica does not become ready. `fail` also applies if the results of an entry
-    differ from eager execution."""
+    """What to do if an artifact is refused. `compile` compiles everything, and needs a C++
+    compiler. With `fail` the replica does not become ready. `fail` also applies if the results of
+    an entry differ from eager execution."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
     """What to do after `deadline_s` or `input_deadline_s`. With `fail` the replica does not become
