@@ -258,7 +258,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     ("options", "said"),
     [
         (["--expect", "some"], "'some' is not valid: use all, allow-idle or min=N"),
-        (["--expect", "min=0"], "min=N with N from 1"),
+        (["--expect", "min=0"], "min=N, where N is at least 1"),
         (
             ["--raylet", "localhost:52365"],
             "is neither a URL like http://127.0.0.1:8000/-/healthz nor none",
