@@ -102,12 +102,12 @@ class WarmupConfig(BaseModel):
 
     on_missing: Literal["compile", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
-    everything. With `fail` the replica does not become ready."""
+    everything, and needs a C++ compiler. With `fail` the replica does not become ready."""
 
     on_refused: Literal["compile", "fail"] = "compile"
-    """What to do if an artifact is refused. `compile` compiles everything. With `fail` the replica
-    does not become ready. `fail` also applies if the results of an entry differ from eager
-    execution."""
+    """What to do if an artifact is refused. `compile` compiles everything, and needs a C++
+    compiler. With `fail` the replica does not become ready. `fail` also applies if the results of
+    an entry differ from eager execution."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
     """What to do after `deadline_s` or `input_deadline_s`. With `fail` the replica does not become
@@ -128,9 +128,9 @@ class WarmupConfig(BaseModel):
     comparison before READY always runs."""
 
     deadline_s: float = Field(default=1800.0, gt=0)
-    """Longest time in seconds for the whole warm-up. A thread enforces this deadline within a
-    second, even if a handler or a compile blocks the event loop. Units such as `10m` are not
-    allowed."""
+    """Longest time in seconds for the whole warm-up, from the end of `__init__` and of your own
+    `reconfigure` up to READY. A thread enforces this deadline within a second, even if a handler or
+    a compile blocks the event loop. Units such as `10m` are not allowed."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
     """Longest time in seconds for listing, downloading and verifying, including retries. Loading

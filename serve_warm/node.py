@@ -2319,7 +2319,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "Seconds without a heartbeat after which a replica counts as hung.",
     ),
 }
-"""Metavar, default and help by option. `serve-warm probe` has the same options."""
+"""Metavar, default and help by option. `serve-warm probe` has these options and `--json`."""
 
 DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."

@@ -258,7 +258,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     ("options", "said"),
     [
         (["--expect", "some"], "'some' is not valid: use all, allow-idle or min=N"),
-        (["--expect", "min=0"], "min=N with N from 1"),
+        (["--expect", "min=0"], "min=N, where N is at least 1"),
         (
             ["--raylet", "localhost:52365"],
             "is neither a URL like http://127.0.0.1:8000/-/healthz nor none",
@@ -309,6 +309,29 @@ def test_data_has_each_reason(replica, directory):
     (warm,) = json.loads(ended.stdout)["checks"]
     assert warm["check"] == "warm"
     assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
+
+
+def test_the_page_shows_the_data_that_is_printed(directory, health):
+    """The example in docs/reference/node.md is the output for such a node, apart from seconds."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "node.md").read_text()
+    [shown] = re.findall(r"^\$ serve-warm probe --json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    raylet, proxy = health(), health()
+    proxy.shutdown()
+    proxy.server_close()
+    options = ["--raylet", raylet.url, "--proxy", proxy.url]
+    who = {"application": "scorer", "deployment": "Scorer"}
+    with (
+        contextlib.closing(StateFile(directory, **who, replica="1ojoilvj")) as ready,
+        contextlib.closing(StateFile(directory, **who, replica="cl5iax0z")) as starting,
+    ):
+        ready.write({"stage": "READY"})
+        starting.write({"stage": "REPLAYING", "inputs_done": 1, "inputs_expected": 4})
+        asked = ["probe", "--state-dir", str(directory), *options, "--json"]
+        printed = CliRunner().invoke(group, asked)
+
+    printed_as_shown = printed.stdout.replace(proxy.url, node.PROXY)
+    assert re.sub(r"for \d+ s", "for 4 s", printed_as_shown) == shown
+    assert printed.exit_code == 1
 
 
 def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):

@@ -43,7 +43,7 @@ def probe(
 
     Ends with exit code 0 if it is ready. Otherwise it prints one reason per line and ends with 1.
     For a Kubernetes probe, run only the file node.py, which takes some hundredths of a second:
-    python -I -S .../serve_warm/node.py probe. It has the same options.
+    python -I -S .../serve_warm/node.py probe. It has the same options, except --json.
     """
     configured = resolve(WarmupConfig()).state_dir
     try:

@@ -35,6 +35,24 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
         assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
 
 
+def test_the_table_has_the_severity_and_a_metric_of_each_alert() -> None:
+    """A row has the alert's severity, and a metric that its rules read."""
+    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \| `(\w+)` \|$", TEXT, re.MULTILINE)
+    recorded = {rule["record"]: rule["expr"] for rule in rules.RECORDS}
+
+    assert [(name, severity) for name, severity, _ in rows] == [
+        (rule["alert"], rule["labels"]["severity"]) for rule in rules.ALERTS
+    ]
+    for (_, _, metric), rule in zip(rows, rules.ALERTS, strict=True):
+        assert re.search(rf"\b{metric}\b", _written_out(rule["expr"], recorded))
+
+
+def _written_out(expression: str, recorded: dict[str, str]) -> str:
+    """Return an expression together with those of all recorded series that it reads."""
+    below = [expr for name, expr in recorded.items() if name in expression]
+    return "\n".join([expression, *(_written_out(expr, recorded) for expr in below)])
+
+
 @pytest.mark.parametrize("name", ALERTS)
 def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
     """It has the meaning, the effect on users, queries, actions, and when to silence."""
