@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on all places from which facts about one callable were read.
+"""A watch on all sources from which facts about one callable were read.
 
-After facts were checked, library calls may change a model: they switch an adapter, set a config
-value, remove a hook or append a module to a list. `FactWatch` stores the place of each fact, and
-checks at every call whether one of these places has changed. Most places are dicts, whose versions
-are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` reads only the facts from the
-changed places again.
+After facts were checked, calls of libraries may change a model. For example, they switch an
+adapter, set a config value, remove a hook or append a module to a list. `FactWatch` stores the
+sources of each fact, and checks at every call whether a source has changed. Most sources are dicts,
+whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` only rereads
+the facts with changed sources.
 
 Sources of `SLOW_KINDS` are compared only once a second (`RELOOK_S`), by the next call.
 """
@@ -38,8 +38,8 @@ class FactWatch:
     """The facts of some entries about one callable, and which of them are true.
 
     Only one thread at a time may call `refresh` and `why_broken`; any thread may call `unchanged`.
-    As soon as a refresh begins, the previous `unchanged` returns False. `clock` is the clock of the
-    looks at `SLOW_KINDS`, in seconds.
+    As soon as a refresh begins, the previous `unchanged` returns False. `clock` returns seconds,
+    and times the comparisons of `SLOW_KINDS`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FactWatch:
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 
     def refresh(self) -> None:
-        """Read everything that changed since the last look."""
+        """Reread everything that changed since the last refresh."""
         rows, facts = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):
@@ -97,7 +97,7 @@ class FactWatch:
         self._torn = looked if is_torn else (set(), set())
 
     def _look(self, rows: set[int], facts: set[int]) -> tuple[set[int], set[int]]:
-        """Walk these rows and all rows after a changed one, and judge their facts again.
+        """Reread these rows and the rows that start from changed rows; check their facts again.
 
         Returns the rows and facts that were read.
         """
