@@ -5,8 +5,8 @@
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
 input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
-refused: calls that change other objects than tensors and module attributes, or that return an
-object whose class cannot be rebuilt.
+refused: for example, the forward changes other objects than tensors and attributes of modules, or
+returns an object whose class cannot be rebuilt.
 
 Weights are inputs of the graph, not constants, so libraries contain no weights
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:

@@ -76,7 +76,7 @@ def describe(
     """Return the signature of a call and its tensors.
 
     With `known`, strings outside `known` appear only by kind and length, because no entry exists
-    for them. The same applies to keys and argument names that are not valid Python names.
+    for them. The same applies to keys and argument names if `is_name` is false for them.
 
     Raises:
         NoEntry: no entry can take an argument of this kind.
@@ -204,8 +204,8 @@ def key_of(
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
     numbers and strings outside `known` count as equal, because no entry exists for them, and values
-    of requests must not be kept. The same applies to keys and argument names that are not valid
-    Python names. Without `sizes`, tensors of any shape give the same key.
+    of requests must not be kept. The same applies to keys and argument names if `is_name` is false
+    for them. Without `sizes`, tensors of any shape give the same key.
     """
     key: list[Any] = []
     add = key.append

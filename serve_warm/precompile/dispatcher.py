@@ -6,7 +6,7 @@ The dispatcher checks the conditions that Dynamo's guards would check:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
                   default dtype, threads and other state that torch keeps per thread or process;
-                  and changes of the places from which facts were read (`module_changes`)
+                  and changes of the sources from which facts were read (`module_changes`)
     each start,   files of the code in the graph; classes of modules; every value, type, function,
     and after     tensor and hook that the graph was built on (`binding`)
     a change

@@ -4,8 +4,8 @@
 
 A guard that cannot become a fact refuses the entry.
 
-There are a few exceptions: `CHECKED_ELSEWHERE` lists each kind of guard that may be dropped, with
-the reason. An unknown kind, for example of a newer torch, refuses the entry too.
+The exceptions are in `CHECKED_ELSEWHERE`: kinds of guards that may be dropped, with reasons. A
+guard of an unknown kind, for example of a newer torch, refuses the entry too.
 """
 
 from __future__ import annotations
@@ -275,12 +275,11 @@ def collect(
 ) -> Facts:
     """Return the facts that guards protect.
 
-    `names` maps the alias of each object in the globals to its module and qualified name; `scopes`
-    has the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a function has a mark
-    that keeps Dynamo from tracing it. `results` lists calls whose result is part of the graph, each
-    as function, arguments and result. `lookups` has the reads of each dict, by its path.
-    `globals_read` has values that no guard protects, by module and name. Each fact holds for
-    `callee` now.
+    `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
+    the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
+    tracing a function. `results` has calls whose result is in the graph: function, arguments,
+    result. `lookups` has the reads of each dict, by path. `globals_read` has unguarded values, by
+    module and name. Each fact holds for `callee` now.
 
     Raises:
         NoEntry: a guard cannot become a fact, or its fact reads differently each time.
@@ -481,8 +480,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
     """Return facts about which of these rows are the same object, and which are not.
 
-    Dynamo has no guard if two compared objects differ, or if two names could refer to the same
-    list.
+    Dynamo has no guard on two objects that differ, or on two names that may share a list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []
@@ -499,9 +497,8 @@ def _refuse_bare_identity(
 ) -> None:
     """Raise `NoEntry` for an object that is guarded only by its identity.
 
-    A plain sentinel is allowed, because facts state which rows hold the same object. An object of a
-    C class is refused, because the graph may depend on its whole content, as with a regular
-    expression.
+    A plain sentinel is allowed, because facts state which rows hold the same object. Objects of C
+    classes are refused, because the graph may depend on their content (a regular expression).
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
