@@ -242,7 +242,7 @@ def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
 
 
 OF_PARTS = ("parts", "input parts", "input parts alone")
-"""Kinds of facts about the parts of a tensor that is made of other tensors."""
+"""Kinds of facts about the parts of a tensor that contains other tensors."""
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}

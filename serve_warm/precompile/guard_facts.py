@@ -108,7 +108,7 @@ IDENTITY = {
 """Guards on the identity of an object."""
 
 OF_PARTS = "TENSOR_SUBCLASS_METADATA_MATCH"
-"""Guard on the metadata of a tensor that is made of other tensors."""
+"""Guard on the metadata of a tensor that contains other tensors."""
 
 FACTS = {
     **dict.fromkeys(VALUES, "value"),

@@ -60,11 +60,11 @@ class FactWatch:
                 self._facts_at[each].append(number)
         self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
-        """Rows and facts that must be read again, because of a change during the last look."""
+        """Rows and facts that must be read again, because of a change during the last refresh."""
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
-        """Returns whether everything is unchanged since the last look; takes a few µs."""
+        """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class FactWatch:
         looked = self._look(rows, facts) if rows or facts else (rows, facts)
         self.unchanged = self._checks.build_question()
         # Another thread may change a value after it was read and before the fact is judged, and
-        # then restore it. So facts of such a look are judged again.
+        # then restore it. So facts of such a refresh are judged again.
         is_torn = self.unchanged is never
         self._torn = looked if is_torn else (set(), set())
 
